@@ -1,0 +1,1 @@
+"""Penstock: a gRPC microservice mesh that serves large language models."""

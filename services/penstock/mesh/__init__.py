@@ -1,0 +1,1 @@
+"""Contracts between tiers; generated from protos/penstock/mesh/."""

@@ -1,0 +1,116 @@
+"""Cluster resources: how a proxy dials, checks and gives up on the edges."""
+
+from datetime import timedelta
+
+from betterproto2 import Message
+from envoy_data_plane.envoy.config.cluster import v3 as cluster
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
+from envoy_data_plane.envoy.type import v3 as units
+from envoy_data_plane.google.protobuf import Any
+
+from penstock.routing.resource import Resource, ResourceType
+
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+CONNECT_TIMEOUT = timedelta(seconds=1)
+CHECK_EVERY = timedelta(seconds=1)
+IDLE_CONNECTION = timedelta(hours=1)
+UNBOUNDED = 2**31 - 1  # Envoy's own default of 1024 requests would refuse the 1025th stream; the edge is what sheds
+
+
+def grpc_cluster(name: str, *, ping_every: timedelta) -> Resource:
+    """HTTP/2 to the edges' gRPC port, pinged so that a frozen edge does not hold its streams for ever."""
+    http2 = core.Http2ProtocolOptions(connection_keepalive=core.KeepaliveSettings(interval=ping_every, timeout=ping_every))
+    check = core.HealthCheck(grpc_health_check=core.HealthCheckGrpcHealthCheck(), **_check_times())
+    return _cluster(name, check, upstreams.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2))
+
+
+def http_cluster(name: str) -> Resource:
+    """HTTP/1.1 to the edges' OpenAI port."""
+    check = core.HealthCheck(http_health_check=core.HealthCheckHttpHealthCheck(path="/health"), **_check_times())
+    http1 = core.Http1ProtocolOptions()
+    return _cluster(name, check, upstreams.HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=http1))
+
+
+def _cluster(name: str, check: core.HealthCheck, protocol: upstreams.HttpProtocolOptionsExplicitHttpConfig) -> Resource:
+    options = upstreams.HttpProtocolOptions(
+        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=IDLE_CONNECTION),
+        explicit_http_config=protocol,
+    )
+    message = cluster.Cluster(
+        name=name,
+        type=cluster.ClusterDiscoveryType.EDS,
+        eds_cluster_config=cluster.ClusterEdsClusterConfig(eds_config=ads()),
+        connect_timeout=CONNECT_TIMEOUT,
+        lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,  # streams differ in length: turns would pile them up
+        health_checks=[check],
+        circuit_breakers=_limits(),
+        outlier_detection=_outliers(),
+        common_lb_config=_balancing(),
+        ignore_health_on_host_removal=True,  # else an edge taken out goes on getting calls while its check passes
+        typed_extension_protocol_options={HTTP_OPTIONS: packed(options)},
+    )
+    return Resource(
+        type=ResourceType.CLUSTER,
+        name=name,
+        body=bytes(message),
+        refers=frozenset({(ResourceType.ENDPOINT, name)}),
+    )
+
+
+def ads() -> core.ConfigSource:
+    return core.ConfigSource(ads=core.AggregatedConfigSource(), resource_api_version=core.ApiVersion.V3)
+
+
+def packed(message: Message) -> Any:
+    return Any.pack(message)
+
+
+def _check_times() -> dict[str, timedelta | int]:
+    return {
+        "timeout": CHECK_EVERY,
+        "interval": CHECK_EVERY,
+        "unhealthy_threshold": 2,
+        "healthy_threshold": 1,
+        # Without these two an idle cluster is checked once a minute.
+        "no_traffic_interval": CHECK_EVERY,
+        "no_traffic_healthy_interval": CHECK_EVERY,
+    }
+
+
+def _balancing() -> cluster.ClusterCommonLbConfig:
+    return cluster.ClusterCommonLbConfig(
+        healthy_panic_threshold=units.Percent(value=0.0),  # no healthy edge: say so at once, do not try the dead
+        ignore_new_hosts_until_first_hc=True,  # else new edges count as unhealthy and push calls to the next region
+        update_merge_window=timedelta(0),  # else a health change waits a second
+    )
+
+
+def _outliers() -> cluster.OutlierDetection:
+    """Eject on what the network did, never on what an edge answered: one poisoned call must not cost a healthy edge."""
+    return cluster.OutlierDetection(
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=3,
+        enforcing_consecutive_local_origin_failure=100,
+        enforcing_local_origin_success_rate=0,
+        enforcing_consecutive_5xx=0,
+        enforcing_consecutive_gateway_failure=0,
+        enforcing_success_rate=0,
+        interval=timedelta(seconds=1),
+        base_ejection_time=timedelta(seconds=2),
+        max_ejection_time=timedelta(seconds=30),
+        max_ejection_percent=50,
+    )
+
+
+def _limits() -> cluster.CircuitBreakers:
+    budget = cluster.CircuitBreakersThresholdsRetryBudget(
+        budget_percent=units.Percent(value=20.0), min_retry_concurrency=3
+    )
+    thresholds = cluster.CircuitBreakersThresholds(
+        max_connections=UNBOUNDED,
+        max_pending_requests=UNBOUNDED,
+        max_requests=UNBOUNDED,
+        retry_budget=budget,
+    )
+    return cluster.CircuitBreakers(thresholds=[thresholds])
