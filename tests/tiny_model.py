@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 def write_tiny_model(
     folder: Path,
     *,
-    vocab: int = 384,
+    vocab: int = 304,
     dim: int = 64,
     layers: int = 2,
     heads: int = 4,
@@ -59,7 +59,10 @@ def write_tiny_model(
     _write_json(folder / "generation_config.json", {"eos_token_id": [EOS_ID, 0]})
     _write_json(folder / "tokenizer_config.json", {"chat_template": CHAT_TEMPLATE, "add_bos_token": False})
     tiny_tokenizer(vocab).save(str(folder / "tokenizer.json"))
-    save_file(_weights(vocab, dim, hidden, layers, heads, kv_heads, seed), folder / "model.safetensors")
+    save_file(
+        _weights(vocab=vocab, dim=dim, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, seed=seed),
+        folder / "model.safetensors",
+    )
     return folder
 
 
@@ -84,7 +87,7 @@ def tiny_tokenizer(vocab: int) -> Tokenizer:
 
 
 def _weights(
-    vocab: int, dim: int, hidden: int, layers: int, heads: int, kv_heads: int, seed: int
+    *, vocab: int, dim: int, hidden: int, layers: int, heads: int, kv_heads: int, seed: int
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     head_size = dim // heads
