@@ -1,0 +1,172 @@
+"""The two ends of a multiplexed stream, over a real server and channel."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from penstock.chassis import streams
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import FailedPrecondition
+from penstock.chassis.streams import Link, accepted, check_hello
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Identify, Settled
+from penstock.mesh.v1.admission_pb2_grpc import (
+    AdmissionServiceServicer,
+    AdmissionServiceStub,
+    add_AdmissionServiceServicer_to_server,
+)
+from penstock.v1.stream_pb2 import Hello
+
+
+class Echo(AdmissionServiceServicer):
+    """Answers each `identify` with a `settled` of the same id, and tells tests what became of its streams."""
+
+    def __init__(self):
+        self.peers = asyncio.Queue()
+        self.left = asyncio.Queue()
+
+    async def Admit(self, request_iterator, context):
+        hello = Hello(protocol=streams.PROTOCOL, instance_id="echo", tier="auth")
+        async with accepted(context, AdmitResponse, hello) as peer:
+            self.peers.put_nowait(peer)
+            try:
+                async for frame in peer:
+                    peer.send(AdmitResponse(settled=Settled(reservation_id=frame.identify.request_id)))
+            finally:
+                self.left.put_nowait(peer.ended)
+
+
+@asynccontextmanager
+async def echo_server(port=0):
+    echo = Echo()
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    add_AdmissionServiceServicer_to_server(echo, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield echo, f"127.0.0.1:{port}", server
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def link_to(address, **options):
+    events = asyncio.Queue()
+    async with channel(address) as open_channel:
+        link = Link(
+            "echo",
+            lambda: AdmissionServiceStub(open_channel).Admit(),
+            AdmitRequest,
+            Hello(protocol=options.pop("protocol", streams.PROTOCOL), instance_id="me", tier="edge"),
+            on_frame=lambda frame: events.put_nowait(("frame", frame)),
+            on_up=lambda hello: events.put_nowait(("up", hello.instance_id)),
+            on_down=lambda reason: events.put_nowait(("down", reason)),
+            **options,
+        )
+        running = asyncio.create_task(link.run())
+        try:
+            yield link, events
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def ask(request_id):
+    return AdmitRequest(identify=Identify(request_id=request_id))
+
+
+async def test_frames_arrive_in_order_after_both_hellos():
+    async with echo_server() as (_, address, _), link_to(address) as (link, events):
+        assert await events.get() == ("up", "echo")
+        assert all(link.send(ask(str(number))) for number in range(100))
+        answers = [(await events.get())[1].settled.reservation_id for _ in range(100)]
+        assert answers == [str(number) for number in range(100)]
+
+
+async def test_a_link_that_is_not_up_says_no_instead_of_queueing():
+    async with link_to("127.0.0.1:1") as (link, events):
+        assert not link.is_up
+        assert not link.send(ask("a"))
+        assert events.empty()
+
+
+async def test_a_cut_stream_is_reported_once_and_connected_again():
+    async with echo_server() as (echo, address, _), link_to(address) as (link, events):
+        assert await events.get() == ("up", "echo")
+        (await echo.peers.get()).close("cut by the test")
+        assert (await events.get())[0] == "down"
+        assert await events.get() == ("up", "echo")
+        assert link.is_up
+
+
+async def test_end_is_told_apart_from_a_cut():
+    async with echo_server() as (echo, address, _):
+        async with link_to(address) as (link, events):
+            await events.get()
+            link.end("drained")
+            assert await echo.left.get()
+        async with link_to(address) as (link, events):
+            await events.get()
+        assert not await echo.left.get()
+
+
+async def test_silence_counts_as_death_on_both_sides(monkeypatch):
+    monkeypatch.setattr(streams, "TICK", 0.02)
+    async with echo_server() as (echo, address, _), link_to(address) as (link, events):
+        await events.get()
+        peer = await echo.peers.get()
+        monkeypatch.setattr(type(peer), "tick", asyncio.sleep)
+        monkeypatch.setattr(peer, "_out", None)  # from now on it cannot even make a heartbeat
+        peer._outbox.put = lambda frame: True  # and says nothing
+        assert await events.get() == ("down", "peer is silent")
+
+
+async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
+    monkeypatch.setattr(streams, "TICK", 0.01)
+    async with echo_server() as (echo, address, _), link_to(address) as (link, events):
+        await events.get()
+        peer = await echo.peers.get()
+        heard = 0
+        original = peer.understand
+
+        def count(frame):
+            nonlocal heard
+            heard += frame.WhichOneof("frame") == "heartbeat"
+            if heard == 3 * streams.SILENT_TICKS:
+                peer.send(AdmitResponse(settled=Settled(reservation_id="quiet")))
+            return original(frame)
+
+        peer.understand = count
+        assert (await events.get())[1].settled.reservation_id == "quiet"
+
+
+async def test_a_peer_that_does_not_read_loses_its_stream_and_nobody_waits():
+    async with echo_server() as (_, address, _), link_to(address, capacity=8) as (link, events):
+        await events.get()
+        sent = 0
+        while link.send(ask("x" * 1000)):  # no await: nothing can be written meanwhile
+            sent += 1
+        assert sent <= 8
+        assert await events.get() == ("down", "peer does not read")
+
+
+async def test_a_stream_must_begin_with_hello():
+    async with echo_server() as (_, address, _), channel(address) as open_channel:
+        call = AdmissionServiceStub(open_channel).Admit()
+        await call.write(ask("too early"))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+
+
+@pytest.mark.parametrize("frame", [grpc.aio.EOF, ask("a"), AdmitRequest()])
+def test_what_is_not_a_hello_is_refused_with_its_reason(frame):
+    with pytest.raises(FailedPrecondition) as failure:
+        check_hello(frame)
+    assert failure.value.reason == "HELLO_MISSING"
+
+
+def test_another_protocol_is_refused_with_both_versions():
+    with pytest.raises(FailedPrecondition, match="protocol 1, the peer 2") as failure:
+        check_hello(AdmitRequest(hello=Hello(protocol=2)))
+    assert failure.value.reason == "PROTOCOL_UNSUPPORTED"
