@@ -20,14 +20,15 @@ UNBOUNDED = 2**31 - 1  # Envoy's own default of 1024 requests would refuse the 1
 
 def grpc_cluster(name: str, *, ping_every: timedelta) -> Resource:
     """HTTP/2 to the edges' gRPC port, pinged so that a frozen edge does not hold its streams for ever."""
-    http2 = core.Http2ProtocolOptions(connection_keepalive=core.KeepaliveSettings(interval=ping_every, timeout=ping_every))
-    check = core.HealthCheck(grpc_health_check=core.HealthCheckGrpcHealthCheck(), **_check_times())
+    ping = core.KeepaliveSettings(interval=ping_every, timeout=ping_every)
+    http2 = core.Http2ProtocolOptions(connection_keepalive=ping)
+    check = _check(grpc=core.HealthCheckGrpcHealthCheck())
     return _cluster(name, check, upstreams.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2))
 
 
 def http_cluster(name: str) -> Resource:
     """HTTP/1.1 to the edges' OpenAI port."""
-    check = core.HealthCheck(http_health_check=core.HealthCheckHttpHealthCheck(path="/health"), **_check_times())
+    check = _check(http=core.HealthCheckHttpHealthCheck(path="/health"))
     http1 = core.Http1ProtocolOptions()
     return _cluster(name, check, upstreams.HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=http1))
 
@@ -66,16 +67,20 @@ def packed(message: Message) -> Any:
     return Any.pack(message)
 
 
-def _check_times() -> dict[str, timedelta | int]:
-    return {
-        "timeout": CHECK_EVERY,
-        "interval": CHECK_EVERY,
-        "unhealthy_threshold": 2,
-        "healthy_threshold": 1,
+def _check(
+    *, grpc: core.HealthCheckGrpcHealthCheck | None = None, http: core.HealthCheckHttpHealthCheck | None = None
+) -> core.HealthCheck:
+    return core.HealthCheck(
+        grpc_health_check=grpc,
+        http_health_check=http,
+        timeout=CHECK_EVERY,
+        interval=CHECK_EVERY,
+        unhealthy_threshold=2,
+        healthy_threshold=1,
         # Without these two an idle cluster is checked once a minute.
-        "no_traffic_interval": CHECK_EVERY,
-        "no_traffic_healthy_interval": CHECK_EVERY,
-    }
+        no_traffic_interval=CHECK_EVERY,
+        no_traffic_healthy_interval=CHECK_EVERY,
+    )
 
 
 def _balancing() -> cluster.ClusterCommonLbConfig:

@@ -15,7 +15,7 @@ class DeltaAsk:
     type: ResourceType
     subscribe: tuple[str, ...] = ()
     unsubscribe: tuple[str, ...] = ()
-    initial_versions: Mapping[str, str] = field(default_factory=dict)  # what it holds from an earlier stream; first ask only
+    initial_versions: Mapping[str, str] = field(default_factory=dict)  # held from an earlier stream; first ask only
     nonce: str = ""
     error: str | None = None
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Self
 
 DNS = "dns:///"
@@ -26,6 +27,15 @@ class Address:
         if not 0 < port < 65536:
             raise BadEdge(f"{text!r} has no port between 1 and 65535")
         return cls(match["v6"] or match["host"], port)
+
+    @property
+    def is_literal(self) -> bool:
+        """The host is an IP address, so nobody needs to be asked where it is."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            return False
+        return True
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

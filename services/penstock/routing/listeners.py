@@ -77,7 +77,7 @@ def _connection_manager(routes: str, access_log: str) -> hcm.HttpConnectionManag
         stream_idle_timeout=NEVER,  # 5 min by default: a queued request may well be silent for longer
         request_timeout=NEVER,
         request_headers_timeout=timedelta(seconds=10),  # against clients that never finish their headers
-        use_remote_address=True,  # this is the edge of the network: what a client says of its own origin is not believed
+        use_remote_address=True,  # at the border: what a client says of its own origin is not believed
         normalize_path=True,
         merge_slashes=True,
         generate_request_id=True,
@@ -100,7 +100,7 @@ def _http2() -> core.Http2ProtocolOptions:
 
 def _local_replies() -> hcm.LocalReplyConfig:
     """What the proxy itself answers over HTTP has the shape of an API error; gRPC clients get their status as ever."""
-    speaks_grpc = route.HeaderMatcher(
+    not_grpc = route.HeaderMatcher(
         name="content-type",
         string_match=matcher.StringMatcher(prefix="application/grpc"),
         invert_match=True,
@@ -108,7 +108,7 @@ def _local_replies() -> hcm.LocalReplyConfig:
     )
     error = {"message": "%LOCAL_REPLY_BODY%", "type": "server_error", "code": "%RESPONSE_CODE_DETAILS%", "param": None}
     shape = core.SubstitutionFormatString(json_format=Struct.from_dict({"error": error}))
-    only_http = accesslog.AccessLogFilter(header_filter=accesslog.HeaderFilter(header=speaks_grpc))
+    only_http = accesslog.AccessLogFilter(header_filter=accesslog.HeaderFilter(header=not_grpc))
     return hcm.LocalReplyConfig(mappers=[hcm.ResponseMapper(filter=only_http, body_format_override=shape)])
 
 

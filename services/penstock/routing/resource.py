@@ -24,5 +24,5 @@ class Resource:
 
     @cached_property
     def version(self) -> str:
-        """A digest of the body: replicas agree on it, and a restart on the same topology makes no proxy reload anything."""
+        """A digest of the body: replicas agree on it, and after a restart no proxy is told what it knows already."""
         return hashlib.sha256(self.body).hexdigest()[:16]

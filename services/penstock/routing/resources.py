@@ -24,7 +24,7 @@ class Front:
 
     listen: Address
     access_log: str = ""  # file the proxies write one JSON line per call to; empty: none
-    ping_every: timedelta = timedelta(seconds=2)  # per connection to an edge; one unanswered for as long ends its streams
+    ping_every: timedelta = timedelta(seconds=2)  # to each edge; one left unanswered for as long ends its streams
 
 
 def front_snapshot(front: Front, edges: Iterable[Edge]) -> Snapshot:

@@ -40,7 +40,7 @@ def routes(name: str, *, grpc_cluster: str, http_cluster: str) -> Resource:
 
 
 def _to(cluster: str) -> route.RouteAction:
-    """Deadlines are the edge's: grpc-timeout passes through, and a timer here would race it and end calls as INTERNAL."""
+    """Deadlines are the edge's: grpc-timeout passes through; a timer here would race it and end calls as INTERNAL."""
     return route.RouteAction(cluster=cluster, timeout=NEVER, idle_timeout=NEVER)
 
 

@@ -10,7 +10,7 @@ from penstock.routing.subscription import WILDCARD, Answer, Flight, Verdict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SotwAsk:
     type: ResourceType
-    names: tuple[str, ...] = ()  # all the names wanted; none at all means every resource, unless names were given before
+    names: tuple[str, ...] = ()  # all that is wanted; empty means everything, unless names were given before
     nonce: str = ""  # of the answer this is about; empty until there was one
     error: str | None = None  # why that answer was refused
 

@@ -1,0 +1,44 @@
+"""The snapshot in force, and a bell for every stream that waits for the next one."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from penstock.routing.snapshot import Snapshot
+
+
+@dataclass(slots=True)
+class SnapshotBoard:
+    snapshot: Snapshot
+    is_closed: bool = False  # the streams are to end: this process is going
+    bells: set[asyncio.Event] = field(default_factory=set)
+
+    def publish(self, snapshot: Snapshot) -> bool:
+        """Put it in force and wake the streams; false, and nobody wakes, where it says what is said already."""
+        if not snapshot.differs_from(self.snapshot):
+            return False
+        self.snapshot = snapshot
+        self._ring()
+        return True
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._ring()
+
+    @contextmanager
+    def bell(self) -> Iterator[asyncio.Event]:
+        """Rings at each publication and at the end; the holder may ring it for its own reasons."""
+        bell = asyncio.Event()
+        self.bells.add(bell)
+        try:
+            yield bell
+        finally:
+            self.bells.discard(bell)
+
+    def _ring(self) -> None:
+        for bell in self.bells:
+            bell.set()
+
+    def __repr__(self) -> str:
+        return f"<SnapshotBoard {self.snapshot!r}, {len(self.bells)} streams>"

@@ -1,0 +1,130 @@
+"""The one file an Envoy is started with: who it is, and where it asks for everything else.
+
+Plain dictionaries, so that the command line can write it without loading the Envoy API.
+`python -m penstock.routing.bootstrap --xds routing:7006` prints it; JSON is YAML too.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from penstock.routing.edge import Address
+
+Json = dict[str, Any]
+
+XDS = "xds"
+ADMIN = "admin"
+
+
+def bootstrap(
+    xds_address: str,
+    admin_address: str,
+    node_id: str = "",
+    *,
+    ready_address: str = "",
+    region: str = "",
+    zone: str = "",
+) -> Json:
+    """Addresses are host:port.
+
+    The admin interface can stop the proxy, so it belongs on loopback; `ready_address` opens only the read-only parts
+    that probes and scrapes need. An empty node id is filled by `envoy --service-node`.
+    """
+    admin = Address.parse(admin_address)
+    clusters = [_xds_cluster(Address.parse(xds_address))]
+    listeners = []
+    if ready_address:
+        clusters.append(_cluster(ADMIN, admin))
+        listeners.append(_ready_listener(Address.parse(ready_address)))
+    return {
+        "node": {"id": node_id, "cluster": "penstock-front", "locality": {"region": region, "zone": zone}},
+        "admin": {"address": _socket(admin)},
+        "dynamic_resources": {
+            "ads_config": {
+                "api_type": "DELTA_GRPC",
+                "transport_api_version": "V3",
+                "set_node_on_first_message_only": True,
+                "grpc_services": [{"envoy_grpc": {"cluster_name": XDS}}],
+            },
+            "lds_config": {"resource_api_version": "V3", "ads": {}},
+            "cds_config": {"resource_api_version": "V3", "ads": {}},
+        },
+        "static_resources": {"clusters": clusters, "listeners": listeners},
+        "layered_runtime": {"layers": [{"name": "penstock", "static_layer": _runtime()}]},
+        "overload_manager": {"resource_monitors": [_connection_limit()]},
+    }
+
+
+def _runtime() -> Json:
+    return {
+        # A connection on which half of so many calls ended early is taken for an attack and closed, healthy streams and
+        # all. Cancelled waits look just like that; the default of 500 is one busy client.
+        "overload.premature_reset_total_stream_count": 100_000,
+    }
+
+
+def _connection_limit() -> Json:
+    monitor = "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
+    return {
+        "name": "envoy.resource_monitors.global_downstream_max_connections",
+        "typed_config": {"@type": f"type.googleapis.com/{monitor}", "max_active_downstream_connections": 50_000},
+    }
+
+
+def _xds_cluster(address: Address) -> Json:
+    http = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    keepalive = {"interval": "5s", "timeout": "2s"}  # finds a control plane that froze; traffic does not wait for it
+    options = {
+        "@type": f"type.googleapis.com/{http}",
+        "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": keepalive}},
+    }
+    return _cluster(XDS, address) | {"typed_extension_protocol_options": {http: options}}
+
+
+def _cluster(name: str, address: Address) -> Json:
+    endpoint = {"endpoint": {"address": _socket(address)}}
+    return {
+        "name": name,
+        "type": "STATIC" if address.is_literal else "STRICT_DNS",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+
+
+def _ready_listener(address: Address) -> Json:
+    manager = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+    router = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+    routes = [{"match": {"path": path}, "route": {"cluster": ADMIN}} for path in ("/ready", "/stats/prometheus")]
+    config = {
+        "@type": manager,
+        "stat_prefix": "ready",
+        "route_config": {"virtual_hosts": [{"name": ADMIN, "domains": ["*"], "routes": routes}]},
+        "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {"@type": router}}],
+    }
+    network = {"name": "envoy.filters.network.http_connection_manager", "typed_config": config}
+    return {
+        "name": "ready",
+        "address": _socket(address),
+        "filter_chains": [{"filters": [network]}],
+        "ignore_global_conn_limit": True,  # a proxy full of clients is still ready to say so
+    }
+
+
+def _socket(address: Address) -> Json:
+    return {"socket_address": {"address": address.host, "port_value": address.port}}
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(prog="python -m penstock.routing.bootstrap", description=__doc__)
+    flags.add_argument("--xds", required=True, help="host:port of the control plane")
+    flags.add_argument("--admin", default="127.0.0.1:9901", help="host:port of Envoy's admin interface")
+    flags.add_argument("--ready", default="", help="host:port for /ready and /stats/prometheus; none if empty")
+    flags.add_argument("--node", default="", help="node id; `envoy --service-node` sets it if empty")
+    asked = flags.parse_args()
+    json.dump(bootstrap(asked.xds, asked.admin, asked.node, ready_address=asked.ready), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Finds the edges behind the names an operator wrote. Asks DNS; decides nothing."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import structlog
+
+from penstock.routing.edge import Address, Edge, EdgeSpec, parse_specs
+
+FILE = "file://"
+Lookup = Callable[[str], Awaitable[frozenset[str]]]
+
+log = structlog.get_logger(__name__)
+
+
+async def dns_records(host: str) -> frozenset[str]:
+    """Addresses of a host; raises OSError where the resolver has no answer."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return frozenset(str(address[0]) for *_, address in found)
+
+
+@dataclass(slots=True)
+class EdgeDirectory:
+    """`edges` is a list of edges, or `file:///path` of one; either is read anew at each look, so a file may change.
+
+    A name that stops answering keeps the edges it had: the proxies' health checks know better than a broken resolver.
+    """
+
+    edges: str
+    lookup: Lookup = dns_records
+    last_known: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    async def look(self) -> tuple[Edge, ...]:
+        """The edges as of now, each address once; raises BadEdge or OSError where the list itself cannot be read."""
+        by_address: dict[Address, Edge] = {}
+        for spec in parse_specs(await self._text()):
+            for edge in await self._resolve(spec):
+                by_address.setdefault(edge.grpc, edge)
+        return tuple(sorted(by_address.values()))
+
+    async def _text(self) -> str:
+        if not self.edges.startswith(FILE):
+            return self.edges
+        return await asyncio.to_thread(Path(self.edges.removeprefix(FILE)).read_text)
+
+    async def _resolve(self, spec: EdgeSpec) -> Iterator[Edge]:
+        grpc = await self._hosts(spec.pattern.grpc)
+        if spec.is_many:
+            return _placed(spec.pattern, zip(grpc, grpc, strict=True))
+        http = await self._hosts(spec.pattern.http)
+        return _placed(spec.pattern, zip(grpc[:1], http[:1], strict=False))
+
+    async def _hosts(self, address: Address) -> list[str]:
+        if address.is_literal:
+            return [address.host]
+        kept = self.last_known.get(address.host, frozenset())
+        try:
+            self.last_known[address.host] = kept = await self.lookup(address.host)
+        except OSError as error:
+            log.warning("edge_name_unresolved", host=address.host, error=str(error), kept=len(kept))
+        return sorted(kept, key=lambda host: (":" in host, host))  # IPv4 first
+
+
+def _placed(pattern: Edge, pairs: Iterator[tuple[str, str]]) -> Iterator[Edge]:
+    for grpc, http in pairs:
+        yield replace(pattern, grpc=Address(grpc, pattern.grpc.port), http=Address(http, pattern.http.port))

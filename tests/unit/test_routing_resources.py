@@ -1,0 +1,154 @@
+"""What the proxies are told, read back as the proxies would read it."""
+
+import pytest
+from envoy_data_plane.envoy.config.cluster.v3 import Cluster
+from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment
+from envoy_data_plane.envoy.config.listener.v3 import Listener
+from envoy_data_plane.envoy.config.route.v3 import RouteConfiguration
+from penstock.routing.edge import Address, parse_specs
+from penstock.routing.resource import ResourceType
+from penstock.routing.resources import Front, front_snapshot
+
+CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+MESSAGES = {CLUSTER: Cluster, ENDPOINT: ClusterLoadAssignment, LISTENER: Listener, ROUTE: RouteConfiguration}
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+def snapshot(edges="127.0.0.1:7001/127.0.0.1:7080", **front):
+    return front_snapshot(
+        Front(listen=Address("127.0.0.1", 8080), **front), [spec.pattern for spec in parse_specs(edges)]
+    )
+
+
+def read_back(kind, name, **what):
+    return MESSAGES[kind].parse(snapshot(**what).by_type[kind][name].body).to_dict()
+
+
+def connection_manager(**what):
+    return read_back(LISTENER, "front", **what)["filterChains"][0]["filters"][0]["typedConfig"]
+
+
+def test_grpc_goes_to_one_cluster_and_all_else_to_the_other():
+    (host,) = read_back(ROUTE, "edges")["virtualHosts"]
+    assert host["domains"] == ["*"]
+    assert [(route["match"], route["route"]["cluster"]) for route in host["routes"]] == [
+        ({"prefix": "/", "grpc": {}}, "edge_grpc"),
+        ({"prefix": "/"}, "edge_http"),
+    ]
+
+
+def test_no_timer_of_the_proxy_runs_on_a_stream():
+    for route in read_back(ROUTE, "edges")["virtualHosts"][0]["routes"]:
+        assert (route["route"]["timeout"], route["route"]["idleTimeout"]) == ("0s", "0s")
+        assert not route["route"].keys() & {"maxStreamDuration", "maxGrpcTimeout", "grpcTimeoutOffset"}
+    manager = connection_manager()
+    assert (manager["streamIdleTimeout"], manager["requestTimeout"]) == ("0s", "0s")
+    assert manager["commonHttpProtocolOptions"] == {"idleTimeout": "3600s"}
+
+
+def test_retries_end_where_an_edge_has_taken_the_call():
+    retries = read_back(ROUTE, "edges")["virtualHosts"][0]["retryPolicy"]
+    assert retries["retryOn"] == "connect-failure,refused-stream,reset-before-request"
+    assert [predicate["name"] for predicate in retries["retryHostPredicate"]] == [
+        "envoy.retry_host_predicates.previous_hosts"
+    ]
+    assert retries["retryPriority"]["name"] == "envoy.retry_priorities.previous_priorities"
+
+
+@pytest.mark.parametrize("cluster", ["edge_grpc", "edge_http"])
+def test_a_cluster_follows_its_edges_at_once(cluster):
+    told = read_back(CLUSTER, cluster)
+    assert told["type"] == "EDS"
+    assert told["edsClusterConfig"] == {"edsConfig": {"ads": {}, "resourceApiVersion": "V3"}}
+    assert told["ignoreHealthOnHostRemoval"] is True
+    assert told["commonLbConfig"] == {
+        "healthyPanicThreshold": {},  # 0 %
+        "updateMergeWindow": "0s",
+        "ignoreNewHostsUntilFirstHc": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "check"),
+    [("edge_grpc", "grpcHealthCheck", {}), ("edge_http", "httpHealthCheck", {"path": "/health"})],
+)
+def test_an_idle_cluster_is_checked_every_second(cluster, kind, check):
+    (told,) = read_back(CLUSTER, cluster)["healthChecks"]
+    assert told[kind] == check
+    assert (told["interval"], told["noTrafficInterval"], told["noTrafficHealthyInterval"]) == ("1s", "1s", "1s")
+
+
+@pytest.mark.parametrize("cluster", ["edge_grpc", "edge_http"])
+def test_no_answer_of_an_edge_ejects_it(cluster):
+    told = read_back(CLUSTER, cluster)["outlierDetection"]
+    assert told["splitExternalLocalOriginErrors"] is True
+    assert told["enforcingConsecutiveLocalOriginFailure"] == 100
+    enforcing = {name for name in told if name.startswith("enforcing")} - {"enforcingConsecutiveLocalOriginFailure"}
+    assert enforcing == {
+        "enforcingConsecutive5Xx",
+        "enforcingConsecutiveGatewayFailure",
+        "enforcingSuccessRate",
+        "enforcingLocalOriginSuccessRate",
+    }
+    assert {told[name] for name in enforcing} == {0}
+
+
+@pytest.mark.parametrize("cluster", ["edge_grpc", "edge_http"])
+def test_the_proxy_bounds_retries_and_leaves_load_to_the_edge(cluster):
+    (limits,) = read_back(CLUSTER, cluster)["circuitBreakers"]["thresholds"]
+    assert limits["retryBudget"] == {"budgetPercent": {"value": 20.0}, "minRetryConcurrency": 3}
+    assert limits["maxRequests"] == limits["maxConnections"] == limits["maxPendingRequests"] == 2**31 - 1
+
+
+def test_grpc_edges_are_dialled_over_pinged_http2_and_http_edges_over_http1():
+    grpc = read_back(CLUSTER, "edge_grpc")["typedExtensionProtocolOptions"][HTTP_OPTIONS]["explicitHttpConfig"]
+    assert grpc == {"http2ProtocolOptions": {"connectionKeepalive": {"interval": "2s", "timeout": "2s"}}}
+    http = read_back(CLUSTER, "edge_http")["typedExtensionProtocolOptions"][HTTP_OPTIONS]["explicitHttpConfig"]
+    assert http == {"httpProtocolOptions": {}}
+
+
+def test_edges_are_grouped_by_priority_and_place_in_an_order_of_their_own():
+    edges = ["10.0.0.3:1/10.0.0.3:2@us/a;1", "10.0.0.2:1/10.0.0.2:2@eu/b", "10.0.0.1:1/10.0.0.1:2@eu/a;draining"]
+    told = read_back(ENDPOINT, "edge_http", edges=",".join(edges))
+    assert told == read_back(ENDPOINT, "edge_http", edges=",".join(reversed(edges)))
+    assert [
+        (group.get("priority", 0), group["locality"], [host(endpoint) for endpoint in group["lbEndpoints"]])
+        for group in told["endpoints"]
+    ] == [
+        (0, {"region": "eu", "zone": "a"}, [("10.0.0.1", 2, "DRAINING")]),
+        (0, {"region": "eu", "zone": "b"}, [("10.0.0.2", 2, "UNKNOWN")]),
+        (1, {"region": "us", "zone": "a"}, [("10.0.0.3", 2, "UNKNOWN")]),
+    ]
+
+
+def host(endpoint):
+    socket = endpoint["endpoint"]["address"]["socketAddress"]
+    return socket["address"], socket["portValue"], endpoint.get("healthStatus", "UNKNOWN")
+
+
+def test_a_new_edge_changes_endpoints_and_nothing_else():
+    one, two = snapshot(), snapshot("127.0.0.1:7001/127.0.0.1:7080,127.0.0.1:7011/127.0.0.1:7090")
+    assert [kind for kind in ResourceType if one.versions[kind] != two.versions[kind]] == [ENDPOINT]
+
+
+def test_no_edge_at_all_is_still_a_front_that_answers():
+    empty = front_snapshot(Front(listen=Address("127.0.0.1", 8080)), [])
+    assert ClusterLoadAssignment.parse(empty.by_type[ENDPOINT]["edge_grpc"].body).to_dict() == {
+        "clusterName": "edge_grpc"
+    }
+
+
+def test_the_access_log_is_off_until_it_has_a_path_and_never_logs_credentials():
+    assert "accessLog" not in connection_manager()
+    (log,) = connection_manager(access_log="/dev/stdout")["accessLog"]
+    assert log["typedConfig"]["path"] == "/dev/stdout"
+    fields = log["typedConfig"]["logFormat"]["jsonFormat"]
+    assert fields["flags"] == "%RESPONSE_FLAGS%"
+    assert "AUTHORIZATION" not in str(fields).upper()
+
+
+def test_what_the_proxy_says_itself_over_http_has_the_shape_of_an_api_error():
+    (mapper,) = connection_manager()["localReplyConfig"]["mappers"]
+    assert mapper["filter"]["headerFilter"]["header"]["stringMatch"] == {"prefix": "application/grpc"}
+    assert mapper["filter"]["headerFilter"]["header"]["invertMatch"] is True
+    assert mapper["bodyFormatOverride"]["jsonFormat"]["error"]["message"] == "%LOCAL_REPLY_BODY%"

@@ -1,0 +1,65 @@
+import pytest
+from penstock.routing.resource import Resource, ResourceType
+from penstock.routing.snapshot import Snapshot, SnapshotInconsistent
+
+CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+
+
+def resource(kind, name, *refers, body=b""):
+    return Resource(type=kind, name=name, body=body, refers=frozenset(refers))
+
+
+WHOLE = (
+    resource(LISTENER, "front", (ROUTE, "edges")),
+    resource(ROUTE, "edges", (CLUSTER, "grpc")),
+    resource(CLUSTER, "grpc", (ENDPOINT, "grpc")),
+    resource(ENDPOINT, "grpc"),
+)
+
+
+def test_a_whole_snapshot_is_consistent():
+    assert repr(Snapshot.of(WHOLE)) == "<Snapshot 1 CLUSTER, 1 ENDPOINT, 1 LISTENER, 1 ROUTE>"
+
+
+@pytest.mark.parametrize(
+    ("missing", "fault"),
+    [
+        (ROUTE, "LISTENER 'front' refers to ROUTE 'edges', which is not there"),
+        (CLUSTER, "ROUTE 'edges' refers to CLUSTER 'grpc', which is not there"),
+        (ENDPOINT, "CLUSTER 'grpc' refers to ENDPOINT 'grpc', which is not there"),
+        (LISTENER, "no resource refers to ROUTE 'edges', so no proxy would ever ask for it"),
+    ],
+)
+def test_a_snapshot_with_a_hole_is_refused_with_the_hole_named(missing, fault):
+    with pytest.raises(SnapshotInconsistent, match=fault):
+        Snapshot.of(item for item in WHOLE if item.type is not missing)
+
+
+def test_two_resources_of_one_name_are_refused():
+    with pytest.raises(SnapshotInconsistent, match="two resources of type CLUSTER are named 'grpc'"):
+        Snapshot.of([*WHOLE, resource(CLUSTER, "grpc")])
+
+
+def test_all_faults_are_named_at_once():
+    with pytest.raises(SnapshotInconsistent) as refusal:
+        Snapshot.of([WHOLE[0], WHOLE[3]])
+    assert "ROUTE 'edges'" in str(refusal.value)
+    assert "ENDPOINT 'grpc'" in str(refusal.value)
+
+
+def test_a_change_moves_the_version_of_its_own_type_only():
+    before = Snapshot.of(WHOLE)
+    after = Snapshot.of([*WHOLE[:3], resource(ENDPOINT, "grpc", body=b"more")])
+    moved = [kind for kind in ResourceType if before.versions[kind] != after.versions[kind]]
+    assert moved == [ENDPOINT]
+    assert after.differs_from(before)
+
+
+def test_the_same_resources_in_another_order_are_the_same_snapshot():
+    assert not Snapshot.of(reversed(WHOLE)).differs_from(Snapshot.of(WHOLE))
+
+
+def test_a_snapshot_cannot_be_changed():
+    snapshot = Snapshot.of(WHOLE)
+    with pytest.raises(TypeError):
+        snapshot.by_type[CLUSTER]["grpc"] = WHOLE[0]

@@ -1,0 +1,250 @@
+"""The two xDS dialects against the rules of the protocol, without a proxy and without a network."""
+
+import pytest
+from penstock.routing.delta import DeltaAsk, DeltaSubscription
+from penstock.routing.resource import Resource, ResourceType
+from penstock.routing.snapshot import Snapshot
+from penstock.routing.sotw import SotwAsk, SotwSubscription
+from penstock.routing.stream import XdsStream
+from penstock.routing.subscription import Verdict
+
+CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+
+
+def snapshot_of(**bodies):
+    """Clusters by name, each with an endpoint resource of the same name and body."""
+    resources = []
+    for name, body in bodies.items():
+        refers = frozenset({(ENDPOINT, name)})
+        resources.append(Resource(type=CLUSTER, name=name, body=b"cluster", refers=refers))
+        resources.append(Resource(type=ENDPOINT, name=name, body=body))
+    return Snapshot.of(resources)
+
+
+def names(answer):
+    return [resource.name for resource in answer.resources]
+
+
+# State of the world
+
+
+def sotw(kind, snapshot, *wanted):
+    """A subscription that has had its first answer and accepted it."""
+    subscription = SotwSubscription(kind)
+    subscription.receive(SotwAsk(type=kind, names=wanted))
+    answer = subscription.due(snapshot)
+    subscription.receive(SotwAsk(type=kind, names=wanted, nonce=answer.nonce))
+    return subscription, answer
+
+
+def test_nothing_is_sent_before_the_proxy_has_asked():
+    assert SotwSubscription(CLUSTER).due(snapshot_of(a=b"1")) is None
+    assert DeltaSubscription(CLUSTER).due(snapshot_of(a=b"1")) is None
+
+
+def test_no_names_at_first_means_every_resource():
+    _, answer = sotw(CLUSTER, snapshot_of(a=b"1", b=b"1"))
+    assert names(answer) == ["a", "b"]
+
+
+def test_named_resources_are_sent_and_no_others():
+    _, answer = sotw(ENDPOINT, snapshot_of(a=b"1", b=b"1"), "b")
+    assert names(answer) == ["b"]
+
+
+def test_an_accepted_version_is_not_sent_again():
+    snapshot = snapshot_of(a=b"1")
+    subscription, answer = sotw(ENDPOINT, snapshot, "a")
+    assert subscription.due(snapshot) is None
+    newer = subscription.due(snapshot_of(a=b"2"))
+    assert (newer.version, newer.nonce) != (answer.version, answer.nonce)
+
+
+def test_a_refused_version_is_not_sent_again_but_the_next_one_is():
+    subscription = SotwSubscription(ENDPOINT)
+    subscription.receive(SotwAsk(type=ENDPOINT, names=("a",)))
+    answer = subscription.due(snapshot_of(a=b"bad"))
+    refusal = SotwAsk(type=ENDPOINT, names=("a",), nonce=answer.nonce, error="no such port")
+    assert subscription.receive(refusal) is Verdict.NACK
+    assert subscription.due(snapshot_of(a=b"bad")) is None
+    assert names(subscription.due(snapshot_of(a=b"good"))) == ["a"]
+
+
+def test_a_stale_nonce_changes_nothing():
+    subscription, first = sotw(ENDPOINT, snapshot_of(a=b"1"), "a")
+    second = subscription.due(snapshot_of(a=b"2"))
+    assert subscription.receive(SotwAsk(type=ENDPOINT, names=("b",), nonce=first.nonce)) is Verdict.STALE
+    assert subscription.names == {"a"}
+    assert subscription.receive(SotwAsk(type=ENDPOINT, names=("a",), nonce=second.nonce)) is Verdict.ACK
+
+
+def test_a_new_name_is_answered_though_the_version_is_the_same():
+    snapshot = snapshot_of(a=b"1", b=b"1")
+    subscription, answer = sotw(ENDPOINT, snapshot, "a")
+    assert subscription.receive(SotwAsk(type=ENDPOINT, names=("a", "b"), nonce=answer.nonce)) is Verdict.ASK
+    again = subscription.due(snapshot)
+    assert names(again) == ["a", "b"]
+    assert again.version == answer.version
+
+
+def test_fewer_names_are_no_reason_to_answer():
+    snapshot = snapshot_of(a=b"1", b=b"1")
+    subscription, answer = sotw(ENDPOINT, snapshot, "a", "b")
+    subscription.receive(SotwAsk(type=ENDPOINT, names=("a",), nonce=answer.nonce))
+    assert subscription.due(snapshot) is None
+
+
+def test_no_names_after_some_means_nothing():
+    subscription, answer = sotw(ENDPOINT, snapshot_of(a=b"1"), "a")
+    subscription.receive(SotwAsk(type=ENDPOINT, names=(), nonce=answer.nonce))
+    assert subscription.due(snapshot_of(a=b"2")) is None
+
+
+def test_a_star_beside_names_means_every_resource():
+    _, answer = sotw(CLUSTER, snapshot_of(a=b"1", b=b"1"), "*", "a")
+    assert names(answer) == ["a", "b"]
+
+
+def test_a_name_that_does_not_exist_is_answered_by_its_absence():
+    _, answer = sotw(ENDPOINT, snapshot_of(a=b"1"), "ghost")
+    assert names(answer) == []
+
+
+@pytest.mark.parametrize(("subscription", "ask"), [(SotwSubscription, SotwAsk), (DeltaSubscription, DeltaAsk)])
+def test_one_answer_is_in_flight_and_changes_meanwhile_become_one_more(subscription, ask):
+    mine = subscription(CLUSTER)
+    mine.receive(ask(type=CLUSTER))
+    first = mine.due(snapshot_of(a=b"1"))
+    assert mine.due(snapshot_of(a=b"1", b=b"1")) is None
+    assert mine.due(snapshot_of(a=b"1", b=b"1", c=b"1")) is None
+    assert mine.receive(ask(type=CLUSTER, nonce=first.nonce)) is Verdict.ACK
+    second = mine.due(snapshot_of(a=b"1", b=b"1", c=b"1"))
+    assert {"b", "c"} <= set(names(second))
+    assert mine.due(snapshot_of(a=b"1", b=b"1", c=b"1")) is None
+
+
+# Incremental
+
+
+def delta(kind, snapshot, *wanted, initial_versions=None):
+    """A subscription whose first answer, if it was owed one, is accepted."""
+    subscription = DeltaSubscription(kind)
+    subscription.receive(DeltaAsk(type=kind, subscribe=wanted, initial_versions=initial_versions or {}))
+    return subscription, settle(subscription, snapshot)
+
+
+def settle(subscription, snapshot):
+    if answer := subscription.due(snapshot):
+        assert subscription.receive(DeltaAsk(type=subscription.type, nonce=answer.nonce)) is Verdict.ACK
+    return answer
+
+
+def test_only_what_changed_is_sent():
+    subscription, first = delta(ENDPOINT, snapshot_of(a=b"1", b=b"1"), "a", "b")
+    assert names(first) == ["a", "b"]
+    second = settle(subscription, snapshot_of(a=b"1", b=b"2"))
+    assert (names(second), second.removed) == (["b"], ())
+
+
+def test_what_is_gone_is_named_once():
+    subscription, _ = delta(CLUSTER, snapshot_of(a=b"1", b=b"1"))
+    answer = settle(subscription, snapshot_of(a=b"1"))
+    assert (names(answer), answer.removed) == ([], ("b",))
+    assert subscription.due(snapshot_of(a=b"1")) is None
+
+
+def test_a_resource_that_comes_back_is_sent_again():
+    subscription, _ = delta(ENDPOINT, snapshot_of(a=b"1"), "a")
+    assert settle(subscription, snapshot_of(b=b"1")).removed == ("a",)
+    assert names(settle(subscription, snapshot_of(a=b"1"))) == ["a"]
+
+
+def test_a_name_that_does_not_exist_is_said_to_be_removed_so_that_nobody_waits_for_it():
+    subscription, answer = delta(ENDPOINT, snapshot_of(a=b"1"), "ghost")
+    assert (names(answer), answer.removed) == ([], ("ghost",))
+    assert subscription.due(snapshot_of(a=b"2")) is None
+
+
+def test_a_reconnecting_proxy_is_sent_only_what_it_lacks():
+    held = snapshot_of(a=b"1", b=b"1").by_type[ENDPOINT]
+    versions = {"a": held["a"].version, "b": held["b"].version, "gone": "x"}
+    now = snapshot_of(a=b"1", b=b"2")
+    _, answer = delta(ENDPOINT, now, "a", "b", "gone", initial_versions=versions)
+    assert (names(answer), answer.removed) == (["b"], ("gone",))
+
+
+def test_a_reconnecting_proxy_that_lacks_nothing_is_sent_nothing():
+    snapshot = snapshot_of(a=b"1")
+    versions = {"a": snapshot.by_type[ENDPOINT]["a"].version}
+    _, answer = delta(ENDPOINT, snapshot, "a", initial_versions=versions)
+    assert answer is None
+
+
+def test_a_wildcard_is_answered_once_even_when_there_is_nothing():
+    subscription, answer = delta(CLUSTER, snapshot_of())
+    assert (names(answer), answer.removed) == ([], ())
+    assert subscription.due(snapshot_of()) is None
+
+
+def test_subscribing_again_sends_the_resource_again():
+    snapshot = snapshot_of(a=b"1", b=b"1")
+    subscription, _ = delta(ENDPOINT, snapshot, "a", "b")
+    subscription.receive(DeltaAsk(type=ENDPOINT, subscribe=("a",)))
+    assert names(settle(subscription, snapshot)) == ["a"]
+
+
+def test_what_is_unsubscribed_is_neither_sent_nor_removed():
+    subscription, _ = delta(ENDPOINT, snapshot_of(a=b"1", b=b"1"), "a", "b")
+    subscription.receive(DeltaAsk(type=ENDPOINT, unsubscribe=("a",)))
+    assert subscription.due(snapshot_of(b=b"1")) is None
+
+
+def test_leaving_the_wildcard_keeps_the_names_asked_for():
+    subscription, _ = delta(CLUSTER, snapshot_of(a=b"1", b=b"1"), "*", "a")
+    subscription.receive(DeltaAsk(type=CLUSTER, unsubscribe=("*",)))
+    assert subscription.due(snapshot_of(a=b"1", c=b"1")) is None
+    assert settle(subscription, snapshot_of(c=b"1")).removed == ("a",)
+
+
+def test_a_name_left_under_a_wildcard_is_said_again():
+    snapshot = snapshot_of(a=b"1")
+    subscription, _ = delta(CLUSTER, snapshot, "*", "a")
+    subscription.receive(DeltaAsk(type=CLUSTER, unsubscribe=("a",)))
+    assert names(settle(subscription, snapshot)) == ["a"]
+
+
+def test_a_refused_resource_is_not_sent_again_until_it_changes():
+    subscription = DeltaSubscription(ENDPOINT)
+    subscription.receive(DeltaAsk(type=ENDPOINT, subscribe=("a",)))
+    answer = subscription.due(snapshot_of(a=b"bad"))
+    assert subscription.receive(DeltaAsk(type=ENDPOINT, nonce=answer.nonce, error="no")) is Verdict.NACK
+    assert subscription.due(snapshot_of(a=b"bad")) is None
+    assert names(settle(subscription, snapshot_of(a=b"good"))) == ["a"]
+
+
+def test_names_that_come_with_a_stale_nonce_still_count():
+    subscription, first = delta(ENDPOINT, snapshot_of(a=b"1", b=b"1"), "a")
+    second = subscription.due(snapshot_of(a=b"2", b=b"1"))
+    stale = DeltaAsk(type=ENDPOINT, nonce=first.nonce, subscribe=("b",))
+    assert subscription.receive(stale) is Verdict.STALE
+    assert subscription.receive(DeltaAsk(type=ENDPOINT, nonce=second.nonce)) is Verdict.ACK
+    assert names(settle(subscription, snapshot_of(a=b"2", b=b"1"))) == ["b"]
+
+
+# The stream
+
+
+def test_a_stream_answers_what_is_referred_to_before_what_refers_to_it():
+    stream = XdsStream(DeltaSubscription)
+    for kind in (ROUTE, LISTENER, ENDPOINT, CLUSTER):
+        assert stream.receive(DeltaAsk(type=kind)) is Verdict.ASK
+    assert [answer.type for answer in stream.due(snapshot_of(a=b"1"))] == [CLUSTER, ENDPOINT, LISTENER, ROUTE]
+
+
+def test_each_type_has_its_own_nonces():
+    stream = XdsStream(SotwSubscription)
+    stream.receive(SotwAsk(type=CLUSTER))
+    stream.receive(SotwAsk(type=ENDPOINT, names=("a",)))
+    clusters, endpoints = stream.due(snapshot_of(a=b"1"))
+    assert stream.receive(SotwAsk(type=CLUSTER, nonce=clusters.nonce)) is Verdict.ACK
+    assert stream.receive(SotwAsk(type=ENDPOINT, names=("a",), nonce=endpoints.nonce)) is Verdict.ACK
