@@ -1,0 +1,69 @@
+"""How a batch forms: who may join a step, and how the prefill budget of a step is split. Pure arithmetic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Batching(Protocol):
+    def taken(self, members: int, running: int) -> int:
+        """Slots taken now, after `members` were and `running` sequences are left."""
+
+    def joiners(self, members: int, slots: int) -> int:
+        """Most sequences that may join this step."""
+
+    def split_prefill(self, remaining: Sequence[int], decodes: int) -> list[int]:
+        """Tokens to prefill this step for each prefilling sequence, oldest first, beside `decodes` decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuous:
+    """Sequences join and leave at every step; one token budget holds decodes and prefill chunks.
+
+    Shortest remaining prefill first keeps a short prompt's first token from waiting behind a long prompt. The oldest
+    has a guaranteed share, so it ends in bounded time; as each in turn becomes the oldest, none starves.
+    """
+
+    token_budget: int = 512  # tokens per step
+    oldest_share: float = 0.25  # of the budget that decodes leave
+
+    def __post_init__(self) -> None:
+        if self.token_budget < 1 or not 0.0 < self.oldest_share <= 1.0:
+            raise ValueError(f"token_budget must be above 0 and oldest_share in (0, 1]: {self}")
+
+    def taken(self, members: int, running: int) -> int:  # noqa: ARG002 - a slot is free when its sequence ends
+        return running
+
+    def joiners(self, members: int, slots: int) -> int:
+        return slots - members
+
+    def split_prefill(self, remaining: Sequence[int], decodes: int) -> list[int]:
+        chunks = [0] * len(remaining)
+        if not remaining:
+            return chunks
+        budget = max(1, self.token_budget - decodes)  # never 0: decodes alone must not hold up prefills for ever
+        chunks[0] = min(remaining[0], max(1, int(budget * self.oldest_share)))
+        budget -= chunks[0]
+        for index in sorted(range(len(remaining)), key=remaining.__getitem__):
+            extra = min(remaining[index] - chunks[index], budget)
+            chunks[index] += extra
+            budget -= extra
+        return chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Naive:
+    """Static batches, the baseline: whoever waits when the last batch has ended runs together until all have ended.
+
+    Kinder than the usual static batch: tokens stream, nobody is padded, and a finished row costs no computing;
+    what it keeps is its slot.
+    """
+
+    def taken(self, members: int, running: int) -> int:
+        return members if running else 0
+
+    def joiners(self, members: int, slots: int) -> int:
+        return 0 if members else slots
+
+    def split_prefill(self, remaining: Sequence[int], decodes: int) -> list[int]:  # noqa: ARG002 - whole prompts
+        return list(remaining)

@@ -1,0 +1,33 @@
+"""Why a sequence is refused. Each is the caller's to mend, so each names its numbers."""
+
+from penstock.chassis.errors import InvalidArgument
+
+
+class PromptTooLong(InvalidArgument):
+    """Prompt and output can never fit together: neither now nor when the worker is empty."""
+
+    default_reason = "PROMPT_TOO_LONG"
+
+
+class StartInvalid(InvalidArgument):
+    """The sequence contradicts itself or one that already runs."""
+
+    default_reason = "START_INVALID"
+
+
+def exceeds_context(prompt: int, output: int, context: int) -> PromptTooLong:
+    return PromptTooLong(
+        f"{prompt} prompt tokens and up to {output} output tokens exceed the context of {context} tokens; "
+        "shorten the prompt or ask for fewer output tokens",
+        field="token_ids",
+        metadata={"prompt_tokens": str(prompt), "max_output_tokens": str(output), "context_length": str(context)},
+    )
+
+
+def exceeds_pool(prompt: int, output: int, needed: int, blocks: int) -> PromptTooLong:
+    return PromptTooLong(
+        f"{prompt} prompt tokens and up to {output} output tokens need {needed} KV blocks and the worker has {blocks}; "
+        "shorten the prompt, ask for fewer output tokens, or give the worker more KV memory",
+        field="token_ids",
+        metadata={"prompt_tokens": str(prompt), "kv_blocks_needed": str(needed), "kv_blocks": str(blocks)},
+    )

@@ -1,0 +1,59 @@
+"""One sequence inside the engine: its tokens, its KV blocks, how far both have come."""
+
+from dataclasses import dataclass, field
+
+from penstock.worker.interface import SequenceSpec
+from penstock.worker.prefix import chain_hash, root_hash
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Changed by `Batch` alone.
+
+    `ids` are all tokens known, `computed` is how many of them have their K and V in the pool. Decode is the state in
+    which one is missing; a preempted sequence has lost its KV and prefills prompt and output alike.
+    """
+
+    spec: SequenceSpec
+    end_ids: frozenset[int]
+    ids: list[int] = field(init=False)
+    table: list[int] = field(default_factory=list)  # block table: KV block of each `block_size` positions
+    computed: int = 0  # positions
+    cached_tokens: int | None = None  # of the prompt, at first admission; None before it
+    names: list[bytes] = field(default_factory=list)  # of the leading full blocks, for prefix sharing
+    published: int = 0  # leading blocks that others can find
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.spec.token_ids)
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.spec.seq_id}: {self.computed}/{len(self.ids)} computed, {self.generated} generated>"
+
+    @property
+    def remaining(self) -> int:
+        return len(self.ids) - self.computed
+
+    @property
+    def generated(self) -> int:
+        return len(self.ids) - len(self.spec.token_ids)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens the client sent, what earlier runs emitted not among them."""
+        return len(self.spec.token_ids) - self.spec.emitted
+
+    @property
+    def final_tokens(self) -> int:
+        """Most tokens it can come to hold."""
+        return len(self.spec.token_ids) + self.spec.max_output_tokens
+
+    @property
+    def shares(self) -> bool:
+        return bool(self.spec.cache_salt)
+
+    def name_blocks(self, count: int, block_size: int) -> list[bytes]:
+        """Names of the first `count` blocks, all full of known tokens. Each is hashed once."""
+        for block in range(len(self.names), count):
+            parent = self.names[-1] if self.names else root_hash(self.spec.cache_salt)
+            self.names.append(chain_hash(parent, self.ids[block * block_size : (block + 1) * block_size]))
+        return self.names[:count]
