@@ -175,6 +175,17 @@ def test_the_newest_is_preempted_when_blocks_run_out_and_all_end_well():
     assert batch.pool.used == 0
 
 
+def test_a_preempted_sequence_is_prefill_backlog_again():
+    batch = batch_of(blocks=5, block_size=2)
+    for seq_id in (1, 2):
+        batch.add(spec(seq_id, prompt=2, output=6))
+    while not step(batch).preempted:
+        assert batch.capacity().prefill_backlog_tokens in {0, 4}
+    capacity = batch.capacity()
+    assert (capacity.running, capacity.waiting) == (1, 1)
+    assert capacity.prefill_backlog_tokens == len(batch.waiting[0].ids)
+
+
 def test_a_prompt_waits_until_each_running_sequence_could_still_grow():
     batch = batch_of(blocks=4, block_size=4)
     batch.add(spec(1, prompt=8, output=8))

@@ -1,4 +1,5 @@
 import pytest
+
 from penstock.routing.edge import Address, BadEdge, Edge, EdgeSpec, Locality, parse_specs
 
 

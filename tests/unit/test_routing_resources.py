@@ -5,6 +5,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import Cluster
 from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment
 from envoy_data_plane.envoy.config.listener.v3 import Listener
 from envoy_data_plane.envoy.config.route.v3 import RouteConfiguration
+
 from penstock.routing.edge import Address, parse_specs
 from penstock.routing.resource import ResourceType
 from penstock.routing.resources import Front, front_snapshot

@@ -1,4 +1,5 @@
 import pytest
+
 from penstock.routing.resource import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot, SnapshotInconsistent
 

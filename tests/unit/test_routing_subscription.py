@@ -1,6 +1,7 @@
 """The two xDS dialects against the rules of the protocol, without a proxy and without a network."""
 
 import pytest
+
 from penstock.routing.delta import DeltaAsk, DeltaSubscription
 from penstock.routing.resource import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot

@@ -1,25 +1,19 @@
 """Finds the edges behind the names an operator wrote. Asks DNS; decides nothing."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
+from penstock.chassis.channels import resolve
 from penstock.routing.edge import Address, Edge, EdgeSpec, parse_specs
 
 FILE = "file://"
-Lookup = Callable[[str], Awaitable[frozenset[str]]]
+Lookup = Callable[[str], Awaitable[list[str]]]
 
 log = structlog.get_logger(__name__)
-
-
-async def dns_records(host: str) -> frozenset[str]:
-    """Addresses of a host; raises OSError where the resolver has no answer."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return frozenset(str(address[0]) for *_, address in found)
 
 
 @dataclass(slots=True)
@@ -30,8 +24,8 @@ class EdgeDirectory:
     """
 
     edges: str
-    lookup: Lookup = dns_records
-    last_known: dict[str, frozenset[str]] = field(default_factory=dict)
+    lookup: Lookup = resolve
+    last_known: dict[Address, list[str]] = field(default_factory=dict)
 
     async def look(self) -> tuple[Edge, ...]:
         """The edges as of now, each address once; raises BadEdge or OSError where the list itself cannot be read."""
@@ -56,12 +50,15 @@ class EdgeDirectory:
     async def _hosts(self, address: Address) -> list[str]:
         if address.is_literal:
             return [address.host]
-        kept = self.last_known.get(address.host, frozenset())
+        kept = self.last_known.get(address, [])
         try:
-            self.last_known[address.host] = kept = await self.lookup(address.host)
+            found = await self.lookup(f"dns:///{address}")
         except OSError as error:
             log.warning("edge_name_unresolved", host=address.host, error=str(error), kept=len(kept))
-        return sorted(kept, key=lambda host: (":" in host, host))  # IPv4 first
+            return kept
+        hosts = {Address.parse(text).host for text in found}
+        self.last_known[address] = sorted(hosts, key=lambda host: (":" in host, host))  # IPv4 first
+        return self.last_known[address]
 
 
 def _placed(pattern: Edge, pairs: Iterator[tuple[str, str]]) -> Iterator[Edge]:

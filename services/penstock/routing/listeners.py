@@ -71,7 +71,8 @@ def _connection_manager(routes: str, access_log: str) -> hcm.HttpConnectionManag
         stat_prefix="front",
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
         rds=hcm.Rds(config_source=ads(), route_config_name=routes),
-        http_filters=[hcm.HttpFilter(name="envoy.filters.http.router", typed_config=packed(router.Router()))],
+        http_filters=[_router()],
+        server_header_transformation=hcm.HttpConnectionManagerServerHeaderTransformation.PASS_THROUGH,
         common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=IDLE_CONNECTION),
         http2_protocol_options=_http2(),
         stream_idle_timeout=NEVER,  # 5 min by default: a queued request may well be silent for longer
@@ -86,6 +87,11 @@ def _connection_manager(routes: str, access_log: str) -> hcm.HttpConnectionManag
         local_reply_config=_local_replies(),
         access_log=[_access_log(access_log)] if access_log else [],
     )
+
+
+def _router() -> hcm.HttpFilter:
+    quiet = router.Router(suppress_envoy_headers=True)  # callers learn nothing of what stands between
+    return hcm.HttpFilter(name="envoy.filters.http.router", typed_config=packed(quiet))
 
 
 def _http2() -> core.Http2ProtocolOptions:

@@ -1,0 +1,190 @@
+"""A real Envoy with a real control plane in front of backends that the test holds in its hand."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+
+from penstock.routing.bootstrap import bootstrap
+
+ENVOY = Path(sys.executable).parent / "envoy"
+ECHO = "/test.Echo/"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Backend:
+    """Stands in for an edge: gRPC and HTTP, each of whose streams says one thing, waits for `go`, and says another."""
+
+    def __init__(self, name):
+        self.name = name
+        self.go = asyncio.Event()
+        self.left = asyncio.Event()  # a client went before its stream ended
+        self.metadata = {}  # of the last call
+
+    @asynccontextmanager
+    async def running(self):
+        server = grpc.aio.server(options=[("grpc.http2.min_ping_interval_without_data_ms", 500)])
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", self._methods()),))
+        self.health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+        await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self.grpc_port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        web = await asyncio.start_server(self._http, "127.0.0.1", 0)
+        self.http_port = web.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            self.go.set()
+            web.close()
+            await server.stop(None)
+
+    @property
+    def edge(self):
+        return f"127.0.0.1:{self.grpc_port}/127.0.0.1:{self.http_port}"
+
+    def _methods(self):
+        return {
+            "Unary": grpc.unary_unary_rpc_method_handler(self._unary),
+            "Stream": grpc.unary_stream_rpc_method_handler(self._stream),
+            "Chat": grpc.stream_stream_rpc_method_handler(self._chat),
+        }
+
+    async def _unary(self, request, context):
+        self.metadata = dict(context.invocation_metadata())
+        return self.name.encode()
+
+    async def _stream(self, request, context):
+        ended = False
+        try:
+            yield f"{self.name} first".encode()
+            await self.go.wait()
+            yield f"{self.name} second".encode()
+            ended = True
+        finally:
+            if not ended:
+                self.left.set()
+
+    async def _chat(self, requests, context):
+        async for request in requests:
+            yield self.name.encode() + b" " + request
+
+    async def _http(self, reader, writer):
+        try:
+            while request := await reader.readuntil(b"\r\n\r\n"):
+                await self._answer(request.split(b" ", 2)[1].decode(), reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, path, reader, writer):
+        if path != "/stream":
+            body = b"ok" if path == "/health" else self.name.encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(_chunk(f"data: {self.name} first\n\n"))
+        async with asyncio.TaskGroup() as group:
+            gone = group.create_task(reader.read(1))
+            go = group.create_task(self.go.wait())
+            await asyncio.wait([gone, go], return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                self.left.set()
+            gone.cancel()
+            go.cancel()
+        writer.write(_chunk(f"data: {self.name} second\n\n") + b"0\r\n\r\n")
+
+
+def _chunk(text):
+    return b"%x\r\n%s\r\n" % (len(text), text.encode())
+
+
+class Process:
+    """A child whose log the test can wait on."""
+
+    def __init__(self, child, stream):
+        self.child = child
+        self.stream = stream
+        self.lines = []
+
+    async def line(self, *fragments):
+        """Read on to the next line that holds all the fragments; what it passes over is in `lines`."""
+        while raw := await self.stream.readline():
+            self.lines.append(raw.decode(errors="replace"))
+            if all(fragment in self.lines[-1] for fragment in fragments):
+                return self.lines[-1]
+        raise AssertionError(f"{fragments} never came in:\n" + "".join(self.lines))
+
+
+@asynccontextmanager
+async def process(*command, env=None, log="stdout"):
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        env={**os.environ, **(env or {})},
+        stdout=pipe if log == "stdout" else asyncio.subprocess.DEVNULL,
+        stderr=pipe if log == "stderr" else None,
+        limit=2**20,
+    )
+    try:
+        yield Process(child, getattr(child, log))
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+class Front:
+    """One Envoy and its control plane; `edges` says which backends it has."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.port, self.admin_port, self.xds_port = free_port(), free_port(), free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.xds_address = f"127.0.0.1:{self.xds_port}"
+
+    def edges(self, *edges):
+        replacement = self.folder / "edges.new"
+        replacement.write_text("\n".join(edges))
+        replacement.rename(self.folder / "edges")  # whole or not at all
+
+    def control_plane(self):
+        return process(
+            sys.executable,
+            "-m",
+            "penstock.routing",
+            env={
+                "PENSTOCK_ROUTING_LISTEN": self.xds_address,
+                "PENSTOCK_ROUTING_EDGES": f"file://{self.folder}/edges",
+                "PENSTOCK_ROUTING_ENVOY_LISTEN": self.address,
+                "PENSTOCK_ROUTING_LOOK_EVERY_S": "0.05",
+            },
+        )
+
+    @asynccontextmanager
+    async def envoy(self):
+        """A started Envoy that has all its resources and has checked its backends once."""
+        file = self.folder / "envoy.json"
+        file.write_text(json.dumps(bootstrap(self.xds_address, f"127.0.0.1:{self.admin_port}", "front-1")))
+        flags = ["--concurrency", "1", "--disable-hot-restart"]
+        async with process(ENVOY, "-c", file, *flags, log="stderr") as envoy:
+            await envoy.line("all dependencies initialized. starting workers")
+            yield envoy
+
+    @asynccontextmanager
+    async def channel(self):
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            yield channel

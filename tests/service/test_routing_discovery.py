@@ -1,0 +1,198 @@
+"""A real aggregated discovery server, spoken to as a proxy would, in both dialects."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from envoy_data_plane.envoy.config.core.v3 import Node
+from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment
+from envoy_data_plane.envoy.service.discovery.v3 import (
+    DeltaDiscoveryRequest,
+    DeltaDiscoveryResponse,
+    DiscoveryRequest,
+    DiscoveryResponse,
+)
+from envoy_data_plane.google.rpc import Status
+
+from penstock.routing.board import SnapshotBoard
+from penstock.routing.edge import Address, parse_specs
+from penstock.routing.resource import ResourceType
+from penstock.routing.resources import Front, front_snapshot
+from penstock.routing.service import SERVICE, AggregatedDiscovery, add_discovery_to_server
+
+CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
+NODE = Node(id="front-1")
+
+
+def snapshot(*hosts):
+    edges = [spec.pattern for host in hosts for spec in parse_specs(f"{host}:7001/{host}:7080")]
+    return front_snapshot(Front(listen=Address("127.0.0.1", 8080)), edges)
+
+
+@asynccontextmanager
+async def control_plane(board):
+    """A channel to a server that serves this board."""
+    server = grpc.aio.server()
+    add_discovery_to_server(AggregatedDiscovery(board), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(None)
+
+
+def sotw(channel):
+    return channel.stream_stream(
+        f"/{SERVICE}/StreamAggregatedResources", DiscoveryRequest.SerializeToString, DiscoveryResponse.FromString
+    )()
+
+
+def delta(channel):
+    return channel.stream_stream(
+        f"/{SERVICE}/DeltaAggregatedResources",
+        DeltaDiscoveryRequest.SerializeToString,
+        DeltaDiscoveryResponse.FromString,
+    )()
+
+
+def hosts(packed):
+    groups = ClusterLoadAssignment.parse(packed.value).to_dict().get("endpoints", [])
+    endpoints = [endpoint for group in groups for endpoint in group["lbEndpoints"]]
+    return [endpoint["endpoint"]["address"]["socketAddress"]["address"] for endpoint in endpoints]
+
+
+async def test_a_delta_proxy_gets_all_at_first_and_then_only_what_changed():
+    board = SnapshotBoard(snapshot("10.0.0.1"))
+    async with control_plane(board) as channel:
+        call = delta(channel)
+        await call.write(DeltaDiscoveryRequest(node=NODE, type_url=CLUSTER.value))
+        clusters = await call.read()
+        assert [resource.name for resource in clusters.resources] == ["edge_grpc", "edge_http"]
+        assert clusters.resources[0].resource.type_url == CLUSTER.value
+        await call.write(DeltaDiscoveryRequest(type_url=CLUSTER.value, response_nonce=clusters.nonce))
+        await call.write(DeltaDiscoveryRequest(type_url=ENDPOINT.value, resource_names_subscribe=["edge_grpc"]))
+        endpoints = await call.read()
+        assert hosts(endpoints.resources[0].resource) == ["10.0.0.1"]
+        await call.write(DeltaDiscoveryRequest(type_url=ENDPOINT.value, response_nonce=endpoints.nonce))
+        assert board.publish(snapshot("10.0.0.1", "10.0.0.2"))
+        more = await call.read()
+        assert (more.type_url, hosts(more.resources[0].resource)) == (ENDPOINT.value, ["10.0.0.1", "10.0.0.2"])
+        call.cancel()
+
+
+async def test_a_state_of_the_world_proxy_gets_everything_of_a_type_each_time():
+    board = SnapshotBoard(snapshot("10.0.0.1"))
+    async with control_plane(board) as channel:
+        call = sotw(channel)
+        names = ["edge_grpc", "edge_http"]
+        await call.write(DiscoveryRequest(node=NODE, type_url=ENDPOINT.value, resource_names=names))
+        first = await call.read()
+        await call.write(
+            DiscoveryRequest(
+                type_url=ENDPOINT.value,
+                resource_names=names,
+                version_info=first.version_info,
+                response_nonce=first.nonce,
+            )
+        )
+        board.publish(snapshot("10.0.0.2"))
+        second = await call.read()
+        assert [hosts(packed) for packed in second.resources] == [["10.0.0.2"], ["10.0.0.2"]]
+        assert second.version_info != first.version_info
+        call.cancel()
+
+
+async def test_a_refusal_is_logged_with_its_reason_and_does_not_end_the_stream(capsys):
+    board = SnapshotBoard(snapshot("10.0.0.1"))
+    async with control_plane(board) as channel:
+        call = delta(channel)
+        await call.write(DeltaDiscoveryRequest(node=NODE, type_url=LISTENER.value))
+        answer = await call.read()
+        await call.write(
+            DeltaDiscoveryRequest(
+                type_url=LISTENER.value, response_nonce=answer.nonce, error_detail=Status(message="port taken")
+            )
+        )
+        await call.write(DeltaDiscoveryRequest(type_url=CLUSTER.value))
+        assert (await call.read()).type_url == CLUSTER.value
+        call.cancel()
+    logged = capsys.readouterr().out
+    assert "xds_refused" in logged
+    assert "port taken" in logged
+    assert "front-1" in logged
+
+
+async def test_a_type_we_do_not_serve_does_not_end_the_stream():
+    async with control_plane(SnapshotBoard(snapshot("10.0.0.1"))) as channel:
+        call = delta(channel)
+        await call.write(DeltaDiscoveryRequest(node=NODE, type_url="type.googleapis.com/of.tomorrow"))
+        await call.write(DeltaDiscoveryRequest(type_url=ROUTE.value, resource_names_subscribe=["edges"]))
+        assert (await call.read()).type_url == ROUTE.value
+        call.cancel()
+
+
+async def test_a_reconnecting_proxy_that_knows_everything_is_told_nothing_until_something_changes():
+    board = SnapshotBoard(snapshot("10.0.0.1"))
+    known = {name: resource.version for name, resource in board.snapshot.by_type[ENDPOINT].items()}
+    async with control_plane(board) as channel:
+        call = delta(channel)
+        await call.write(
+            DeltaDiscoveryRequest(
+                node=NODE,
+                type_url=ENDPOINT.value,
+                resource_names_subscribe=sorted(known),
+                initial_resource_versions=known,
+            )
+        )
+        await call.write(DeltaDiscoveryRequest(type_url=ROUTE.value, resource_names_subscribe=["edges"]))
+        assert (await call.read()).type_url == ROUTE.value  # and no endpoints before it
+        call.cancel()
+
+
+async def test_closing_the_board_ends_every_stream_in_good_order():
+    board = SnapshotBoard(snapshot("10.0.0.1"))
+    async with control_plane(board) as channel:
+        calls = [delta(channel), sotw(channel)]
+        for call in calls:
+            await call.initial_metadata()
+        assert repr(board).endswith("2 streams>")
+        board.close()
+        assert [await call.code() for call in calls] == [grpc.StatusCode.OK] * 2
+        assert repr(board).endswith("0 streams>")
+
+
+async def test_a_proxy_that_goes_leaves_no_stream_behind():
+    board = SnapshotBoard(snapshot("10.0.0.1"))
+    left = asyncio.Event()
+
+    class Bells(set):
+        def discard(self, bell):
+            super().discard(bell)
+            left.set()
+
+    board.bells = Bells()
+    async with control_plane(board) as channel:
+        call = delta(channel)
+        await call.initial_metadata()
+        assert len(board.bells) == 1
+        call.cancel()
+        await left.wait()
+        assert len(board.bells) == 0
+
+
+def test_the_same_edges_again_wake_nobody():
+    board = SnapshotBoard(snapshot("10.0.0.1"))
+    with board.bell() as bell:
+        assert not board.publish(snapshot("10.0.0.1"))
+        assert not bell.is_set()
+
+
+@pytest.mark.parametrize("dialect", [sotw, delta])
+async def test_a_half_closed_stream_is_ended(dialect):
+    async with control_plane(SnapshotBoard(snapshot("10.0.0.1"))) as channel:
+        call = dialect(channel)
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
