@@ -1,0 +1,196 @@
+"""The `penstock` command line: arguments in, one coroutine run, errors as one line and an exit code."""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import click
+
+from penstock.chassis.errors import PenstockError
+from penstock.cli.options import find_target, find_tier, json_option, mesh_options, target_options
+from penstock.cli.plan import MeshOptions
+
+TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
+PRIORITIES = ("interactive", "standard", "batch")
+
+
+@click.group(context_settings={"max_content_width": 120})
+@click.version_option(package_name="penstock")
+def cli() -> None:
+    """Serve large language models through a mesh of five gRPC tiers."""
+
+
+@cli.command()
+@mesh_options
+@json_option
+def up(options: MeshOptions, as_json: bool) -> None:
+    """Run a whole mesh as processes on this machine until Ctrl-C."""
+    from penstock.cli.up import up as run_up
+
+    _run(run_up(options, as_json=as_json))
+
+
+@cli.command()
+@click.argument("prompt", required=False)
+@mesh_options
+def run(prompt: str | None, options: MeshOptions) -> None:
+    """Start a mesh, answer PROMPT, show where the time went, drain. Without PROMPT: as `up`."""
+    from penstock.cli.generate import run as run_once
+    from penstock.cli.up import up as run_up
+
+    _run(run_once(options, prompt) if prompt else run_up(options, as_json=False))
+
+
+@cli.command()
+@click.argument("prompt")
+@target_options
+@click.option("--model", default="", help="empty: the only one served")
+@click.option("--max-tokens", type=click.IntRange(1), help="most tokens to generate")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1))
+@click.option("--raw", is_flag=True, help="no chat template: continue PROMPT as it stands")
+@click.option("--explain", is_flag=True, help="show where the time went, tier by tier")
+@json_option
+def generate(target: str, key: str, as_json: bool, **given: Any) -> None:
+    """Send one request over the gRPC stub and stream the answer."""
+    from penstock.cli.generate import Ask
+    from penstock.cli.generate import generate as send
+
+    _run(send(*find_target(target, key), Ask(**given), as_json=as_json))
+
+
+@cli.group()
+def keys() -> None:
+    """API keys: create, list, revoke."""
+
+
+@keys.command("create")
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--name", default="", help="for people")
+@click.option("--ttl", type=click.FloatRange(1), metavar="SECONDS", help="how long it works")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: bool) -> None:
+    """Make a key and show it, once."""
+    from penstock.cli import admin
+
+    _run(admin.create_key(_admin("auth", target, as_json=as_json), tenant, name, ttl))
+
+
+@keys.command("list")
+@click.option("--tenant", default="", help="only this tenant's")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def list_keys(tenant: str, target: str, as_json: bool) -> None:
+    """List keys without their secrets."""
+    from penstock.cli import admin
+
+    _run(admin.list_keys(_admin("auth", target, as_json=as_json), tenant))
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def revoke_key(key_id: str, target: str, as_json: bool) -> None:
+    """End a key at once."""
+    from penstock.cli import admin
+
+    _run(admin.revoke_key(_admin("auth", target, as_json=as_json), key_id))
+
+
+@cli.group()
+def tenants() -> None:
+    """Tenants and their limits: put, list."""
+
+
+@tenants.command("put")
+@click.argument("tenant_id")
+@click.option("--class", "priority", type=click.Choice(PRIORITIES), default="standard", show_default=True)
+@click.option("--weight", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True)
+@click.option("--requests-per-minute", type=click.IntRange(0), default=0, help="0: no limit")
+@click.option("--tokens-per-minute", type=click.IntRange(0), default=0, help="0: no limit")
+@click.option("--concurrent-requests", type=click.IntRange(0), default=0, help="0: no limit")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None:
+    """Create a tenant or replace its limits."""
+    from penstock.cli import admin
+    from penstock.v1.admin_pb2 import Tenant
+    from penstock.v1.inference_pb2 import Priority
+
+    tenant = Tenant(priority=Priority.Value(f"PRIORITY_{priority.upper()}"), **limits)
+    _run(admin.put_tenant(_admin("auth", target, as_json=as_json), tenant))
+
+
+@tenants.command("list")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def list_tenants(target: str, as_json: bool) -> None:
+    """List tenants with their limits and use."""
+    from penstock.cli import admin
+
+    _run(admin.list_tenants(_admin("auth", target, as_json=as_json)))
+
+
+@cli.command()
+@click.argument("process")
+@click.option("--grace", type=click.FloatRange(0), metavar="SECONDS", help="longest time for running work")
+@click.option("--target", default="", metavar="HOST:PORT", help="its address, when no mesh runs here")
+def drain(process: str, grace: float | None, target: str) -> None:
+    """Let PROCESS (worker-2, or a tier) finish its work and end."""
+    from penstock.cli import admin
+
+    _run(admin.drain(_admin(process, target, as_json=False), grace))
+
+
+@cli.command()
+@click.argument("process")
+@click.option("--target", default="", metavar="HOST:PORT", help="its address, when no mesh runs here")
+@json_option
+def snapshot(process: str, target: str, as_json: bool) -> None:
+    """Show the figures of PROCESS (worker-2, or a tier) now."""
+    from penstock.cli import admin
+
+    _run(admin.snapshot(_admin(process, target, as_json=as_json)))
+
+
+@cli.command()
+@click.argument("tier", type=click.Choice(TIERS))
+@json_option
+def config(tier: str, as_json: bool) -> None:
+    """Show the configuration TIER would start with here; refuse unknown or bad settings."""
+    from penstock.cli import admin
+
+    admin.show_config(tier, as_json=as_json)
+
+
+def _admin(process: str, target: str, *, as_json: bool) -> Any:
+    from penstock.cli.admin import AdminCall
+
+    return AdminCall(target=find_tier(process, target), as_json=as_json)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def main() -> None:
+    """Entry point: a failure is one line that says what to do, and exit code 1 (2 for wrong usage)."""
+    from penstock.chassis.config import ConfigError
+    from penstock.cli.processes import ChildFailedError
+
+    try:
+        cli()
+    except PenstockError as error:
+        retry = f" (retry in {error.retry_after:.1f} s)" if error.retry_after is not None else ""
+        sys.exit(f"penstock: {error.code.name} / {error.reason}: {error}{retry}")
+    except (ConfigError, ChildFailedError, TimeoutError, OSError) as error:
+        sys.exit(f"penstock: {error or type(error).__name__}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

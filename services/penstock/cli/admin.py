@@ -1,0 +1,153 @@
+"""`penstock keys`, `tenants`, `drain` and `config`: administration over gRPC."""
+
+import importlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import MessageToDict
+from rich.table import Table
+
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import error_from_rpc
+from penstock.cli.screen import answers
+from penstock.v1 import admin_pb2
+from penstock.v1.admin_pb2_grpc import AdminStub
+from penstock.v1.inference_pb2 import Priority
+
+if TYPE_CHECKING:
+    from penstock.v1.admin_pb2_grpc import AdminAsyncStub  # a name that only the type stubs have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminCall:
+    """Where an Admin service is and with what right it is called (PENSTOCK_ADMIN_TOKEN; none needed on loopback)."""
+
+    target: str
+    as_json: bool
+
+    @asynccontextmanager
+    async def stub(self) -> AsyncIterator["AdminAsyncStub"]:
+        """Raises PenstockError for what the server refuses."""
+        async with channel(self.target) as open_channel:
+            try:
+                yield AdminStub(open_channel)
+            except grpc.aio.AioRpcError as error:
+                raise error_from_rpc(error) from error
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        token = os.environ.get("PENSTOCK_ADMIN_TOKEN")
+        return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+async def create_key(call: AdminCall, tenant: str, name: str, ttl: float | None) -> None:
+    request = admin_pb2.CreateKeyRequest(tenant_id=tenant, display_name=name)
+    if ttl is not None:
+        request.ttl.CopyFrom(Duration(seconds=int(ttl), nanos=int(ttl % 1 * 1e9)))
+    async with call.stub() as admin:
+        made = await admin.CreateKey(request, metadata=call.metadata)
+    if call.as_json:
+        answers.print_json(data={"key_id": made.key.key_id, "tenant_id": made.key.tenant_id, "secret": made.secret})
+        return
+    answers.print(f"{made.secret}\n\nThis is the only time the key is shown; it is stored as an HMAC alone.")
+
+
+async def list_keys(call: AdminCall, tenant: str) -> None:
+    async with call.stub() as admin:
+        listed = await admin.ListKeys(admin_pb2.ListKeysRequest(tenant_id=tenant), metadata=call.metadata)
+    if call.as_json:
+        answers.print_json(data=[MessageToDict(key) for key in listed.keys])
+        return
+    table = _table("key", "tenant", "name", "made", "state")
+    for key in listed.keys:
+        state = "revoked" if key.HasField("revoke_time") else "loopback only" if key.loopback_only else "works"
+        table.add_row(key.key_id, key.tenant_id, key.display_name, key.create_time.ToJsonString(), state)
+    answers.print(table)
+
+
+async def revoke_key(call: AdminCall, key_id: str) -> None:
+    async with call.stub() as admin:
+        ended = await admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id=key_id), metadata=call.metadata)
+    if call.as_json:
+        answers.print_json(data=MessageToDict(ended.key))
+        return
+    answers.print(f"{ended.key.key_id} of {ended.key.tenant_id} is revoked")
+
+
+async def put_tenant(call: AdminCall, tenant: admin_pb2.Tenant) -> None:
+    async with call.stub() as admin:
+        stored = await admin.PutTenant(admin_pb2.PutTenantRequest(tenant=tenant), metadata=call.metadata)
+    if call.as_json:
+        answers.print_json(data=MessageToDict(stored.tenant))
+        return
+    answers.print(_tenants([stored.tenant], [admin_pb2.TenantUse()]))
+
+
+async def list_tenants(call: AdminCall) -> None:
+    async with call.stub() as admin:
+        listed = await admin.ListTenants(admin_pb2.ListTenantsRequest(), metadata=call.metadata)
+    if call.as_json:
+        rows = zip(listed.tenants, listed.uses, strict=True)
+        answers.print_json(data=[{**MessageToDict(tenant), "use": MessageToDict(use)} for tenant, use in rows])
+        return
+    answers.print(_tenants(list(listed.tenants), list(listed.uses)))
+
+
+async def drain(call: AdminCall, grace: float | None) -> None:
+    request = admin_pb2.DrainRequest()
+    if grace is not None:
+        request.grace.CopyFrom(Duration(seconds=int(grace), nanos=int(grace % 1 * 1e9)))
+    async with call.stub() as admin:
+        begun = await admin.Drain(request, metadata=call.metadata)
+    answers.print(f"{call.target} drains; {begun.running} requests are running")
+
+
+async def snapshot(call: AdminCall) -> None:
+    async with call.stub() as admin:
+        taken = (await admin.GetSnapshot(admin_pb2.GetSnapshotRequest(), metadata=call.metadata)).snapshot
+    if call.as_json:
+        answers.print_json(data=MessageToDict(taken))
+        return
+    table = _table(f"{taken.tier} {taken.instance_id}", "figure")
+    for name in sorted(taken.figures):
+        table.add_row(name, f"{taken.figures[name]:,.10g}")
+    answers.print(table)
+
+
+def show_config(tier: str, *, as_json: bool) -> None:
+    """Print the configuration that `tier` would start with here; raises ConfigError for what it would refuse."""
+    chassis_config = importlib.import_module("penstock.chassis.config")
+    module = importlib.import_module(f"penstock.{tier}.config")
+    config = chassis_config.load(getattr(module, f"{tier.capitalize()}Config"), f"PENSTOCK_{tier.upper()}_")
+    described = chassis_config.describe(config)
+    if as_json:
+        answers.print_json(data=described)
+        return
+    for name, value in described.items():
+        answers.print(f"PENSTOCK_{tier.upper()}_{name.upper()}={value}", markup=False, soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _tenants(tenants: list[admin_pb2.Tenant], uses: list[admin_pb2.TenantUse]) -> Table:
+    table = _table("tenant", "class", "weight", "req/min", "tokens/min", "at once", "running", "prompt", "output")
+    for tenant, use in zip(tenants, uses, strict=True):
+        limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent_requests)
+        table.add_row(
+            tenant.tenant_id,
+            Priority.Name(tenant.priority).removeprefix("PRIORITY_").lower(),
+            f"{tenant.weight:g}",
+            *(str(limit) if limit else "-" for limit in limits),
+            *(str(used) for used in (use.concurrent_requests, use.prompt_tokens, use.output_tokens)),
+        )
+    return table

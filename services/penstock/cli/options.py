@@ -1,0 +1,93 @@
+"""Options that several commands share, and how the command line finds the mesh it talks to."""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from penstock.cli.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions
+from penstock.cli.state import MeshNote, read_note
+
+REPLICAS = click.IntRange(1, 4)
+
+MESH_OPTIONS = (
+    click.option("--edges", type=REPLICAS, default=1, show_default=True),
+    click.option("--queues", type=REPLICAS, default=1, show_default=True),
+    click.option("--schedulers", type=REPLICAS, default=1, show_default=True),
+    click.option("--workers", type=REPLICAS, default=1, show_default=True),
+    click.option("--engine", type=click.Choice(["torch", "sim"]), default="torch", show_default=True),
+    click.option(
+        "--batching",
+        type=click.Choice(["continuous", "naive"]),
+        default="continuous",
+        show_default=True,
+        help="naive: static batches, the baseline to measure against",
+    ),
+    click.option(
+        "--model", default=DEFAULT_MODEL, show_default=True, help="name, Hugging Face folder, .gguf or llama2.c .bin"
+    ),
+    click.option("--no-envoy", is_flag=True, help="no Envoy and no routing in front"),
+    click.option("--otlp", default="", metavar="URL", help="OTLP/gRPC receiver for traces and metrics"),
+    click.option("--base-port", default=BASE_PORT, show_default=True, help="shifts every port; 0 chooses free ones"),
+    click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="a PENSTOCK_<TIER>_<NAME>, repeatable"),
+)
+
+TARGET_OPTIONS = (
+    click.option("--target", default="", metavar="HOST:PORT", help="empty: the mesh that `penstock up` runs here"),
+    click.option("--key", default="", metavar="KEY", help="API key; empty: PENSTOCK_API_KEY, or the local mesh's"),
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="print JSON for programs")
+
+
+def mesh_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the options of a local mesh as one argument, `options`."""
+
+    @functools.wraps(command)
+    def with_options(*args: Any, no_envoy: bool, **given: Any) -> Any:
+        fields = {name: given.pop(name) for name in MeshOptions.__dataclass_fields__ if name in given}
+        return command(*args, options=MeshOptions(envoy=not no_envoy, **fields), **given)
+
+    return _with(MESH_OPTIONS, with_options)
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the options `target` and `key`."""
+    return _with(TARGET_OPTIONS, command)
+
+
+def _with(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def find_target(target: str, key: str, *, http: bool = False) -> tuple[str, str]:
+    """Return address and key; raises UsageError that says what to do when neither is given nor running here."""
+    note = read_note()
+    key = key or os.environ.get("PENSTOCK_API_KEY", "") or (note.api_key if note else "")
+    target = target or ((note.http if http else note.grpc) if note else "")
+    if not target:
+        message = "no mesh runs here: start one with `penstock up`, or name one with --target HOST:PORT"
+        raise click.UsageError(message)
+    return target, key
+
+
+def find_tier(tier: str, target: str) -> str:
+    """Return the address of a process of `tier`, given or of the local mesh."""
+    note = read_note()
+    found = target or _address(note, tier)
+    if not found:
+        message = f"no {tier} runs here: start a mesh with `penstock up`, or name one with --target HOST:PORT"
+        raise click.UsageError(message)
+    return found
+
+
+def _address(note: MeshNote | None, tier: str) -> str:
+    """Return the address of the process named `tier` ("worker-2"), or of the first of that tier."""
+    for process in note.processes if note else ():
+        if tier in (process.name, process.tier):
+            return process.address
+    return ""

@@ -1,0 +1,131 @@
+"""Which processes make a mesh on this machine, with which ports and settings. Pure: starts nothing."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BASE_PORT = 7000
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+REPLICA_STEP = 10  # ports of replicas count upward by this
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshOptions:
+    """What `penstock up` was asked for."""
+
+    edges: int = 1
+    queues: int = 1
+    schedulers: int = 1
+    workers: int = 1
+    engine: str = "torch"
+    batching: str = "continuous"
+    model: str = DEFAULT_MODEL
+    envoy: bool = True
+    otlp: str = ""  # URL of an OTLP/gRPC receiver; empty: no export
+    base_port: int = BASE_PORT  # shifts every port by its distance from 7000
+    settings: tuple[str, ...] = ()  # further PENSTOCK_*=value for the tiers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """One process: how to start it and where it answers."""
+
+    name: str
+    tier: str
+    argv: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    address: str = ""  # host:port of its gRPC server, or of Envoy's listener
+    http: str = ""  # host:port of its HTTP server, if it has one
+    admin: str = ""  # host:port of Envoy's admin interface, if it is one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshPlan:
+    """The processes in the order in which they are started, and the addresses callers use."""
+
+    processes: tuple[ProcessSpec, ...]
+    grpc: str
+    http: str
+    front: str = ""  # Envoy, gRPC and HTTP on one port; empty: none
+
+    def of(self, tier: str) -> list[ProcessSpec]:
+        return [each for each in self.processes if each.tier == tier]
+
+
+def plan_mesh(options: MeshOptions, folder: Path, api_key: str, envoy: str | None) -> MeshPlan:
+    """Lay out a mesh. `folder` holds the auth store and Envoy's bootstrap; `envoy` is the program, None for none."""
+    planner = _Planner(options, folder, api_key)
+    processes = tuple(planner.processes(envoy if options.envoy else None))
+    edge = next(each for each in processes if each.tier == "edge")
+    front = next((each.address for each in processes if each.tier == "envoy"), "")
+    return MeshPlan(processes=processes, grpc=edge.address, http=edge.http, front=front)
+
+
+class _Planner:
+    def __init__(self, options: MeshOptions, folder: Path, api_key: str) -> None:
+        self.options = options
+        self.folder = folder
+        self.api_key = api_key
+
+    def at(self, port: int, replica: int = 0) -> str:
+        return f"127.0.0.1:{port - BASE_PORT + self.options.base_port + replica * REPLICA_STEP}"
+
+    def all_at(self, port: int, count: int) -> str:
+        return ",".join(self.at(port, replica) for replica in range(count))
+
+    def processes(self, envoy: str | None) -> Iterator[ProcessSpec]:
+        asked = self.options
+        yield self.tier("auth", 0, 7002, STORE=str(self.folder / "auth.sqlite"), DEV_KEY=self.api_key)
+        for replica in range(asked.queues):
+            yield self.tier("queue", replica, 7003)
+        for replica in range(asked.schedulers):
+            yield self.tier("scheduler", replica, 7004, QUEUES=self.all_at(7003, asked.queues))
+        for replica in range(asked.workers):
+            yield self.worker(replica)
+        for replica in range(asked.edges):
+            yield self.edge(replica)
+        if envoy:
+            yield self.routing()
+            yield self.envoy(envoy)
+
+    def worker(self, replica: int) -> ProcessSpec:
+        asked = self.options
+        schedulers = [self.at(7004, each) for each in range(asked.schedulers)]
+        own = replica % len(schedulers)  # spread the workers; the others are where it goes when its own dies
+        return self.tier(
+            "worker",
+            replica,
+            7005,
+            SCHEDULERS=",".join(schedulers[own:] + schedulers[:own]),
+            MODEL=asked.model,
+            ENGINE=asked.engine,
+            BATCHING=asked.batching,
+        )
+
+    def edge(self, replica: int) -> ProcessSpec:
+        http = self.at(7080, replica)
+        queues, auths = self.all_at(7003, self.options.queues), self.at(7002)
+        return self.tier("edge", replica, 7001, http=http, HTTP_LISTEN=http, QUEUES=queues, AUTHS=auths)
+
+    def routing(self) -> ProcessSpec:
+        edges = ",".join(f"{self.at(7001, each)}/{self.at(7080, each)}" for each in range(self.options.edges))
+        return self.tier("routing", 0, 7006, EDGES=edges, ENVOY_LISTEN=self.at(8080))
+
+    def envoy(self, program: str) -> ProcessSpec:
+        argv = (program, "-c", str(self.folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart")
+        return ProcessSpec(
+            name="envoy", tier="envoy", argv=(*argv, "-l", "warning"), address=self.at(8080), admin=self.at(8081)
+        )
+
+    def tier(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
+        listen = self.at(port, replica)
+        own = {"LISTEN": listen, "OTLP_ENDPOINT": self.options.otlp, **settings}
+        environment = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in own.items() if value}
+        for setting in self.options.settings:
+            name, _, value = setting.partition("=")
+            if name.startswith(f"PENSTOCK_{tier.upper()}_"):
+                environment[name] = value
+        name = f"{tier}-{replica + 1}" if tier in ("edge", "queue", "scheduler", "worker") else tier
+        argv = (sys.executable, "-m", f"penstock.{tier}")
+        return ProcessSpec(name=name, tier=tier, argv=argv, environment=environment, address=listen, http=http)

