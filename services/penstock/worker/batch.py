@@ -180,7 +180,7 @@ class Batch:
         self.running.pop()
         self.members = self.batching.taken(self.members, len(self.running))
         self.pool.release(sequence.table)
-        sequence.computed = sequence.published = 0
+        sequence.computed = 0
         self.waiting.appendleft(sequence)
 
     def _admit(self, result: StepResult) -> None:

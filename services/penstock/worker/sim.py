@@ -1,0 +1,80 @@
+"""The engine that only takes time: the real batch over a step-time law, for capacity work without a GPU."""
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+
+from penstock.worker.batch import Batch, StepPlan
+from penstock.worker.interface import Capacity, SequenceSpec, StepResult
+from penstock.worker.mixing import MASK64, mix64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLaw:
+    """Time of a step, linear in its work. The defaults are one mid-size GPU's."""
+
+    base_s: float = 0.006
+    per_prefill_token_s: float = 0.0001
+    per_decode_seq_s: float = 0.00005
+    per_context_token_s: float = 0.0  # for each position that a decode reads
+
+    def duration_s(self, prefill_tokens: int, decode_seqs: int, context_tokens: int) -> float:
+        return (
+            self.base_s
+            + self.per_prefill_token_s * prefill_tokens
+            + self.per_decode_seq_s * decode_seqs
+            + self.per_context_token_s * context_tokens
+        )
+
+
+class SimEngine:
+    """Satisfies `Engine`; never sleeps: `StepResult.duration_s` says what the caller is to wait.
+
+    A token is a function of prompt, seed and position, so a resumed sequence goes on as it would have. It never is an
+    end-of-sequence id: every answer has the length asked for.
+    """
+
+    def __init__(self, batch: Batch, law: StepLaw, token_ids: range) -> None:
+        self.batch = batch
+        self.law = law
+        self._token_ids = token_ids
+        self._keys: dict[int, int] = {}  # of the sequences here
+
+    @property
+    def has_work(self) -> bool:
+        return self.batch.has_work
+
+    def add(self, spec: SequenceSpec) -> None:
+        self.batch.add(spec)
+        self._keys[spec.seq_id] = sequence_key(spec)
+
+    def cancel(self, seq_id: int) -> bool:
+        return self.batch.cancel(seq_id)
+
+    def capacity(self) -> Capacity:
+        return self.batch.capacity()
+
+    def step(self) -> StepResult:
+        plan = self.batch.plan()
+        tokens = [self._token(each.spec.seq_id, len(each.ids)) for each in plan.sampled]
+        result = self.batch.commit(plan, tokens, [0.0] * len(tokens))
+        result.duration_s = self._duration_s(plan)
+        for seq_id in (*(each.seq_id for each in result.finished), *(each.seq_id for each in result.cancelled)):
+            del self._keys[seq_id]
+        return result
+
+    def _token(self, seq_id: int, position: int) -> int:
+        return self._token_ids[mix64(self._keys[seq_id] ^ position) % len(self._token_ids)]
+
+    def _duration_s(self, plan: StepPlan) -> float:
+        if not plan.decodes and not plan.prefills:
+            return 0.0
+        context = sum(part.end for part in plan.decodes)
+        return self.law.duration_s(plan.result.prefill_tokens, plan.result.decode_seqs, context)
+
+
+def sequence_key(spec: SequenceSpec) -> int:
+    """What a sequence's tokens follow from: its prompt without what earlier runs emitted, and its seed."""
+    prompt = array("q", spec.token_ids[: len(spec.token_ids) - spec.emitted])
+    salt = (spec.seed & MASK64).to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=salt).digest(), "little")
