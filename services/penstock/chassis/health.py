@@ -1,0 +1,59 @@
+"""grpc.health.v1 for one server: readiness by service, and whether the process lives at all."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthServicer
+
+from penstock.chassis.errors import NotFound
+
+SERVING = HealthCheckResponse.SERVING
+NOT_SERVING = HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
+
+READINESS = "readiness"  # goes NOT_SERVING while loading and at the first moment of a drain, like "" and each service
+LIVENESS = "liveness"  # SERVING for as long as the process answers at all: load or a drain must not get it killed
+
+
+class Health(HealthServicer):  # type: ignore[misc]  # the library has no types
+    """Answers Check and Watch; `set_ready` changes readiness for every watcher at once."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._ready_names = frozenset({"", READINESS, *services})
+        self._is_ready = False
+        self._changed = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._is_ready
+
+    def set_ready(self, *, is_ready: bool) -> None:
+        self._is_ready = is_ready
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def status(self, service: str) -> int:
+        if service == LIVENESS:
+            return int(SERVING)
+        if service not in self._ready_names:
+            return int(SERVICE_UNKNOWN)
+        return int(SERVING if self._is_ready else NOT_SERVING)
+
+    async def Check(self, request: HealthCheckRequest, context: Any) -> HealthCheckResponse:
+        status = self.status(request.service)
+        if status == SERVICE_UNKNOWN:
+            raise NotFound(f"no service {request.service!r} here", reason="SERVICE_UNKNOWN")
+        return HealthCheckResponse(status=status)
+
+    async def Watch(self, request: HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
+        told = -1
+        while True:
+            changed = self._changed
+            status = self.status(request.service)
+            if status != told:
+                told = status
+                yield HealthCheckResponse(status=status)
+                continue  # it may have changed while this was written
+            await changed.wait()

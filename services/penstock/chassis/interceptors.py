@@ -1,0 +1,152 @@
+"""Around every handler of a server: the one place where an exception becomes a status, and a call is observed.
+
+Whatever its kind, a handler is run as one coroutine in one context: responses of a generator are written here, so
+nothing of ours is open across a `yield` that may be closed elsewhere. Read/write handlers pass through unchanged.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import structlog
+from grpc.aio import ServicerContext
+
+from penstock.chassis.calls import CallRecord, Calls
+from penstock.chassis.errors import DeadlineExceeded, Internal, PenstockError
+from penstock.chassis.telemetry import current_traceparent, trace_id_of
+
+log = structlog.get_logger()
+
+Context = ServicerContext[Any, Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+Body = Callable[[], Awaitable[Any]]
+Guard = Callable[[Context, Body], Awaitable[Any]]
+
+# Served for operators and probes: not counted as work, so that a watcher does not hold up a drain, and not traced.
+OPERATIONS = ("grpc.", "penstock.v1.Admin/")
+
+_KINDS = {
+    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+}
+
+
+def guarded(handler: Any, guard: Guard) -> Any:
+    """Return `handler` with `guard(context, body)` around each call, where `await body()` runs the call."""
+    kind, make = _KINDS[handler.request_streaming, handler.response_streaming]
+    method = getattr(handler, kind)
+
+    async def call(request: Any, context: Context) -> Any:
+        async def body() -> Any:
+            if not inspect.isasyncgenfunction(method):
+                return await method(request, context)
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    await context.write(response)
+            return None
+
+        return await guard(context, body)
+
+    return make(call, handler.request_deserializer, handler.response_serializer)
+
+
+@dataclass(frozen=True)
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Maps exceptions to statuses, binds trace ids, counts and observes calls. The outermost interceptor."""
+
+    calls: Calls = field(default_factory=Calls)
+
+    async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method.removeprefix("/")
+        is_operation = method.startswith(OPERATIONS)
+        # A session that lives for days says nothing as one span; its requests have spans of their own.
+        is_session = handler.request_streaming and handler.response_streaming
+
+        async def guard(context: Context, body: Body) -> Any:
+            record = CallRecord(method, traceparent_in(context), is_observed=not (is_operation or is_session))
+            current_traceparent.set(record.traceparent)
+            with (
+                self.calls.counted(is_work=not is_operation),
+                structlog.contextvars.bound_contextvars(rpc=method, **_trace_fields(record.traceparent)),
+            ):
+                return await _answered(record, context, body)
+
+        return guarded(handler, guard)
+
+
+async def _answered(record: CallRecord, context: Context, body: Body) -> Any:
+    """Run the call; its exception becomes a status here."""
+    try:
+        result = await body()
+    except asyncio.CancelledError:
+        record.end("DEADLINE_EXCEEDED" if is_past_deadline(context) else "CANCELLED")
+        raise
+    except grpc.aio.AbortError:
+        record.end(code_name(context))
+        raise
+    except Exception as error:  # noqa: BLE001  # grpc.aio would send str(error) to the caller; we never do
+        told = told_of(error, context)
+        record.end(told.code.name, reason=told.reason)
+        await context.abort(told.code, told.message, told.trailing_metadata())
+    else:
+        record.end(code_name(context))
+        return result
+
+
+def told_of(error: Exception, context: Context) -> PenstockError:
+    """What the caller hears of `error`; one that is not meant for callers is logged and told as "internal error"."""
+    found = first_mapped(error)
+    if found:
+        return found
+    if isinstance(error, TimeoutError) and is_past_deadline(context):
+        return DeadlineExceeded("the call's deadline passed before its answer was ready")
+    log.error("handler_crashed", exc_info=error)
+    return Internal("internal error")
+
+
+def first_mapped(error: BaseException) -> PenstockError | None:
+    """The PenstockError in `error`, looking into the groups that TaskGroups raise; None beside any other error."""
+    if isinstance(error, PenstockError):
+        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    found = [first_mapped(each) for each in error.exceptions]
+    return found[0] if all(found) else None
+
+
+def is_past_deadline(context: Context) -> bool:
+    remaining: float | None = context.time_remaining()
+    return remaining is not None and remaining <= DEADLINE_SLACK
+
+
+DEADLINE_SLACK = 0.01  # s; the client's clock ends a call a moment before ours does
+
+
+def code_name(context: Context) -> str:
+    """Name of the status a handler has set; OK when it set none."""
+    code: Any = context.code() or 0
+    return code.name if isinstance(code, grpc.StatusCode) else _CODE_NAMES.get(code, "UNKNOWN")
+
+
+_CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def traceparent_in(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value
+    return ""
+
+
+def _trace_fields(traceparent: str) -> dict[str, str]:
+    trace_id = trace_id_of(traceparent)
+    return {"trace_id": trace_id} if trace_id else {}

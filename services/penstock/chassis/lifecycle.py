@@ -1,0 +1,143 @@
+"""A process's life: read settings, start, be asked to stop, drain, end. Owns signals and nothing else."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, TypeVar
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+import structlog
+import uvloop
+
+from penstock.chassis import telemetry
+from penstock.chassis.config import ConfigError, ServiceConfig, describe, load
+
+log = structlog.get_logger()
+
+Config = TypeVar("Config", bound=ServiceConfig)
+
+
+@dataclass
+class Stop:
+    """Whether this event loop's process was asked to end, by whom, and how long running work may take."""
+
+    reason: str = ""
+    grace: float | None = None  # s; None: as configured
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    hurried: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_asked(self) -> bool:
+        return self.asked.is_set()
+
+    def ask(self, reason: str, grace: float | None = None) -> None:
+        """Ask once; a second ask by the same means says not to wait for running work any more."""
+        if self.is_asked:
+            if reason == self.reason:
+                self.hurried.set()
+            return
+        self.reason, self.grace = reason, grace
+        log.info("stop_requested", reason=reason, grace=grace)
+        self.asked.set()
+
+
+_stops: WeakKeyDictionary[asyncio.AbstractEventLoop, Stop] = WeakKeyDictionary()
+
+
+def this_stop() -> Stop:
+    """The one Stop of the running loop."""
+    return _stops.setdefault(asyncio.get_running_loop(), Stop())
+
+
+async def stop_requested() -> Stop:
+    """Return when SIGTERM, SIGINT or Admin.Drain asks this process to end."""
+    stop = this_stop()
+    await stop.asked.wait()
+    return stop
+
+
+def request_stop(reason: str, grace: float | None = None) -> None:
+    this_stop().ask(reason, grace)
+
+
+@asynccontextmanager
+async def background(*loops: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `loops` beside the block: they are cancelled when it is left, and it is cancelled when one crashes.
+
+    A crash leaves as an ExceptionGroup; the block's own exception leaves as it is.
+    """
+    failure: Exception | None = None
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(each) for each in loops]
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # raised below: a TaskGroup would wrap it
+            failure = error
+        finally:
+            for each in tasks:
+                each.cancel()
+    if failure:
+        raise failure
+
+
+def new_instance_id(tier: str) -> str:
+    return f"{tier}-{uuid4().hex[:8]}"
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `main` under uvloop with SIGTERM and SIGINT answered; returns when it is done."""
+    uvloop.run(_answering_signals(main))
+
+
+async def _answering_signals(main: Callable[[], Awaitable[None]]) -> None:
+    loop, stop = asyncio.get_running_loop(), this_stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.ask, number.name)
+    await main()
+
+
+def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Coroutine[Any, Any, None]]) -> None:
+    """The whole of a tier's __main__: settings, telemetry, `run_tier(config)` until it returns.
+
+    `--print-config` shows the settings and ends. Wrong settings end with status 2, a crash with 1, a drain with 0.
+    The config that `run_tier` gets has its instance_id filled in.
+    """
+    config = _load_or_exit(config_cls, tier)
+    if "--print-config" in sys.argv[1:]:
+        print(describe(config, tier))  # noqa: T201  # this is what was asked for
+        return
+    config = replace(config, instance_id=config.instance_id or new_instance_id(tier))
+    observed = telemetry.configure(
+        tier,
+        config.instance_id,
+        otlp_endpoint=config.otlp_endpoint,
+        metrics_listen=config.metrics_listen,
+        log_level=config.log_level,
+    )
+    try:
+        run(lambda: run_tier(config))
+    except Exception:
+        log.exception("crashed", pid=os.getpid())
+        sys.exit(1)
+    finally:
+        observed.shutdown()
+
+
+def _load_or_exit(config_cls: type[Config], tier: str) -> Config:
+    unknown = [each for each in sys.argv[1:] if each != "--print-config"]
+    if unknown:
+        _exit_misused(tier, f"unknown argument {unknown[0]!r}; settings come from the environment (see --print-config)")
+    try:
+        return load(config_cls, tier)
+    except ConfigError as error:
+        _exit_misused(tier, str(error))
+
+
+def _exit_misused(tier: str, message: str) -> NoReturn:
+    print(f"penstock {tier}: {message}", file=sys.stderr)  # noqa: T201  # before logging is configured
+    sys.exit(2)

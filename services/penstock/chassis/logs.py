@@ -1,0 +1,47 @@
+"""Logs as one JSON object per line on stderr: our events and those of libraries alike."""
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+from structlog.typing import Processor
+
+
+def configure_logs(level: str, **constants: str) -> None:
+    """Send structlog and stdlib logging to stderr as JSON, with `constants` and bound context on each line."""
+
+    def add_constants(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return {**constants, **event}
+
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_constants,
+        structlog.processors.format_exc_info,
+    ]
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*shared, structlog.processors.JSONRenderer(default=str)],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    _configure_stdlib(max(number, logging.INFO), shared)
+
+
+def _configure_stdlib(number: int, shared: list[Processor]) -> None:
+    output = logging.StreamHandler(sys.stderr)
+    output.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(default=str),
+            ],
+        )
+    )
+    logging.basicConfig(handlers=[output], level=number, force=True)
+    logging.captureWarnings(capture=True)
