@@ -1,0 +1,37 @@
+"""What one request comes to once its prompt is tokenized."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from penstock.v1.inference_pb2 import Sampling
+
+
+class Piece(NamedTuple):
+    """What one more token adds to an answer: text that is safe to show, and the stop string it completed, if one."""
+
+    text: str
+    stop_string: str = ""
+
+
+class Transcript(Protocol):
+    """Text of one answer, token by token; holds back what may yet become a character or a stop string."""
+
+    def push(self, token_id: int) -> Piece: ...
+
+    def finish(self) -> str:
+        """Return what is still held back, when the answer ends here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """One request in sizes and ids: all a run on any worker is a function of."""
+
+    model: str
+    prompt_ids: Sequence[int]
+    max_output_tokens: int  # granted for the whole answer, resumed tokens included
+    sampling: Sampling  # the seed is set
+    transcript: Transcript  # has not seen the resumed ids yet
+    resumed_ids: Sequence[int] = ()  # what the client has of the answer already
+    eos_ids: frozenset[int] = field(default_factory=frozenset)  # empty when end-of-sequence is to be ignored
+    ignore_eos: bool = False

@@ -1,0 +1,77 @@
+"""Where one request's time went, as stretches that touch and add up."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from google.protobuf.duration_pb2 import Duration
+
+from penstock.v1.inference_pb2 import Stage
+from penstock.v1.inference_pb2 import Timeline as TimelineMessage
+
+NANOS = 1_000_000_000
+
+
+class Part(NamedTuple):
+    """A stretch as another process measured it."""
+
+    tier: str
+    name: str
+    seconds: float
+
+
+class Timeline:
+    """Stretches without gaps from the request's arrival to the last mark, in whole nanoseconds so that sums are exact."""
+
+    def __init__(self, arrived: float) -> None:
+        self._arrived = self._mark = _nanos(arrived)
+        self._stretches: list[tuple[str, str, int]] = []
+
+    @property
+    def total(self) -> float:
+        return (self._mark - self._arrived) / NANOS
+
+    def lap(self, tier: str, name: str, now: float) -> None:
+        """Give the time since the last mark to one stretch."""
+        self._add(tier, name, max(0, _nanos(now) - self._mark))
+
+    def split(self, now: float, before: Sequence[Part], rest: tuple[str, str], after: Sequence[Part] = ()) -> None:
+        """Give the time since the last mark to parts measured elsewhere, and what they leave to `rest` between them.
+
+        Parts that claim more than there was are cut, later ones first: other processes' stopwatches are not ours.
+        """
+        left = max(0, _nanos(now) - self._mark)
+        lengths = []
+        for part in (*before, *after):
+            lengths.append(min(left, _nanos(part.seconds)))
+            left -= lengths[-1]
+        parts = [(part.tier, part.name) for part in (*before, *after)]
+        parts.insert(len(before), rest)
+        lengths.insert(len(before), left)
+        for (tier, name), length in zip(parts, lengths, strict=True):
+            self._add(tier, name, length)
+
+    def message(self, *, trace_id: str, worker_id: str, attempts: int) -> TimelineMessage:
+        """Return the timeline as the client gets it."""
+        stages, start = [], 0
+        for tier, name, length in self._stretches:
+            stages.append(Stage(tier=tier, name=name, start=_duration(start), length=_duration(length)))
+            start += length
+        return TimelineMessage(
+            total=_duration(start), stages=stages, trace_id=trace_id, worker_id=worker_id, attempts=attempts
+        )
+
+    def seconds(self, name: str) -> float:
+        """Return how long the stretches of that name were together."""
+        return sum(length for _, each, length in self._stretches if each == name) / NANOS
+
+    def _add(self, tier: str, name: str, length: int) -> None:
+        self._stretches.append((tier, name, length))
+        self._mark += length
+
+
+def _nanos(seconds: float) -> int:
+    return round(seconds * NANOS)
+
+
+def _duration(nanos: int) -> Duration:
+    return Duration(seconds=nanos // NANOS, nanos=nanos % NANOS)
