@@ -113,7 +113,7 @@ async def test_end_is_told_apart_from_a_cut():
 
 async def test_silence_counts_as_death_on_both_sides(monkeypatch):
     monkeypatch.setattr(streams, "TICK", 0.02)
-    async with echo_server() as (echo, address, _), link_to(address) as (link, events):
+    async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
         monkeypatch.setattr(type(peer), "tick", asyncio.sleep)
@@ -124,7 +124,7 @@ async def test_silence_counts_as_death_on_both_sides(monkeypatch):
 
 async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
     monkeypatch.setattr(streams, "TICK", 0.01)
-    async with echo_server() as (echo, address, _), link_to(address) as (link, events):
+    async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
         heard = 0

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import click
@@ -58,6 +59,31 @@ def generate(target: str, key: str, as_json: bool, **given: Any) -> None:
     from penstock.cli.generate import generate as send
 
     _run(send(*find_target(target, key), Ask(**given), as_json=as_json))
+
+
+@cli.command()
+@target_options
+@mesh_options
+@click.option("--api", type=click.Choice(["grpc", "session", "responses", "chat"]), default="grpc", show_default=True)
+@click.option("--concurrency", type=click.IntRange(1, 4096), default=8, show_default=True, help="closed loop")
+@click.option("--requests", type=click.IntRange(1, 1_000_000), help="default: 64, or what --rate and --seconds make")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="requests/s, Poisson, whatever is answered")
+@click.option("--seconds", type=click.FloatRange(0, 3600, min_open=True), default=30.0, show_default=True)
+@click.option("--prompt-tokens", default="16:128", show_default=True, help="one length or LOW:HIGH")
+@click.option("--output-tokens", default="16:64", show_default=True, help="one length or LOW:HIGH")
+@click.option("--cancel-share", type=click.FloatRange(0, 1), default=0.0, help="share of clients that leave midway")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--slo-ttft", default=1.0, show_default=True, help="s")
+@click.option("--slo-tpot", default=0.1, show_default=True, help="s")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="write a picture, .png or .svg")
+@click.option("--compare-batching", is_flag=True, help="the same load on continuous and on naive batching")
+@json_option
+def bench(options: MeshOptions, compare_batching: bool, **given: Any) -> None:
+    """Offer load and report what callers saw. Without --target: the mesh running here, or one for this run."""
+    from penstock.cli.bench import command
+
+    run_bench = command.compare_batching if compare_batching else command.bench
+    _run(run_bench(command.asked_for(**given, model=""), options))
 
 
 @cli.group()

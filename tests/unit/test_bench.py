@@ -1,0 +1,98 @@
+"""What `penstock bench` offers and how it counts."""
+
+import itertools
+
+import click
+import pytest
+
+from penstock.cli.bench.command import lengths
+from penstock.cli.bench.history import CANCELLED, OK, History
+from penstock.cli.bench.load import Lengths, Load
+from penstock.cli.bench.report import Slo, quantile, report
+
+
+def history(number, *, outcome=OK, code="OK", pieces=((0.5, 0, 1), (0.6, 1, 1), (0.7, 2, 1)), usage=None, retry=None):
+    made = History(number, started=0.0)
+    for now, first_index, count in pieces:
+        made.take(now, first_index, count)
+    made.usage_tokens = usage
+    made.end(1.0, outcome, code, retry)
+    return made
+
+
+def test_the_same_seed_offers_the_same_load_and_another_seed_another():
+    load = Load(requests=50, rate=10.0, cancel_share=0.5, seed=7)
+    assert list(load.items()) == list(load.items())
+    assert list(load.items()) != list(Load(requests=50, rate=10.0, cancel_share=0.5, seed=8).items())
+
+
+def test_lengths_stay_inside_their_range_and_reach_both_ends():
+    drawn = {item.output_tokens for item in Load(requests=500, output=Lengths(low=3, high=6)).items()}
+    assert drawn == {3, 4, 5, 6}
+
+
+def test_arrivals_of_a_rate_are_ordered_and_near_it():
+    items = list(Load(requests=2_000, rate=50.0).items())
+    assert all(earlier.at <= later.at for earlier, later in itertools.pairwise(items))
+    assert items[-1].at == pytest.approx(2_000 / 50.0, rel=0.1)
+
+
+def test_no_two_prompts_begin_alike():
+    prompts = [item.prompt for item in Load(requests=200).items()]
+    assert len({prompt.split()[0] for prompt in prompts}) == len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "errors"),
+    [
+        (((0.1, 0, 1), (0.2, 1, 2)), 0),
+        (((0.1, 0, 1), (0.2, 2, 1)), 1),  # token 1 is missing
+        (((0.1, 0, 2), (0.2, 1, 1)), 1),  # token 1 came twice
+        (((0.1, 1, 1),), 1),  # token 0 is missing
+    ],
+)
+def test_missing_and_doubled_tokens_are_counted(pieces, errors):
+    assert history(0, pieces=pieces).index_errors == errors
+
+
+def test_tokens_that_usage_knows_of_and_the_client_does_not_are_an_error():
+    assert history(0, usage=3).index_errors == 0
+    assert history(0, usage=4).index_errors == 1
+
+
+def test_sheds_cancels_and_failures_are_told_apart():
+    figures = report(
+        [
+            history(0),
+            history(1, outcome=CANCELLED),
+            history(2, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", pieces=(), retry=1.5),
+            history(3, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", pieces=()),
+            history(4, outcome="CONNECTION_LOST", code="UNAVAILABLE", pieces=()),
+        ],
+        wall=2.0,
+        cpu={"edge": 0.5},
+        slo=Slo(),
+    )
+    assert (figures["completed"], figures["cancelled"], figures["shed"], figures["failures"]) == (1, 1, 2, 1)
+    assert figures["shed_by_reason"] == {"QUEUE_FULL": 2}
+    assert figures["shed_without_retry_after"] == 1
+    assert figures["failures_by_reason"] == {"CONNECTION_LOST": 1}
+    assert figures["output_tokens"] == 6
+    assert figures["cpu_us_per_token_by_tier"] == {"edge": pytest.approx(0.5 / 6 * 1e6)}
+
+
+def test_goodput_counts_only_requests_inside_both_limits():
+    slow_first, slow_rest = ((1.5, 0, 1), (1.6, 1, 1)), ((0.1, 0, 1), (0.5, 1, 1))
+    histories = [history(0), history(1, pieces=slow_first), history(2, pieces=slow_rest)]
+    assert report(histories, wall=1.0, cpu={}, slo=Slo(ttft=1.0, tpot=0.2))["goodput_requests_per_s"] == 1.0
+
+
+def test_quantiles_interpolate():
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
+    assert quantile([5.0], 0.99) == 5.0
+
+
+@pytest.mark.parametrize("text", ["", "0", "a", "5:4", "1:b", "-3"])
+def test_a_length_that_is_none_is_refused_with_an_example(text):
+    with pytest.raises(click.BadParameter, match=r"64 or 16:128|two numbers"):
+        lengths(text)

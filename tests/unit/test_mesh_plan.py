@@ -1,0 +1,56 @@
+"""Which processes `penstock up` would start."""
+
+from pathlib import Path
+
+from penstock.cli.plan import MeshOptions, plan_mesh
+
+
+def planned(**asked):
+    return plan_mesh(MeshOptions(**asked), Path("/state"), "the-key", envoy="/bin/envoy")
+
+
+def test_every_process_has_a_name_and_a_port_of_its_own():
+    plan = planned(edges=3, queues=2, schedulers=2, workers=4)
+    names = [each.name for each in plan.processes]
+    addresses = [at for each in plan.processes for at in (each.address, each.http, each.admin) if at]
+    assert len(set(names)) == len(names) == 3 + 2 + 2 + 4 + 3
+    assert len(set(addresses)) == len(addresses)
+
+
+def test_default_ports_are_the_published_ones():
+    plan = planned()
+    assert (plan.grpc, plan.http, plan.front) == ("127.0.0.1:7001", "127.0.0.1:7080", "127.0.0.1:8080")
+    assert [each.address.rpartition(":")[2] for each in plan.processes] == [
+        "7002", "7003", "7004", "7005", "7001", "7006", "8080",
+    ]  # fmt: skip
+
+
+def test_the_base_port_shifts_every_port_alike():
+    plain, shifted = planned(), planned(base_port=9000)
+    for before, after in zip(plain.processes, shifted.processes, strict=True):
+        assert int(after.address.rpartition(":")[2]) - int(before.address.rpartition(":")[2]) == 2000
+
+
+def test_without_envoy_there_is_no_routing_either():
+    tiers = {each.tier for each in planned(envoy=False).processes}
+    assert tiers == {"auth", "queue", "scheduler", "worker", "edge"}
+
+
+def test_every_edge_knows_every_queue_and_every_scheduler_too():
+    plan = planned(edges=2, queues=3, schedulers=2)
+    queues = ",".join(each.address for each in plan.of("queue"))
+    assert {each.environment["PENSTOCK_EDGE_QUEUES"] for each in plan.of("edge")} == {queues}
+    assert {each.environment["PENSTOCK_SCHEDULER_QUEUES"] for each in plan.of("scheduler")} == {queues}
+
+
+def test_workers_are_spread_over_the_schedulers_and_know_the_others():
+    plan = planned(schedulers=2, workers=4)
+    first = [each.environment["PENSTOCK_WORKER_SCHEDULERS"].split(",")[0] for each in plan.of("worker")]
+    assert sorted(first) == sorted([each.address for each in plan.of("scheduler")] * 2)
+    assert all(each.environment["PENSTOCK_WORKER_SCHEDULERS"].count(",") == 1 for each in plan.of("worker"))
+
+
+def test_a_setting_reaches_the_processes_of_its_tier_alone():
+    plan = planned(settings=("PENSTOCK_QUEUE_MAX_DEPTH=7",))
+    with_it = [each.tier for each in plan.processes if "PENSTOCK_QUEUE_MAX_DEPTH" in each.environment]
+    assert with_it == ["queue"]
