@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
 from penstock.chassis.channels import channel
+from penstock.chassis.config import describe, load, settings
 from penstock.chassis.errors import error_from_rpc
 from penstock.cli.screen import answers
 from penstock.v1 import admin_pb2
@@ -121,15 +122,12 @@ async def snapshot(call: AdminCall) -> None:
 
 def show_config(tier: str, *, as_json: bool) -> None:
     """Print the configuration that `tier` would start with here; raises ConfigError for what it would refuse."""
-    chassis_config = importlib.import_module("penstock.chassis.config")
     module = importlib.import_module(f"penstock.{tier}.config")
-    config = chassis_config.load(getattr(module, f"{tier.capitalize()}Config"), f"PENSTOCK_{tier.upper()}_")
-    described = chassis_config.describe(config)
+    config = load(getattr(module, f"{tier.capitalize()}Config"), tier)
     if as_json:
-        answers.print_json(data=described)
+        answers.print_json(data=settings(config))
         return
-    for name, value in described.items():
-        answers.print(f"PENSTOCK_{tier.upper()}_{name.upper()}={value}", markup=False, soft_wrap=True)
+    answers.print(describe(config, tier), markup=False, soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:
