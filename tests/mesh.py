@@ -1,0 +1,123 @@
+"""A whole mesh as real processes, for system tests: the one `penstock up` runs, on free ports."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from penstock.chassis.channels import channel
+from penstock.cli.mesh import LocalMesh, local_mesh
+from penstock.cli.plan import MeshOptions
+from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot, WatchSnapshotRequest
+from penstock.v1.admin_pb2_grpc import AdminStub
+from penstock.v1.inference_pb2 import GenerateRequest, Sampling
+from penstock.v1.inference_pb2_grpc import InferenceStub
+
+PATIENCE = 30.0  # s; a bound for what must happen, never a wait for what may
+
+# What must be back at zero when nothing runs, by tier.
+RESIDUE = {
+    "edge": ("flights", "reservations_open"),
+    "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
+    "queue": ("waiting", "waiting_tokens", "offered", "leased"),
+    "scheduler": ("leases", "promised_blocks"),
+    "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked"),
+}
+
+
+@asynccontextmanager
+async def running_mesh(**asked) -> AsyncIterator[LocalMesh]:
+    async with local_mesh(MeshOptions(base_port=0, **{"envoy": False, **asked})) as mesh:
+        yield mesh
+
+
+@dataclass
+class Caller:
+    """A client of one address with the mesh's key, over the bare stub."""
+
+    stub: InferenceStub
+    metadata: tuple[tuple[str, str], ...]
+
+    def generate(self, **request):
+        return self.stub.Generate(GenerateRequest(**request), metadata=self.metadata, timeout=PATIENCE * 4)
+
+
+@asynccontextmanager
+async def caller(mesh: LocalMesh, address: str = "") -> AsyncIterator[Caller]:
+    async with channel(address or mesh.plan.grpc) as to_edge:
+        yield Caller(InferenceStub(to_edge), (("authorization", f"Bearer {mesh.api_key}"),))
+
+
+def greedy(prompt: str, tokens: int) -> dict[str, object]:
+    """Fields of a request whose answer is the same each time and exactly `tokens` long."""
+    sampling = Sampling(temperature=0.0)
+    return {"text": prompt, "max_output_tokens": tokens, "sampling": sampling, "ignore_eos": True}
+
+
+@dataclass
+class Answer:
+    """What a whole stream carried."""
+
+    text: str
+    token_ids: list[int]
+    indexes: list[int]
+    usage_tokens: int
+
+
+async def read_all(call) -> Answer:
+    """Read a Generate call to its end; raises AioRpcError when it fails."""
+    answer = Answer("", [], [], 0)
+    async for frame in call:
+        kind = frame.WhichOneof("frame")
+        if kind == "delta":
+            answer.text += frame.delta.text
+            first = frame.delta.first_index
+            answer.indexes += range(first, first + len(frame.delta.token_ids))
+            answer.token_ids += frame.delta.token_ids
+        elif kind == "finished":
+            answer.usage_tokens = frame.finished.usage.output_tokens
+    return answer
+
+
+async def snapshot(address: str) -> Snapshot:
+    async with channel(address) as to_process:
+        return (await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot
+
+
+async def figure(mesh: LocalMesh, tier: str, name: str) -> float:
+    """Sum of one figure over the live processes of a tier."""
+    alive = [child.spec.address for child in mesh.processes.children if child.spec.tier == tier and child.is_alive]
+    return sum([(await snapshot(address)).figures[name] for address in alive])
+
+
+async def until(address: str, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """Watch a process's figures until they satisfy `condition`; the last ones are in the failure otherwise."""
+    request = WatchSnapshotRequest()
+    request.interval.FromMilliseconds(100)
+    figures: dict[str, float] = {}
+    async with channel(address) as to_process:
+        watch = AdminStub(to_process).WatchSnapshot(request)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                async for answer in watch:
+                    figures = dict(answer.snapshot.figures)
+                    if condition(figures):
+                        return figures
+        except TimeoutError:
+            message = f"{address} never got there: {figures}"
+            raise AssertionError(message) from None
+        except grpc.aio.AioRpcError as error:
+            message = f"{address} went away: {error.details()}"
+            raise AssertionError(message) from None
+    message = f"{address} stopped answering: {figures}"
+    raise AssertionError(message)
+
+
+async def at_rest(mesh: LocalMesh) -> None:
+    """Wait until no live process holds anything for a request; a figure that is missing fails as well."""
+    for child in mesh.processes.children:
+        names = RESIDUE.get(child.spec.tier, ())
+        if child.is_alive and names:
+            await until(child.spec.address, lambda figures, names=names: all(figures[name] == 0 for name in names))

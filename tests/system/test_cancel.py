@@ -1,0 +1,60 @@
+"""A client that leaves, at any moment and by any door, costs nothing afterwards."""
+
+import asyncio
+import random
+
+import grpc
+import httpx
+from mesh import at_rest, caller, figure, greedy, running_mesh
+
+CANCELS = 200
+AT_ONCE = 40  # more than the slots below, so that some leave while they wait
+
+
+async def leave_grpc(client, rng):
+    call = client.generate(**greedy("many words " * rng.randrange(1, 60), 200))
+    stay = rng.choice([0, 0, 1, 2, rng.randrange(60)])
+    seen = 0
+    try:
+        async for frame in call:
+            if stay == 0 or seen >= stay:
+                break
+            seen += len(frame.delta.token_ids)
+        call.cancel()
+        await call.wait_for_connection()
+    except (asyncio.CancelledError, grpc.aio.AioRpcError):
+        assert call.cancelled()
+
+
+async def leave_http(http, rng):
+    body = {"prompt": "many words " * rng.randrange(1, 60), "max_tokens": 200, "stream": True, "ignore_eos": True}
+    stay = rng.choice([0, 1, rng.randrange(60)])
+    async with http.stream("POST", "/completions", json=body) as response:
+        assert response.status_code == httpx.codes.OK, await response.aread()
+        lines = response.aiter_lines()
+        for _ in range(stay):
+            await anext(lines)
+
+
+async def test_two_hundred_clients_leave_at_random_moments_and_nothing_is_left_behind(tiny_model):
+    rng = random.Random(11)
+    settings = ("PENSTOCK_WORKER_SLOTS=8", "PENSTOCK_WORKER_TOKEN_BUDGET=64")
+    async with running_mesh(engine="sim", model=tiny_model, settings=settings) as mesh, caller(mesh) as client:
+        headers = {"authorization": f"Bearer {mesh.api_key}"}
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=f"http://{mesh.plan.http}/v1", headers=headers, limits=limits, timeout=60.0
+        ) as http:
+            gate = asyncio.Semaphore(AT_ONCE)
+
+            async def leave(number):
+                async with gate:
+                    await (leave_http(http, rng) if number % 2 else leave_grpc(client, rng))
+
+            await asyncio.gather(*(leave(number) for number in range(CANCELS)))
+        await at_rest(mesh)
+        cancels, receipts = await figure(mesh, "edge", "cancels"), await figure(mesh, "edge", "receipts")
+        started = await figure(mesh, "worker", "cancels")
+        assert cancels > CANCELS / 2
+        assert receipts == started
+        assert await figure(mesh, "worker", "tokens_wasted_after_cancel") <= started

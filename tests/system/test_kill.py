@@ -1,0 +1,26 @@
+"""A worker that is killed costs its clients nothing but a moment."""
+
+import asyncio
+
+from mesh import at_rest, caller, greedy, read_all, running_mesh, until
+
+STREAMS = 8
+TOKENS = 120
+
+
+async def test_streams_of_a_killed_worker_go_on_elsewhere_with_the_very_same_text(tiny_model):
+    prompts = [f"stream number {number} says" for number in range(STREAMS)]
+    settings = ("PENSTOCK_WORKER_TORCH_THREADS=1", "PENSTOCK_WORKER_DTYPE=float32")
+    async with running_mesh(workers=2, model=tiny_model, settings=settings) as mesh, caller(mesh) as client:
+        calm = [await read_all(client.generate(**greedy(prompt, TOKENS))) for prompt in prompts]
+        reading = [asyncio.create_task(read_all(client.generate(**greedy(prompt, TOKENS)))) for prompt in prompts]
+        victim = next(child for child in mesh.processes.children if child.spec.name == "worker-1")
+        figures = await until(victim.spec.address, lambda figures: figures["running"] >= 1)
+        assert figures["running"] >= 1
+        victim.process.kill()
+        stormy = await asyncio.gather(*reading)
+        assert [answer.text for answer in stormy] == [answer.text for answer in calm]
+        assert [answer.token_ids for answer in stormy] == [answer.token_ids for answer in calm]
+        assert all(answer.indexes == list(range(TOKENS)) for answer in stormy)
+        assert all(answer.usage_tokens == TOKENS for answer in stormy)
+        await at_rest(mesh)

@@ -1,0 +1,42 @@
+"""A full queue says so at once, and those inside it are served."""
+
+import asyncio
+
+import grpc
+import httpx
+from mesh import at_rest, caller, greedy, read_all, running_mesh, until
+
+from penstock.chassis.errors import Overloaded, error_from_rpc
+
+DEPTH = 100
+
+
+async def test_the_request_beyond_the_bound_hears_so_at_once_while_the_others_finish(tiny_model):
+    settings = (
+        f"PENSTOCK_QUEUE_MAX_TICKETS={DEPTH}",
+        "PENSTOCK_WORKER_SLOTS=1",
+        "PENSTOCK_SCHEDULER_LOOK_AHEAD=0",
+    )
+    async with running_mesh(engine="sim", model=tiny_model, settings=settings) as mesh, caller(mesh) as client:
+        running = asyncio.create_task(read_all(client.generate(**greedy("the one that runs", 400))))
+        worker, queue = mesh.plan.of("worker")[0].address, mesh.plan.of("queue")[0].address
+        await until(worker, lambda figures: figures["running"] == 1)
+        waiting = [asyncio.create_task(read_all(client.generate(**greedy("waits", 1)))) for _ in range(DEPTH)]
+        await until(queue, lambda figures: figures["waiting"] == DEPTH)
+
+        refused = (await asyncio.gather(read_all(client.generate(**greedy("too many", 1))), return_exceptions=True))[0]
+        assert isinstance(refused, grpc.aio.AioRpcError)
+        error = error_from_rpc(refused)
+        assert (type(error), error.reason) == (Overloaded, "QUEUE_FULL")
+        assert error.retry_after > 0
+
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {mesh.api_key}"}) as http:
+            answer = await http.post(f"http://{mesh.plan.http}/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
+        assert answer.json()["error"]["code"] == "QUEUE_FULL"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert float(answer.headers["retry-after-ms"]) > 0
+
+        finished = await asyncio.gather(running, *waiting)
+        assert [answer.usage_tokens for answer in finished] == [400] + [1] * DEPTH
+        await at_rest(mesh)
