@@ -1,0 +1,114 @@
+"""Between the contract's messages and the core's values. No policy, and nothing that can fail."""
+
+import hashlib
+import math
+import zlib
+from datetime import timedelta
+from typing import Any
+
+from penstock.chassis.errors import PenstockError
+from penstock.mesh.v1 import worker_pb2 as pb
+from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
+from penstock.worker.card import ModelCard
+from penstock.worker.effects import Ended, Tokens
+from penstock.worker.interface import Finished, FinishReason, SamplingParams, SequenceSpec
+from penstock.worker.run import Run, Times
+
+NANO = 1_000_000_000
+_REASONS = {FinishReason.STOP: FINISH_REASON_STOP, FinishReason.LENGTH: FINISH_REASON_LENGTH}
+
+
+def run_from(start: pb.Start, *, stream: int, seq_id: int, now: float) -> Run:
+    spec = SequenceSpec(
+        seq_id=seq_id,
+        token_ids=list(start.token_ids),
+        emitted=start.emitted,
+        max_output_tokens=start.max_output_tokens,
+        stop_ids=frozenset(start.stop_token_ids),
+        ignore_eos=start.ignore_eos,
+        sampling=sampling_from(start.sampling),
+        seed=start.sampling.seed,
+        cache_salt=start.cache_salt,
+    )
+    return Run(
+        stream=stream,
+        handle=start.handle,
+        lease_id=start.lease_id,
+        ticket_id=start.ticket_id,
+        spec=spec,
+        arrived_at=now,
+        deadline=start.deadline_unix_nano / NANO if start.deadline_unix_nano else math.inf,
+        traceparent=start.traceparent,
+    )
+
+
+def sampling_from(sampling: Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        logprobs=sampling.logprobs,
+    )
+
+
+def step_frame(tokens: Tokens) -> pb.ExecuteResponse:
+    step = pb.Step(handles=tokens.handles, token_ids=tokens.token_ids, indexes=tokens.indexes, step=tokens.step)
+    if tokens.has_logprobs:
+        step.logprobs.extend(tokens.logprobs)
+    return pb.ExecuteResponse(step=step)
+
+
+def ended_frame(ended: Ended) -> pb.ExecuteResponse:
+    outcome, handle = ended.outcome, ended.run.handle
+    if isinstance(outcome, PenstockError):
+        return pb.ExecuteResponse(refused=pb.RunRefused(handle=handle, failure=outcome.failure()))
+    times = _times(ended.run.times(ended.at))
+    if isinstance(outcome, Finished):
+        finished = pb.RunFinished(
+            handle=handle,
+            reason=_REASONS[outcome.reason],
+            output_tokens=outcome.output_tokens,
+            cached_prompt_tokens=outcome.cached_tokens,
+            times=times,
+        )
+        return pb.ExecuteResponse(finished=finished)
+    stopped = pb.Stopped(
+        handle=handle,
+        tokens_emitted=outcome.output_tokens,
+        kv_blocks_freed=outcome.blocks_freed,
+        step=ended.step,
+        times=times,
+    )
+    return pb.ExecuteResponse(stopped=stopped)
+
+
+def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
+    message = pb.ModelCard(
+        name=card.name,
+        context_length=card.context_length,
+        vocabulary_size=card.vocab_size,
+        eos_token_ids=card.eos_ids,
+        chat_template=card.chat_template,
+        tokenizer_json_zlib=zlib.compress(card.tokenizer_json.encode()),
+        block_size=block_size,
+    )
+    if card.add_bos and card.bos_id is not None:
+        message.bos_token_id = card.bos_id
+    message.digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).hexdigest()
+    return message
+
+
+def set_duration(duration: Any, seconds: float) -> None:
+    duration.FromTimedelta(timedelta(seconds=max(0.0, seconds)))
+
+
+def _times(times: Times) -> pb.RunTimes:
+    message = pb.RunTimes()
+    set_duration(message.wait, times.wait)
+    set_duration(message.prefill, times.prefill)
+    set_duration(message.decode, times.decode)
+    return message

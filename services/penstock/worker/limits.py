@@ -1,0 +1,59 @@
+"""What a START may ask of this worker, checked before its engine hears of it."""
+
+from dataclasses import dataclass
+
+from penstock.worker.errors import StartInvalid, exceeds_context, exceeds_pool
+from penstock.worker.interface import SamplingParams, SequenceSpec
+
+SALT_BYTES = 16
+MAX_TOP_K = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Told by the engine once its model is loaded."""
+
+    context_length: int  # tokens
+    vocabulary: int  # token ids
+    blocks: int
+    block_size: int  # tokens
+
+    def blocks_for(self, spec: SequenceSpec) -> int:
+        """KV blocks that a sequence can come to hold."""
+        return -(-(len(spec.token_ids) + spec.max_output_tokens) // self.block_size)
+
+    def check(self, spec: SequenceSpec) -> None:
+        """Raise StartInvalid or PromptTooLong for what this worker can never run, with the numbers."""
+        prompt, output = len(spec.token_ids), spec.max_output_tokens
+        if not 0 <= spec.emitted < prompt:
+            raise StartInvalid(f"{spec.emitted} of {prompt} token ids are said to be emitted; a prompt must be left")
+        if output < 1:
+            raise StartInvalid("max_output_tokens is 0; it must be at least 1")
+        if max(spec.token_ids) >= self.vocabulary:  # an engine would index beyond its embedding
+            raise StartInvalid(f"token id {max(spec.token_ids)} is outside the vocabulary of {self.vocabulary}")
+        if len(spec.cache_salt) not in (0, SALT_BYTES):
+            raise StartInvalid(f"cache_salt has {len(spec.cache_salt)} bytes; it must have {SALT_BYTES} or none")
+        _check_sampling(spec.sampling)
+        if prompt + output > self.context_length:
+            raise exceeds_context(prompt, output, self.context_length)
+        needed = self.blocks_for(spec)
+        if needed > self.blocks:
+            raise exceeds_pool(prompt, output, needed, self.blocks)
+
+
+def _check_sampling(params: SamplingParams) -> None:
+    """Hold what the contract says of each field; the comparisons refuse NaN too."""
+    allowed = (
+        ("temperature", params.temperature, 0 <= params.temperature <= 2),
+        ("top_p", params.top_p, 0 < params.top_p <= 1),
+        ("top_k", params.top_k, 0 <= params.top_k <= MAX_TOP_K),
+        ("min_p", params.min_p, 0 <= params.min_p <= 1),
+        ("presence_penalty", params.presence_penalty, -2 <= params.presence_penalty <= 2),
+        ("frequency_penalty", params.frequency_penalty, -2 <= params.frequency_penalty <= 2),
+        ("repetition_penalty", params.repetition_penalty, 0 <= params.repetition_penalty <= 2),
+    )
+    for name, value, is_allowed in allowed:
+        if not is_allowed:
+            raise StartInvalid(
+                f"sampling.{name} is {value}, outside what the contract allows", field=f"sampling.{name}"
+            )

@@ -1,0 +1,76 @@
+"""One run on this worker: a START and all that came of it."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from penstock.worker.interface import SequenceSpec
+
+
+class Ending(Enum):
+    """Why a run is being taken out of the engine before its own end."""
+
+    CANCEL = auto()  # the edge said so and gets a receipt
+    DEADLINE = auto()
+    REVOKED = auto()  # its scheduler took the lease back
+    STREAM_LOST = auto()
+    SUPERSEDED = auto()  # its handle was used again, so no frame can name it any more
+
+    @property
+    def is_silent(self) -> bool:
+        return self in (Ending.STREAM_LOST, Ending.SUPERSEDED)
+
+
+class Times(NamedTuple):
+    """Where a run's time on the worker went, in s; what it never came to is 0."""
+
+    wait: float
+    prefill: float
+    decode: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Run:
+    """Changed by `RunBook` alone. All moments are Unix seconds."""
+
+    stream: int  # of which edge
+    handle: int  # its name on that stream
+    lease_id: str
+    ticket_id: str
+    spec: SequenceSpec
+    arrived_at: float
+    deadline: float = math.inf
+    traceparent: str = ""
+    tokens: int = 0  # made, sent or not
+    cached_tokens: int = 0  # of the prompt
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    ending: Ending | None = None
+
+    def __repr__(self) -> str:
+        state = f"ending by {self.ending.name}" if self.ending else f"{self.tokens} tokens"
+        return f"<Run {self.seq_id} of stream {self.stream}, handle {self.handle}: {state}>"
+
+    @property
+    def seq_id(self) -> int:
+        return self.spec.seq_id
+
+    def admit(self, cached_tokens: int, at: float) -> None:
+        if self.admitted_at is None:  # a preempted run is admitted again; its wait was over with the first time
+            # The step began before it was known that the run had arrived in time for it.
+            self.admitted_at, self.cached_tokens = max(at, self.arrived_at), cached_tokens
+
+    def add_token(self, at: float) -> None:
+        self.tokens += 1
+        self.last_token_at = at
+        if self.first_token_at is None:
+            self.first_token_at = at
+
+    def times(self, now: float) -> Times:
+        """The three add up to the time from arrival to the last token, or to `now` for a run that had none."""
+        admitted = now if self.admitted_at is None else self.admitted_at
+        first = now if self.first_token_at is None else self.first_token_at
+        last = first if self.last_token_at is None else self.last_token_at
+        return Times(wait=admitted - self.arrived_at, prefill=first - admitted, decode=last - first)

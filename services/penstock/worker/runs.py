@@ -1,0 +1,259 @@
+"""Which runs this worker has, on which edge's stream, and what becomes of each. Knows no clock, pipe or stream.
+
+A run comes by a START under a lease; a START that overtook its lease's announcement is parked for a moment. Every run
+ends in exactly one `Ended`, whatever happens to its edge, its lease, its deadline or the engine; what was taken out of
+the engine ends when the engine says that it let go.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from penstock.chassis.errors import PenstockError
+from penstock.worker import refusals
+from penstock.worker.effects import (
+    AddSequence,
+    CancelSequence,
+    Effect,
+    Ended,
+    LeasesReleased,
+    LeaseStarted,
+    Outcome,
+)
+from penstock.worker.errors import StartInvalid
+from penstock.worker.interface import Cancelled, Finished, StepResult
+from penstock.worker.leases import LeaseBook
+from penstock.worker.limits import Limits
+from penstock.worker.refusals import LeaseLost
+from penstock.worker.run import Ending, Run
+from penstock.worker.spread import RunCounts, spread
+from penstock.worker.timers import Timers
+
+
+@dataclass(slots=True, kw_only=True)
+class RunBook:
+    """Calls say what happened; the returned effects say what is to be done, in order.
+
+    `closed` is why nothing can start now (the engine loads, or died); None when it can.
+    """
+
+    leases: LeaseBook
+    park_for: float = 1.0  # s that a START waits for its lease to be announced
+    max_parked: int = 1_024  # runs; a START beyond them is refused as if its time were over
+    closed: PenstockError | None = field(default_factory=refusals.loading)
+    is_draining: bool = False
+    step: int = 0  # the engine's last
+    counts: RunCounts = field(default_factory=RunCounts)
+    parked: dict[str, Run] = field(default_factory=dict)  # by lease
+    running: dict[int, Run] = field(default_factory=dict)  # by seq_id: all that the engine has
+    streams: dict[int, dict[int, Run]] = field(default_factory=dict)  # by handle, for each edge stream
+    _limits: Limits | None = None
+    _due: Timers[tuple[str, str] | int] = field(default_factory=Timers)
+    _last_seq_id: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<RunBook {len(self.leases.expected)} expected, {len(self.parked)} parked, {len(self.running)} running "
+            f"on {len(self.streams)} streams>"
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, and nothing may yet come under a lease already granted."""
+        return not (self.running or self.parked or self.leases.expected)
+
+    @property
+    def next_expiry(self) -> float | None:
+        return self._due.next
+
+    def new_seq_id(self) -> int:
+        """Never used before, not even in an engine that died."""
+        self._last_seq_id += 1
+        return self._last_seq_id
+
+    # What an edge does.
+
+    def open_stream(self, stream: int) -> None:
+        self.streams[stream] = {}
+
+    def close_stream(self, stream: int, now: float) -> list[Effect]:
+        runs = list(self.streams[stream].values())
+        effects = [effect for run in runs for effect in self._take_out(run, Ending.STREAM_LOST, now)]
+        del self.streams[stream]
+        return effects
+
+    def start(self, run: Run, now: float) -> list[Effect]:
+        handles = self.streams[run.stream]
+        if run.handle in handles:
+            effects = self._take_out(handles.pop(run.handle), Ending.SUPERSEDED, now)
+            reused = StartInvalid(f"handle {run.handle} names a run already; both end, as nobody could tell them apart")
+            return [*effects, self._ended(run, reused, now)]
+        handles[run.handle] = run
+        return self._claim(run, now)
+
+    def cancel(self, stream: int, handle: int, now: float) -> list[Effect]:
+        run = self.streams[stream].get(handle)
+        if run is None:
+            return []
+        self.counts.cancels += run.ending is None
+        return self._take_out(run, Ending.CANCEL, now)
+
+    # What a scheduler does.
+
+    def expect(self, lease_id: str, ticket_id: str, worker_id: str, lapses_at: float, now: float) -> list[Effect]:
+        if not self.leases.expect(lease_id, ticket_id, worker_id):
+            # Its START was refused before this came: the scheduler is to free what it set aside.
+            return [LeasesReleased((lease_id,))] if self.leases.is_past(lease_id) else []
+        run = self.parked.pop(lease_id, None)
+        if run is None:
+            self._due.set(("lease", lease_id), lapses_at)
+            return []
+        return self._claim(run, now)
+
+    def revoke(self, lease_id: str, now: float) -> list[Effect]:
+        """A running lease is given up too: its scheduler counts on the capacity, so START and revoke have crossed."""
+        run = self.parked.get(lease_id) or next((r for r in self.running.values() if r.lease_id == lease_id), None)
+        if run is not None:
+            return self._take_out(run, Ending.REVOKED, now)
+        self._end_lease(lease_id)
+        return []
+
+    # What the engine does.
+
+    def engine_ready(self, limits: Limits) -> None:
+        self._limits, self.closed, self.step = limits, None, 0
+
+    def engine_lost(self, error: PenstockError, now: float) -> list[Effect]:
+        """End all runs: those to be cancelled have what they wanted, the others are refused with `error`."""
+        self.closed = error
+        effects: list[Effect] = []
+        for run in (*self.parked.values(), *self.running.values()):
+            gone = Cancelled(run.seq_id, run.tokens, 0)
+            effects += self._end(run, error if run.ending is None else _outcome(run, gone), now)
+        return _told_at_once(effects)
+
+    def engine_refused(self, seq_id: int, error: PenstockError, now: float) -> list[Effect]:
+        run = self.running.get(seq_id)
+        return self._end(run, error, now) if run else []
+
+    def stepped(self, result: StepResult, began_at: float, now: float) -> list[Effect]:
+        self.step = result.step
+        self.counts.engine_steps += 1
+        for seq_id, cached_tokens in result.admitted:
+            if seq_id in self.running:
+                self.running[seq_id].admit(cached_tokens, began_at)
+        effects: list[Effect] = [*spread(result, self.running, self.counts, now)]
+        outcomes: list[Finished | Cancelled] = [*result.cancelled, *result.finished]
+        for outcome in outcomes:
+            if run := self.running.get(outcome.seq_id):
+                effects += self._end(run, _outcome(run, outcome), now)
+        return _told_at_once(effects)
+
+    # What time does.
+
+    def expire(self, now: float) -> list[Effect]:
+        """End what fell due: announcements that never came, leases that nobody started, deadlines."""
+        effects: list[Effect] = []
+        for key in self._due.due(now):
+            if isinstance(key, int):
+                effects += self._take_out(self.running[key], Ending.DEADLINE, now)
+            elif key[0] == "lease":
+                self._end_lease(key[1])
+            else:
+                run = self.parked[key[1]]
+                late = run.deadline <= now
+                effects += self._end(run, refusals.too_late() if late else self._unannounced(run), now)
+        return effects
+
+    def drain(self, now: float) -> list[Effect]:
+        """Refuse from now on what has no lease yet; leases already granted may still start."""
+        self.is_draining = True
+        return [effect for run in list(self.parked.values()) for effect in self._end(run, refusals.draining(), now)]
+
+    def _claim(self, run: Run, now: float) -> list[Effect]:
+        """Take the run's lease and start it, or refuse it, or park it until the lease is announced."""
+        try:
+            if not self.leases.take(run.lease_id, run.ticket_id):
+                return self._park(run, now)
+        except LeaseLost as lost:
+            return [self._ended(run, lost, now)]
+        self._forget_timers(run.lease_id)
+        self.running[run.seq_id] = run
+        try:
+            self._check(run, now)
+        except PenstockError as error:
+            return [LeaseStarted(run.lease_id), *self._end(run, error, now)]
+        if run.deadline < math.inf:
+            self._due.set(run.seq_id, run.deadline)
+        return [LeaseStarted(run.lease_id), AddSequence(run.spec)]
+
+    def _check(self, run: Run, now: float) -> None:
+        if self.closed or self._limits is None:
+            raise self.closed or refusals.loading()
+        if run.deadline <= now:
+            raise refusals.too_late()
+        self._limits.check(run.spec)
+
+    def _park(self, run: Run, now: float) -> list[Effect]:
+        if run.lease_id in self.parked:
+            return [self._ended(run, LeaseLost(f"lease {run.lease_id} was started already"), now)]
+        if self.closed or self.is_draining or len(self.parked) >= self.max_parked:
+            return self._end(run, self._unannounced(run), now)
+        self.parked[run.lease_id] = run
+        self._due.set(("parked", run.lease_id), min(now + self.park_for, run.deadline))
+        return []
+
+    def _unannounced(self, run: Run) -> PenstockError:
+        if self.is_draining:
+            return refusals.draining()
+        return self.closed or refusals.lease_unannounced(run.lease_id)
+
+    def _take_out(self, run: Run, ending: Ending, now: float) -> list[Effect]:
+        """Have the engine let go of a run; one that it does not have yet ends at once."""
+        was_asked = run.ending is not None
+        if not was_asked or ending.is_silent:
+            run.ending = ending
+        if run.seq_id not in self.running:
+            return self._end(run, _outcome(run, Cancelled(run.seq_id, 0, 0)), now)
+        return [] if was_asked else [CancelSequence(run.seq_id)]
+
+    def _end(self, run: Run, outcome: Outcome, now: float) -> list[Effect]:
+        """Forget a run and its lease; only the lease of a started run is known to be held by its scheduler."""
+        was_started = self.running.pop(run.seq_id, None) is not None
+        self._due.drop(run.seq_id)
+        self._end_lease(run.lease_id)
+        ended = self._ended(run, outcome, now)
+        return [ended, LeasesReleased((run.lease_id,))] if was_started else [ended]
+
+    def _end_lease(self, lease_id: str) -> None:
+        self.parked.pop(lease_id, None)
+        self._forget_timers(lease_id)
+        self.leases.end(lease_id)
+
+    def _forget_timers(self, lease_id: str) -> None:
+        self._due.drop(("lease", lease_id))
+        self._due.drop(("parked", lease_id))
+
+    def _ended(self, run: Run, outcome: Outcome, now: float) -> Ended:
+        handles = self.streams.get(run.stream, {})
+        if handles.get(run.handle) is run:
+            del handles[run.handle]
+        return Ended(run, outcome, now, self.step, answers=not (run.ending and run.ending.is_silent))
+
+
+def _outcome(run: Run, outcome: Finished | Cancelled) -> Outcome:
+    """What a run's edge hears when the engine is done with it.
+
+    The last tokens of a run past its deadline were held back, so it has not finished, whatever the engine says.
+    """
+    if run.ending is Ending.DEADLINE:
+        return refusals.too_late()
+    return refusals.lease_revoked(run.lease_id) if run.ending is Ending.REVOKED else outcome
+
+
+def _told_at_once(effects: list[Effect]) -> list[Effect]:
+    """One frame tells the scheduler all leases that ended together."""
+    lease_ids = [each for effect in effects if isinstance(effect, LeasesReleased) for each in effect.lease_ids]
+    if not lease_ids:
+        return effects
+    others = [effect for effect in effects if not isinstance(effect, LeasesReleased)]
+    return [*others, LeasesReleased(tuple(lease_ids))]

@@ -1,0 +1,38 @@
+"""One step's tokens, sorted by the edge streams that wait for them. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.worker.effects import Tokens
+from penstock.worker.interface import StepResult
+from penstock.worker.run import Run
+
+
+@dataclass(slots=True)
+class RunCounts:
+    """Since the start of the process."""
+
+    engine_steps: int = 0
+    tokens_generated: int = 0
+    tokens_wasted_after_cancel: int = 0
+    cancels: int = 0
+
+
+def spread(result: StepResult, running: Mapping[int, Run], counts: RunCounts, now: float) -> list[Tokens]:
+    """Return one `Tokens` per stream; a token that nobody waits for any more is counted and dropped."""
+    groups: dict[int, Tokens] = {}
+    columns = zip(result.seq_ids, result.tokens, result.indexes, result.logprobs, strict=True)
+    for seq_id, token, index, logprob in columns:
+        run = running.get(seq_id)
+        if run is None:
+            continue
+        run.add_token(now)
+        counts.tokens_generated += 1
+        if run.ending:
+            counts.tokens_wasted_after_cancel += 1
+            continue
+        group = groups.get(run.stream)
+        if group is None:
+            group = groups[run.stream] = Tokens(run.stream, result.step)
+        group.add(run, token, index, logprob)
+    return list(groups.values())
