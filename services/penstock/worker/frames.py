@@ -7,11 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.chassis.errors import PenstockError
+from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
 from penstock.worker.card import ModelCard
 from penstock.worker.effects import Ended, Tokens
 from penstock.worker.interface import Finished, FinishReason, SamplingParams, SequenceSpec
+from penstock.worker.load import Load
 from penstock.worker.run import Run, Times
 
 NANO = 1_000_000_000
@@ -102,13 +104,25 @@ def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
     return message
 
 
-def set_duration(duration: Any, seconds: float) -> None:
-    duration.FromTimedelta(timedelta(seconds=max(0.0, seconds)))
+def report_frame(load: Load) -> scheduler_pb2.AttachRequest:
+    report = scheduler_pb2.Report(
+        running=load.running,
+        free_kv_blocks=load.free_blocks,
+        prefill_backlog_tokens=load.prefill_backlog_tokens,
+        tokens_per_second=load.tokens_per_second,
+    )
+    if load.step_time is not None:
+        _set_duration(report.step_time, load.step_time)
+    return scheduler_pb2.AttachRequest(report=report)
+
+
+def _set_duration(duration: Any, seconds: float) -> None:
+    duration.FromTimedelta(timedelta(seconds=seconds))
 
 
 def _times(times: Times) -> pb.RunTimes:
     message = pb.RunTimes()
-    set_duration(message.wait, times.wait)
-    set_duration(message.prefill, times.prefill)
-    set_duration(message.decode, times.decode)
+    _set_duration(message.wait, times.wait)
+    _set_duration(message.prefill, times.prefill)
+    _set_duration(message.decode, times.decode)
     return message

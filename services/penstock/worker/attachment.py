@@ -1,0 +1,124 @@
+"""This worker's session with the one scheduler that places on it.
+
+It attaches to one of the schedulers at a time: whenever the stream is refused, cut or ended, the next attempt goes to
+the next address. It is attached only while its engine can take work.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import grpc
+
+from penstock.chassis.channels import AddressWatch, channel
+from penstock.chassis.lifecycle import background
+from penstock.chassis.streams import Link
+from penstock.mesh.v1 import scheduler_pb2 as pb
+from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from penstock.v1.stream_pb2 import Hello
+from penstock.worker.frames import report_frame
+from penstock.worker.load import Load
+
+PART_TIMEOUT = 1.0  # s; for the scheduler to close the stream after our `end`
+
+
+class Attachment:
+    """`run` keeps the session between `attach` and `detach`; the other methods are plain calls on the loop."""
+
+    def __init__(
+        self,
+        schedulers: Sequence[str],
+        hello: Hello,
+        *,
+        profile: Callable[[], pb.Profile],
+        on_frame: Callable[[pb.AttachResponse], None],
+    ) -> None:
+        """`profile` is asked at each attachment: it lists the leases that run by then."""
+        self._watch = AddressWatch(schedulers)
+        self._profile = profile
+        self._addresses: list[str] = []
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        # Workers start at different schedulers, so a fleet spreads over them.
+        self._turn = random.randrange(1_000_000)  # noqa: S311  # spreads, guards nothing
+        self._known, self._wanted, self._unwanted, self._down = (asyncio.Event() for _ in range(4))
+        self._load: Load | None = None
+        self._told: Load | None = None
+        self._parting = ""
+        self._link = Link[pb.AttachRequest, pb.AttachResponse](
+            "scheduler",
+            self._call_next,
+            pb.AttachRequest,
+            hello,
+            on_frame=on_frame,
+            on_up=self._introduce,
+            on_down=lambda _: self._down.set(),
+        )
+
+    @property
+    def is_up(self) -> bool:
+        return self._link.is_up
+
+    def attach(self) -> None:
+        self._unwanted.clear()
+        self._wanted.set()
+
+    def detach(self, reason: str) -> None:
+        """Have the scheduler forget this worker; leases it announced until then still arrive."""
+        self._parting = reason
+        self._load = None
+        self._wanted.clear()
+        self._unwanted.set()
+
+    def started(self, lease_id: str) -> None:
+        self._link.send(pb.AttachRequest(started=pb.Started(lease_id=lease_id)))
+
+    def released(self, lease_ids: Sequence[str]) -> None:
+        self._link.send(pb.AttachRequest(released=pb.Released(lease_ids=lease_ids)))
+
+    def report(self, load: Load) -> None:
+        """Tell the scheduler where that is news; to be called at most once per engine step."""
+        self._load = load
+        if load.is_news_after(self._told) and self._link.send(report_frame(load)):
+            self._told = load
+
+    async def run(self) -> None:
+        async with background(self._follow_addresses()):
+            await self._known.wait()
+            try:
+                while True:
+                    await self._wanted.wait()
+                    async with background(self._link.run()):
+                        await self._unwanted.wait()
+                        await self._part()
+            finally:
+                for each in self._channels.values():
+                    await each.close()
+
+    async def _part(self) -> None:
+        if not self._link.is_up:
+            return
+        self._link.end(self._parting)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PART_TIMEOUT):
+                await self._down.wait()
+
+    async def _follow_addresses(self) -> None:
+        async for present in self._watch:
+            self._addresses = sorted(present) or self._addresses
+            if self._addresses:
+                self._known.set()
+
+    def _call_next(self) -> grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]:
+        address = self._addresses[self._turn % len(self._addresses)]
+        self._turn += 1
+        if address not in self._channels:
+            self._channels[address] = channel(address)
+        return SchedulerServiceStub(self._channels[address]).Attach()
+
+    def _introduce(self, _: Hello) -> None:
+        self._down.clear()
+        self._told = None
+        self._link.send(pb.AttachRequest(profile=self._profile()))
+        if self._load:
+            self.report(self._load)

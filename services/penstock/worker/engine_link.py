@@ -1,0 +1,109 @@
+"""The engine process as the front sees it: started, fed, noticed at once when it dies, and started again."""
+
+import asyncio
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable
+
+import structlog
+
+from penstock.worker.engine_pipe import EnginePipe
+
+log = structlog.get_logger()
+
+BACKOFF = (0.2, 30.0)  # s; first and longest wait before another start
+HEALTHY_AFTER = 60.0  # s; an engine that lived so long died of something else than its start
+EXIT_TIMEOUT = 3.0  # s; from a closed pipe to SIGKILL
+CHILD = "penstock.worker.engine_child"
+
+
+class EngineFailed(Exception):
+    """The engine ended before it was ready for the first time: starting it again would not help."""
+
+
+class EngineLink:
+    """Keeps one engine process for as long as `run` runs. Callbacks are plain calls on the loop.
+
+    `on_message` gets what the engine says; `on_down` comes once for each process that ended, as soon as it did.
+    """
+
+    def __init__(self, options: object, *, on_message: Callable[[object], None], on_down: Callable[[], None]) -> None:
+        self._options = options
+        self._on_message = on_message
+        self._on_down = on_down
+        self._pipe: EnginePipe | None = None
+        self._was_ever_ready = False
+        self.pid: int | None = None
+        self.starts = 0
+
+    def __repr__(self) -> str:
+        return f"<EngineLink pid {self.pid}, {self.starts} starts>"
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.starts - 1)
+
+    def note_ready(self) -> None:
+        """Called by who understands the messages: from now on a dead engine is started again."""
+        self._was_ever_ready = True
+
+    def send(self, message: object) -> bool:
+        """Queue a message; False when there is no engine, in which case `on_down` has come or is about to."""
+        if self._pipe is None or self._pipe.lost.done():
+            return False
+        self._pipe.send(message)
+        return True
+
+    async def run(self) -> None:
+        """Keep an engine until cancelled. Raises EngineFailed when the first one never became ready."""
+        wait = BACKOFF[0]
+        while True:
+            began = time.monotonic()
+            status = await self._run_once()
+            if not self._was_ever_ready:
+                raise EngineFailed(f"the engine could not start (exit status {status}); its log says why")
+            wait = BACKOFF[0] if time.monotonic() - began > HEALTHY_AFTER else min(2 * wait, BACKOFF[1])
+            log.error("engine_died", status=status, restart_in_s=wait)
+            await asyncio.sleep(wait)
+
+    async def _run_once(self) -> int:
+        """Run one engine process to its end; returns its exit status, and leaves no process whatever happens."""
+        process, self._pipe = await self._start()
+        self.pid = process.pid
+        self.starts += 1
+        try:
+            await self._pipe.lost
+            self._on_down()
+        finally:
+            self._pipe.close()
+            self._pipe = None
+            status = await _reap(process)
+            self.pid = None
+        return status
+
+    async def _start(self) -> tuple[Process, EnginePipe]:
+        ours, theirs = socket.socketpair()
+        with theirs:  # a copy of their end kept open here would hide the engine's death
+            _, pipe = await asyncio.get_running_loop().create_unix_connection(
+                lambda: EnginePipe(self._on_message), sock=ours
+            )
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", CHILD, str(theirs.fileno())),
+                stdin=DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C in a terminal is the front's to answer
+            )
+        pipe.send(self._options)
+        return process, pipe
+
+
+async def _reap(process: Process) -> int:
+    """Give a process whose pipe is closed a moment to end, then kill it."""
+    try:
+        async with asyncio.timeout(EXIT_TIMEOUT):
+            return await process.wait()
+    except TimeoutError:
+        process.kill()
+        return await process.wait()

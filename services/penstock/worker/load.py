@@ -1,0 +1,43 @@
+"""How full the worker is, and whether that is news to its scheduler. Pure."""
+
+from dataclasses import dataclass
+
+from penstock.worker.interface import Capacity
+from penstock.worker.pace import Pace
+
+NEWS = 0.1  # relative change of a smoothed figure; all others are news at any change
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    running: int  # sequences, waiting ones among them
+    free_blocks: int  # neither used nor promised
+    prefill_backlog_tokens: int
+    step_time: float | None  # s, smoothed
+    tokens_per_second: float
+
+    def is_news_after(self, told: "Load | None") -> bool:
+        if told is None or self.counts != told.counts:
+            return True
+        return _moved(self.step_time or 0.0, told.step_time or 0.0) or _moved(
+            self.tokens_per_second, told.tokens_per_second
+        )
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        return self.running, self.free_blocks, self.prefill_backlog_tokens
+
+
+def load_of(capacity: Capacity, pace: Pace) -> Load:
+    return Load(
+        running=capacity.running + capacity.waiting,
+        # Promises may exceed what is free: the batch preempts when they all come due.
+        free_blocks=max(0, capacity.blocks_free - capacity.blocks_promised),
+        prefill_backlog_tokens=capacity.prefill_backlog_tokens,
+        step_time=pace.step_time,
+        tokens_per_second=pace.tokens_per_second,
+    )
+
+
+def _moved(value: float, before: float) -> bool:
+    return abs(value - before) > NEWS * max(value, before)
