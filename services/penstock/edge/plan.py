@@ -1,7 +1,7 @@
 """What one request comes to once its prompt is tokenized."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from penstock.v1.inference_pb2 import Sampling
@@ -25,13 +25,15 @@ class Transcript(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One request in sizes and ids: all a run on any worker is a function of."""
+    """One request in sizes and ids: all that a run on any worker is a function of."""
 
     model: str
     prompt_ids: Sequence[int]
     max_output_tokens: int  # granted for the whole answer, resumed tokens included
     sampling: Sampling  # the seed is set
-    transcript: Transcript  # has not seen the resumed ids yet
+    transcript: Transcript  # has seen the resumed ids, whose text the client has
     resumed_ids: Sequence[int] = ()  # what the client has of the answer already
-    eos_ids: frozenset[int] = field(default_factory=frozenset)  # empty when end-of-sequence is to be ignored
+    resumed_stop: str = ""  # the stop string that the resumed ids ended with
+    eos_ids: frozenset[int] = frozenset()  # empty when end-of-sequence is to be ignored
     ignore_eos: bool = False
+    prefix_hashes: Sequence[int] = ()

@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
 
 class Timeline:
-    """Stretches without gaps from the request's arrival to the last mark, in whole nanoseconds so that sums are exact."""
+    """Stretches without gaps from the arrival to the last mark, in whole nanoseconds so that sums are exact."""
 
     def __init__(self, arrived: float) -> None:
         self._arrived = self._mark = _nanos(arrived)
