@@ -27,6 +27,7 @@ class Calls:
     """Calls under way on one server. Operations (probes, admin, debugging) are not work."""
 
     working: int = 0
+    operating: int = 0
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -34,15 +35,15 @@ class Calls:
 
     @contextmanager
     def counted(self, *, is_work: bool) -> Iterator[None]:
-        if not is_work:
-            yield
-            return
-        self.working += 1
-        self.is_idle.clear()
+        self.working += is_work
+        self.operating += not is_work
+        if is_work:
+            self.is_idle.clear()
         try:
             yield
         finally:
-            self.working -= 1
+            self.working -= is_work
+            self.operating -= not is_work
             if not self.working:
                 self.is_idle.set()
 

@@ -31,12 +31,12 @@ class LogLevel(StrEnum):
 
 def fleet(variable: str, default: str = "", *, secret: bool = False) -> Any:
     """A field that the whole fleet shares: `variable` holds where the tier's own variable is not set."""
-    return field(default=default, metadata={"fleet": variable, "secret": secret})
+    return field(default=default, repr=not secret, metadata={"fleet": variable, "secret": secret})
 
 
 def secret(default: str = "") -> Any:
-    """A field that `describe` never shows."""
-    return field(default=default, metadata={"secret": True})
+    """A field that neither `describe` nor repr shows."""
+    return field(default=default, repr=False, metadata={"secret": True})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,7 @@ class Stop:
     grace: float | None = None  # s; None: as configured
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     hurried: asyncio.Event = field(default_factory=asyncio.Event)
+    is_awaited: bool = False  # whether the process has come so far as to wait for this
 
     @property
     def is_asked(self) -> bool:
@@ -57,6 +58,7 @@ def this_stop() -> Stop:
 async def stop_requested() -> Stop:
     """Return when SIGTERM, SIGINT or Admin.Drain asks this process to end."""
     stop = this_stop()
+    stop.is_awaited = True
     await stop.asked.wait()
     return stop
 
@@ -95,10 +97,21 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def _answering_signals(main: Callable[[], Awaitable[None]]) -> None:
-    loop, stop = asyncio.get_running_loop(), this_stop()
+    loop, stop, whole = asyncio.get_running_loop(), this_stop(), asyncio.current_task()
+    assert whole
+
+    def answer(reason: str) -> None:
+        stop.ask(reason)
+        if not stop.is_awaited:  # still starting, perhaps for long: nothing is there to be drained
+            whole.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.ask, number.name)
-    await main()
+        loop.add_signal_handler(number, answer, number.name)
+    try:
+        await main()
+    except asyncio.CancelledError:
+        if not stop.is_asked:
+            raise
 
 
 def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Coroutine[Any, Any, None]]) -> None:

@@ -67,7 +67,8 @@ class Server:
         stopping = asyncio.ensure_future(self.core.stop(grace))
         await _first_of(grace, self.calls.is_idle.wait(), hurried.wait())
         cancelled = self.calls.working
-        await self.core.stop(None)  # also ends watchers of health and snapshots, which never end by themselves
+        if cancelled or self.calls.operating:  # watchers of health and snapshots never end by themselves
+            await self.core.stop(None)
         await stopping
         await _first_of(CLEANUP_GRACE, self.calls.is_idle.wait())
         took = round(time.monotonic() - begun, 3)

@@ -66,12 +66,17 @@ def configure(
     metrics_listen: str = "",
     log_level: str = "info",
 ) -> Telemetry:
-    """Set the process up for logs, traces and metrics; to be called once.
+    """Set the process up for logs, traces and metrics; to be called once."""
+    configure_logs(log_level, tier=tier, instance_id=instance_id)
+    return open_telemetry(tier, instance_id, otlp_endpoint=otlp_endpoint, metrics_listen=metrics_listen)
+
+
+def open_telemetry(tier: str, instance_id: str, *, otlp_endpoint: str = "", metrics_listen: str = "") -> Telemetry:
+    """Make the process's tracer and meter real; to be called once.
 
     otlp_endpoint:  http://host:port or host:port of an OTLP/gRPC receiver; empty: nothing is exported.
     metrics_listen: host:port where /metrics answers; empty: nowhere.
     """
-    configure_logs(log_level, tier=tier, instance_id=instance_id)
     resource = _resource(tier, instance_id)
     telemetry = Telemetry(_traces(resource, otlp_endpoint), _meters(resource, otlp_endpoint, metrics_listen))
     trace.set_tracer_provider(telemetry.traces)

@@ -1,0 +1,292 @@
+"""What every server has: an address, health, reflection, channelz, admin, and an orderly end."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc_channelz.v1.channelz_pb2 import GetServersRequest
+from grpc_channelz.v1.channelz_pb2_grpc import ChannelzStub
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+from structlog.testing import capture_logs
+
+from penstock.chassis.admin import AdminService, OperatorGate
+from penstock.chassis.lifecycle import request_stop, stop_requested
+from penstock.chassis.server import advertised, serving
+from penstock.v1.admin_pb2 import (
+    DrainRequest,
+    GetSnapshotRequest,
+    ListKeysRequest,
+    WatchSnapshotRequest,
+)
+from penstock.v1.admin_pb2_grpc import AdminStub
+from penstock.v1.inference_pb2 import CountTokensRequest, CountTokensResponse, GenerateRequest, GenerateResponse
+from penstock.v1.inference_pb2_grpc import InferenceStub
+from scripted import inference
+
+SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@asynccontextmanager
+async def administered(token="", **options):
+    """A server with nothing but operations, and a channel to it."""
+    admin = AdminService("demo", "demo-1", lambda: {"waiting": 3.0}, lambda: {"rows": [{"a": 1}]}, token=token)
+    async with (
+        serving("127.0.0.1:0", [], admin=admin, **options) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        yield channel, server
+
+
+async def count(request, context):
+    return CountTokensResponse(prompt_tokens=7)
+
+
+async def test_a_server_asked_for_any_port_tells_which():
+    with capture_logs() as logs:
+        async with inference(CountTokens=count) as (stub, server):
+            assert (await stub.CountTokens(CountTokensRequest())).prompt_tokens == 7
+            assert server.port > 0
+    [listening] = [each for each in logs if each["event"] == "listening"]
+    assert (listening["address"], listening["port"]) == (server.address, server.port)
+    assert logs[-1]["event"] == "drained"
+
+
+async def test_a_port_that_is_taken_is_an_error_and_not_shared():
+    async with serving("127.0.0.1:0", []) as first:
+        with pytest.raises(RuntimeError, match="bind"):
+            async with serving(f"127.0.0.1:{first.port}", []):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "address"),
+    [
+        ("127.0.0.1:0", "", "127.0.0.1:7003"),
+        ("0.0.0.0:7003", "", "127.0.0.1:7003"),
+        ("[::]:7003", "", "[::1]:7003"),
+        ("0.0.0.0:7003", "10.1.2.3", "10.1.2.3:7003"),
+        ("0.0.0.0:7003", "queue-0.queue:8003", "queue-0.queue:8003"),
+        ("[::]:7003", "[fd00::5]", "[fd00::5]:7003"),
+        ("unix:/run/queue", "", "unix:/run/queue"),
+    ],
+)
+def test_others_are_told_an_address_that_they_can_reach(listen, advertise, address):
+    assert advertised(listen, 7003, advertise) == address
+
+
+async def test_health_answers_for_the_server_and_each_of_its_services():
+    async with inference(CountTokens=count) as (_, server), grpc.aio.insecure_channel(server.address) as channel:
+        health = HealthStub(channel)
+        for service in ("", "readiness", "liveness", "penstock.v1.Inference"):
+            assert (await health.Check(HealthCheckRequest(service=service))).status == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await health.Check(HealthCheckRequest(service="penstock.v1.Nothing"))
+        assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+        unknown = await health.Watch(HealthCheckRequest(service="penstock.v1.Nothing")).read()
+        assert unknown.status == SERVICE_UNKNOWN
+
+
+async def test_a_server_may_listen_before_it_is_ready():
+    async with administered(is_ready=False) as (channel, server):
+        watch = HealthStub(channel).Watch(HealthCheckRequest())
+        assert (await watch.read()).status == NOT_SERVING
+        server.set_ready(is_ready=True)
+        assert (await watch.read()).status == SERVING
+        server.set_ready(is_ready=False)
+        assert (await watch.read()).status == NOT_SERVING
+
+
+async def test_reflection_lists_every_service_and_describes_its_methods():
+    async with inference(CountTokens=count) as (_, server), grpc.aio.insecure_channel(server.address) as channel:
+        asks = [
+            ServerReflectionRequest(list_services=""),
+            ServerReflectionRequest(file_containing_symbol="penstock.v1.Inference"),
+        ]
+        answers = [each async for each in ServerReflectionStub(channel).ServerReflectionInfo(iter(asks))]
+    assert {each.name for each in answers[0].list_services_response.service} == {
+        "grpc.channelz.v1.Channelz",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "penstock.v1.Inference",
+    }
+    assert b"CountTokens" in answers[1].file_descriptor_response.file_descriptor_proto[0]
+
+
+async def test_channelz_shows_the_server_to_operators_alone():
+    async with administered() as (channel, _):
+        answer = await ChannelzStub(channel).GetServers(GetServersRequest())
+        assert len(answer.server) >= 1
+    async with administered(token="t0ken") as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await ChannelzStub(channel).GetServers(GetServersRequest())
+        assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_snapshot_has_the_figures_of_the_process_and_of_the_tier():
+    async with administered() as (channel, _):
+        snapshot = (await AdminStub(channel).GetSnapshot(GetSnapshotRequest())).snapshot
+    assert (snapshot.tier, snapshot.instance_id, snapshot.draining) == ("demo", "demo-1", False)
+    process = {"cpu_seconds", "rss_bytes", "open_fds", "asyncio_tasks", "open_streams", "uptime_seconds"}
+    assert process <= set(snapshot.figures)
+    assert snapshot.figures["rss_bytes"] > 10e6
+    assert snapshot.figures["asyncio_tasks"] >= 1
+    assert snapshot.figures["waiting"] == 3
+    assert snapshot.tables["rows"][0]["a"] == 1
+
+
+async def test_a_watcher_gets_snapshot_after_snapshot():
+    async with administered() as (channel, _):
+        request = WatchSnapshotRequest()
+        request.interval.FromMilliseconds(100)
+        watch = AdminStub(channel).WatchSnapshot(request)
+        cpu = [(await watch.read()).snapshot.figures["uptime_seconds"] for _ in range(3)]
+    assert cpu == sorted(cpu)
+    assert len(set(cpu)) == 3
+
+
+@pytest.mark.parametrize("milliseconds", [0, 99, 60_001])
+async def test_a_watch_interval_out_of_bounds_is_refused(milliseconds):
+    async with administered() as (channel, _):
+        request = WatchSnapshotRequest()
+        request.interval.FromMilliseconds(milliseconds)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await AdminStub(channel).WatchSnapshot(request).read()
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_keys_are_refused_with_the_tier_to_ask():
+    async with administered() as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await AdminStub(channel).ListKeys(ListKeysRequest())
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "auth" in failure.value.details()
+
+
+async def test_with_a_token_only_its_bearer_is_an_operator():
+    async with administered(token="t0ken") as (channel, _):
+        admin = AdminStub(channel)
+        await admin.GetSnapshot(GetSnapshotRequest(), metadata=(("authorization", "Bearer t0ken"),))
+        for metadata in ((), (("authorization", "Bearer t0ke"),), (("authorization", "t0ken"),)):
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await admin.GetSnapshot(GetSnapshotRequest(), metadata=metadata)
+            assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    ("peer", "metadata", "is_operator"),
+    [
+        ("ipv4:127.0.0.1:5000", {}, True),
+        ("ipv6:%5B::1%5D:5000", {}, True),
+        ("unix:", {}, True),
+        ("ipv4:10.0.0.1:5000", {}, False),
+        ("ipv4:127.0.0.1:5000", {"x-forwarded-for": "10.0.0.1"}, False),
+        ("ipv6:%5Bfd00::1%5D:5000", {}, False),
+    ],
+)
+def test_without_a_token_only_direct_callers_on_loopback_are_operators(peer, metadata, is_operator):
+    assert OperatorGate().is_operator(peer, metadata) is is_operator
+
+
+async def test_drain_by_admin_asks_the_process_to_stop_within_the_grace():
+    async with administered() as (channel, _):
+        request = DrainRequest()
+        request.grace.FromMilliseconds(1500)
+        answer = await AdminStub(channel).Drain(request)
+        stop = await stop_requested()
+        assert (answer.running, stop.reason, stop.grace) == (0, "Admin.Drain", 1.5)
+        assert (await AdminStub(channel).GetSnapshot(GetSnapshotRequest())).snapshot.draining
+
+
+class Gate:
+    """A Generate handler that streams one frame, then waits to be let through."""
+
+    def __init__(self):
+        self.opened = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def generate(self, request, context):
+        try:
+            yield GenerateResponse()
+            await self.opened.wait()
+            yield GenerateResponse()
+        finally:
+            self.left.set()
+
+
+@asynccontextmanager
+async def draining(gate, **stop):
+    """A server with one running call that is being drained; yields the call, a channel and the draining server."""
+    inside, leave = asyncio.Event(), asyncio.Event()
+    found = {}
+
+    async def serve():
+        async with inference(Generate=gate.generate) as (stub, server):
+            found.update(stub=stub, server=server)
+            inside.set()
+            await leave.wait()
+
+    serving_task = asyncio.create_task(serve())
+    await inside.wait()
+    async with grpc.aio.insecure_channel(found["server"].address) as channel:
+        call = InferenceStub(channel).Generate(GenerateRequest())
+        await call.read()
+        request_stop("test", **stop)
+        watch = HealthStub(channel).Watch(HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        leave.set()
+        assert (await watch.read()).status == NOT_SERVING
+        yield call, channel, serving_task
+
+
+async def test_a_drain_lets_running_calls_end_and_takes_no_new_ones():
+    gate = Gate()
+    with capture_logs() as logs:
+        async with draining(gate) as (call, channel, serving_task):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await HealthStub(channel).Check(HealthCheckRequest())
+            gate.opened.set()
+            assert isinstance(await call.read(), GenerateResponse)
+            assert await call.read() is grpc.aio.EOF
+            assert await call.code() is grpc.StatusCode.OK
+            await serving_task
+    [drained] = [each for each in logs if each["event"] == "drained"]
+    assert (drained["working"], drained["cancelled"]) == (1, 0)
+
+
+async def test_a_call_that_outlasts_the_grace_is_cancelled_and_has_cleaned_up_before_the_server_is_gone():
+    gate = Gate()
+    with capture_logs() as logs:
+        async with draining(gate, grace=0.2) as (call, _, serving_task):
+            await serving_task
+            assert gate.left.is_set()
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+                raise asyncio.CancelledError
+    [drained] = [each for each in logs if each["event"] == "drained"]
+    assert (drained["working"], drained["cancelled"]) == (1, 1)
+
+
+async def test_a_second_ask_cuts_the_grace_short():
+    gate = Gate()
+    async with draining(gate, grace=3600) as (_, _, serving_task):
+        request_stop("test")
+        async with asyncio.timeout(30):
+            await serving_task
+    assert gate.left.is_set()
+
+
+async def test_watchers_do_not_hold_up_a_drain():
+    async with asyncio.timeout(30):
+        async with administered(drain_grace=3600) as (channel, _):
+            watches = [
+                HealthStub(channel).Watch(HealthCheckRequest()),
+                AdminStub(channel).WatchSnapshot(WatchSnapshotRequest()),
+            ]
+            for watch in watches:
+                await watch.read()

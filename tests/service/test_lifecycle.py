@@ -1,0 +1,155 @@
+"""A process's life, in this process (background loops) and in ones of their own (signals, exit statuses)."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from textwrap import dedent
+
+import pytest
+
+from penstock.chassis.lifecycle import background, new_instance_id, request_stop, stop_requested
+
+TIER = """
+import asyncio
+from penstock.chassis.config import ServiceConfig
+from penstock.chassis.lifecycle import main, stop_requested
+from penstock.chassis.server import serving
+
+async def run(config):
+    {body}
+
+main(ServiceConfig, "demo", run)
+"""
+
+SERVE = """
+    async with serving(config.listen, [], drain_grace=config.drain_grace):
+        await stop_requested()
+"""
+
+
+@contextmanager
+def process(body, *arguments, **environ):
+    source = dedent(TIER).replace("{body}", body.strip())
+    with subprocess.Popen(
+        [sys.executable, "-c", source, *arguments],
+        env=os.environ | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def wait_for(child, event):
+    for line in child.stderr:
+        found = json.loads(line)
+        if found["event"] == event:
+            return found
+    raise AssertionError(f"the process ended without {event!r}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_process_and_it_ends_with_0(number):
+    with process(SERVE) as child:
+        listening = wait_for(child, "listening")
+        assert listening["tier"] == "demo"
+        assert listening["instance_id"].startswith("demo-")
+        child.send_signal(number)
+        assert wait_for(child, "stop_requested")["reason"] == number.name
+        wait_for(child, "drained")
+        assert child.wait() == 0
+
+
+def test_a_signal_during_the_start_ends_the_start():
+    body = """
+    import structlog
+    structlog.get_logger().info("loading")
+    await asyncio.Event().wait()
+    """
+    with process(body) as child:
+        wait_for(child, "loading")
+        child.send_signal(signal.SIGTERM)
+        wait_for(child, "stop_requested")
+        assert child.wait(timeout=30) == 0
+
+
+def test_a_crash_is_logged_and_ends_with_1():
+    with process("raise RuntimeError('boiler burst')") as child:
+        assert "boiler burst" in wait_for(child, "crashed")["exception"]
+        assert child.wait() == 1
+
+
+def test_wrong_settings_end_with_2_and_a_plain_message():
+    with process(SERVE, PENSTOCK_DEMO_DRAIN_GRACE="soon") as child:
+        _, said = child.communicate()
+    assert child.returncode == 2
+    assert said == "penstock demo: PENSTOCK_DEMO_DRAIN_GRACE='soon': must be a number\n"
+
+
+def test_an_unknown_argument_ends_with_2():
+    with process(SERVE, "--port") as child:
+        _, said = child.communicate()
+    assert child.returncode == 2
+    assert "--port" in said
+
+
+def test_the_settings_are_printed_without_starting():
+    with process(SERVE, "--print-config", PENSTOCK_DEMO_LISTEN="127.0.0.1:1") as child:
+        printed, said = child.communicate()
+    assert child.returncode == 0
+    assert "PENSTOCK_DEMO_LISTEN=127.0.0.1:1" in printed.splitlines()
+    assert said == ""
+
+
+async def test_background_loops_end_with_their_block():
+    ended = []
+
+    async def loop(name):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    async with background(loop("a"), loop("b")):
+        await asyncio.sleep(0)
+    assert sorted(ended) == ["a", "b"]
+
+
+async def test_a_crashing_loop_takes_the_block_down():
+    async def crash():
+        raise KeyError("x")
+
+    with pytest.raises(ExceptionGroup) as failure:
+        async with background(crash()):
+            await asyncio.Event().wait()
+    assert [type(each) for each in failure.value.exceptions] == [KeyError]
+
+
+async def test_the_blocks_own_error_leaves_as_it_is():
+    with pytest.raises(KeyError):
+        async with background(asyncio.Event().wait()):
+            raise KeyError("x")
+
+
+async def test_a_loop_that_ends_by_itself_leaves_the_block_running():
+    async with background(asyncio.sleep(0)):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def test_the_first_ask_to_stop_is_the_one_that_counts():
+    request_stop("first", 2.0)
+    request_stop("second", 9.0)
+    stop = await stop_requested()
+    assert (stop.reason, stop.grace, stop.hurried.is_set()) == ("first", 2.0, False)
+
+
+def test_instance_ids_are_unique():
+    assert len({new_instance_id("queue") for _ in range(100)}) == 100
