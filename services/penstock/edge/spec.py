@@ -1,0 +1,54 @@
+"""What is to be generated, as every front of the edge says it. Plain values; `validate` holds the public limits."""
+
+from dataclasses import dataclass
+
+from penstock.v1.inference_pb2 import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    text: str  # tokenized as it stands
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    messages: tuple[Message, ...]  # oldest first; rendered with the model's template
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInput:
+    ids: tuple[int, ...]
+
+
+Prompt = TextInput | ChatInput | TokenInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestSpec:
+    """One request: a prompt and how to continue it. The defaults are those of the public contract."""
+
+    request_id: str
+    model: str  # empty: the only one served
+    input: Prompt
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    min_p: float = 0.0  # 0: all tokens
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None  # 64 bits; none: the edge draws one
+    max_output_tokens: int | None = None  # none: what the context leaves, within the edge's default
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False  # of each token chosen
+    explain: bool = False  # whether the answer carries its timeline
+    priority: Priority.ValueType = Priority.PRIORITY_UNSPECIFIED
+    timeout_s: float | None = None  # s, from arrival to the last token; none: the edge's default
+    resume_ids: tuple[int, ...] = ()  # tokens of the answer that the caller has already

@@ -1,0 +1,105 @@
+"""A model's chat template: a conversation in, the prompt's text out."""
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge import limits
+from penstock.edge.spec import Message
+from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
+
+PLAIN = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)  # for a model that was never taught turns: it can still continue a transcript
+
+
+class ChatTemplate:
+    """Renders with the dialect that model authors write for: jinja2 as Hugging Face sets it up.
+
+    A template comes with a model and is a program, so it runs in a sandbox: it cannot reach Python's internals, change
+    what it is given, or loop over a huge range. Rendering has no state; threads may share it.
+    """
+
+    __slots__ = ("_bos_token", "_eos_token", "_template")
+
+    def __init__(self, source: str = "", *, bos_token: str = "", eos_token: str = "") -> None:
+        """An empty `source` is a model without a template: it gets a plain transcript. Raises ModelTextUnusable."""
+        try:
+            self._template = _ENVIRONMENT.from_string(source or PLAIN)
+        except (TemplateError, RecursionError) as error:
+            raise ModelTextUnusable(f"the model's chat template does not parse: {error}") from error
+        self._bos_token, self._eos_token = bos_token, eos_token
+
+    def render(self, messages: Sequence[Message], now: datetime, *, add_generation_prompt: bool = True) -> str:
+        """Text of the conversation, ending where the assistant speaks next. Raises TemplateRefused."""
+        chunks = self._template.generate(
+            messages=[{"role": message.role, "content": message.content} for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            bos_token=self._bos_token,
+            eos_token=self._eos_token,
+            strftime_now=now.strftime,
+        )
+        try:
+            return _joined(chunks)
+        except InvalidArgument:
+            raise
+        except Exception as error:  # a template is a program of the model's author: it may raise anything
+            raise TemplateRefused(
+                f"the model's chat template failed on these messages ({error}); other roles may work, "
+                "or render the prompt yourself and send it as text",
+                field="messages",
+            ) from error
+
+
+def _joined(chunks: Iterable[str]) -> str:
+    parts, size = [], 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > limits.RENDERED_BYTES:
+            raise TemplateRefused(
+                f"the chat template makes more than {limits.RENDERED_BYTES} characters of these messages; send fewer",
+                field="messages",
+            )
+        parts.append(chunk)
+    return "".join(parts)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's own words for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateRefused(
+        f"the model's chat template refuses these messages: {message}; change their roles or order", field="messages"
+    )
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own would escape HTML
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    # Not HTML: what is rendered goes to a tokenizer.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    return environment
+
+
+_ENVIRONMENT = _environment()

@@ -1,0 +1,91 @@
+"""What each token id adds to a text, as bytes; taken from a tokenizer.json once, so that decoding is a table lookup."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.edge.text.errors import ModelTextUnusable
+
+PieceBytes = Callable[[str], bytes]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Bytes of every id. A special token adds none, nor does an id that the tokenizer has no piece for."""
+
+    pieces: Sequence[bytes]
+    leading_spaces: int  # dropped where a text begins; sentencepiece puts them before the first word
+
+    def bytes_of(self, ids: Iterable[int]) -> bytes:
+        pieces, size = self.pieces, len(self.pieces)
+        return b"".join([pieces[each] for each in ids if each < size])
+
+    def is_blank(self, ids: Iterable[int]) -> bool:
+        """Whether `ids` add no text at all, so that what follows them begins a text."""
+        return not any(self.bytes_of((each,)) for each in ids)
+
+
+def build_vocabulary(ids: Mapping[str, int], special_ids: frozenset[int], decoder: Mapping[str, Any]) -> Vocabulary:
+    """Vocabulary of all `ids`, by the rules of tokenizer.json's `decoder` section."""
+    bytes_of, leading_spaces = _rules(decoder)
+    pieces = [b""] * (max(ids.values(), default=-1) + 1)
+    for piece, token_id in ids.items():
+        if token_id not in special_ids:
+            pieces[token_id] = bytes_of(piece)
+    return Vocabulary(pieces, leading_spaces)
+
+
+def _rules(decoder: Mapping[str, Any]) -> tuple[PieceBytes, int]:
+    """How one piece becomes bytes, and how many spaces the decoder drops where the text begins."""
+    steps: list[Mapping[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    kinds = [str(step.get("type")) for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _byte_level, 0
+    if "Fuse" in kinds:
+        before, after = steps[: kinds.index("Fuse")], steps[kinds.index("Fuse") + 1 :]
+        if all(map(_is_piecewise, before)) and all(map(_is_leading_strip, after)):
+            swaps = [(step["pattern"]["String"], step["content"]) for step in before if step["type"] == "Replace"]
+            return _sentencepiece(swaps, has_bytes="ByteFallback" in kinds), sum(int(step["start"]) for step in after)
+    raise ModelTextUnusable(
+        f"this edge decodes byte-level BPE and sentencepiece tokenizers, not {', '.join(kinds)}; "
+        "export the model's tokenizer with one of those decoders"
+    )
+
+
+def _is_piecewise(step: Mapping[str, Any]) -> bool:
+    return bool(step["type"] == "ByteFallback" or (step["type"] == "Replace" and "String" in step["pattern"]))
+
+
+def _is_leading_strip(step: Mapping[str, Any]) -> bool:
+    return bool(step["type"] == "Strip" and step["content"] == " " and step["stop"] == 0)
+
+
+def _sentencepiece(swaps: Sequence[tuple[str, str]], *, has_bytes: bool) -> PieceBytes:
+    def bytes_of(piece: str) -> bytes:
+        if has_bytes and (byte := _BYTE_TOKEN.fullmatch(piece)):
+            return bytes((int(byte[1], 16),))
+        for old, new in swaps:
+            piece = piece.replace(old, new)
+        return piece.encode()
+
+    return bytes_of
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte (GPT-2, Radford et al. 2019)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[char] for char in piece])
+    except KeyError:  # a token added as plain text, such as one with a space in it
+        return piece.encode()

@@ -1,0 +1,107 @@
+"""The public limits of a request, checked in one place for every front."""
+
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge import limits
+from penstock.edge.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.v1.failure_pb2 import FieldViolation
+from penstock.v1.inference_pb2 import Priority
+
+Violations = Iterator[tuple[str, str]]  # field of the spec, what is wrong and what is allowed
+
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{0,{limits.REQUEST_ID_CHARS}}}")
+_AS_IN_SPEC: Mapping[str, str] = MappingProxyType({})
+
+
+def validate(spec: RequestSpec, called: Mapping[str, str] = _AS_IN_SPEC) -> None:
+    """Raise InvalidArgument with every violation in it. `called` says how the caller knows a field of the spec."""
+    found = [(called.get(field, field), wrong) for field, wrong in _violations(spec)]
+    if found:
+        raise InvalidArgument(
+            "; ".join(f"{field} {wrong}" for field, wrong in found),
+            field_violations=[FieldViolation(field=field, description=wrong) for field, wrong in found],
+        )
+
+
+def _violations(spec: RequestSpec) -> Violations:
+    yield from _names(spec)
+    yield from _prompt(spec)
+    yield from _numbers(spec)
+    yield from _stops(spec)
+
+
+def _names(spec: RequestSpec) -> Violations:
+    if not _REQUEST_ID.fullmatch(spec.request_id):
+        yield "request_id", f"is at most {limits.REQUEST_ID_CHARS} characters of letters, digits and ._:-"
+    yield from _at_most("model", _size(spec.model), limits.MODEL_BYTES, "bytes")
+    if spec.priority not in Priority.values():
+        yield "priority", f"is {spec.priority}; allowed are {', '.join(Priority.keys())}"
+
+
+def _prompt(spec: RequestSpec) -> Violations:
+    match spec.input:
+        case TextInput(text):
+            yield from _at_most("input", _size(text), limits.TEXT_BYTES, "bytes")
+        case ChatInput(messages):
+            yield from _conversation(messages)
+        case TokenInput(ids):
+            yield from _within("input", len(ids), 1, limits.PROMPT_TOKENS, "token ids")
+    yield from _at_most("resume_ids", len(spec.resume_ids), limits.OUTPUT_TOKENS, "token ids")
+
+
+def _conversation(messages: tuple[Message, ...]) -> Violations:
+    yield from _within("input", len(messages), 1, limits.MESSAGES, "messages")
+    yield from _at_most("input", sum(_size(message.content) for message in messages), limits.TEXT_BYTES, "bytes")
+    for index, message in enumerate(messages):
+        if not 1 <= _size(message.role) <= limits.ROLE_BYTES:
+            yield "input", f"has a role of {_size(message.role)} bytes at {index}; allowed are 1 to {limits.ROLE_BYTES}"
+            return
+
+
+def _numbers(spec: RequestSpec) -> Violations:
+    yield from _within("temperature", spec.temperature, 0, limits.TEMPERATURE)
+    yield from _above("top_p", spec.top_p, 0, 1)
+    yield from _within("top_k", spec.top_k, 0, limits.TOP_K)
+    yield from _within("min_p", spec.min_p, 0, 1)
+    yield from _within("presence_penalty", spec.presence_penalty, -limits.PENALTY, limits.PENALTY)
+    yield from _within("frequency_penalty", spec.frequency_penalty, -limits.PENALTY, limits.PENALTY)
+    yield from _above("repetition_penalty", spec.repetition_penalty, 0, limits.REPETITION_PENALTY)
+    if spec.seed is not None:
+        yield from _within("seed", spec.seed, 0, 2**64 - 1)
+    if spec.max_output_tokens is not None:
+        yield from _within("max_output_tokens", spec.max_output_tokens, 1, limits.OUTPUT_TOKENS)
+    if spec.timeout_s is not None:
+        yield from _above("timeout_s", spec.timeout_s, 0, limits.TIMEOUT_S)
+
+
+def _stops(spec: RequestSpec) -> Violations:
+    yield from _at_most("stop", len(spec.stop), limits.STOP_STRINGS, "strings")
+    sizes = [_size(each) for each in spec.stop]
+    for index, size in enumerate(sizes):
+        if not 1 <= size <= limits.STOP_BYTES:
+            yield "stop", f"has a string of {size} bytes at {index}; allowed are 1 to {limits.STOP_BYTES}"
+            return
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _at_most(field: str, size: int, most: int, of: str) -> Violations:
+    if size > most:
+        yield field, f"has {size} {of}; at most {most} are allowed"
+
+
+# Written as `not low <= value`, so that a NaN is outside every range.
+def _within(field: str, value: float, low: float, high: float, of: str = "") -> Violations:
+    if not low <= value <= high:
+        verb = f"has {value} {of}" if of else f"is {value}"
+        yield field, f"{verb}; allowed are {low} to {high}"
+
+
+def _above(field: str, value: float, low: float, high: float) -> Violations:
+    if not low < value <= high:
+        yield field, f"is {value}; allowed is above {low}, up to {high}"
