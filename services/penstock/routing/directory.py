@@ -13,7 +13,7 @@ from penstock.routing.edge import Address, Edge, EdgeSpec, parse_specs
 FILE = "file://"
 Lookup = Callable[[str], Awaitable[list[str]]]
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)

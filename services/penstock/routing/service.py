@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 from envoy_data_plane.envoy.service.discovery import v3 as discovery
-from opentelemetry import metrics
 
+from penstock.chassis.telemetry import meter
 from penstock.routing.board import SnapshotBoard
 from penstock.routing.delta import DeltaAsk, DeltaSubscription
 from penstock.routing.frames import delta_ask, delta_frame, sotw_ask, sotw_frame
@@ -26,17 +26,16 @@ RequestT = TypeVar("RequestT", discovery.DiscoveryRequest, discovery.DeltaDiscov
 ResponseT = TypeVar("ResponseT", discovery.DiscoveryResponse, discovery.DeltaDiscoveryResponse)
 AskT = TypeVar("AskT", bound=Ask)
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger()
 
 
 class AggregatedDiscovery:
     def __init__(self, board: SnapshotBoard) -> None:
         self._board = board
-        meter = metrics.get_meter("penstock.routing")
-        self._verdicts = meter.create_counter(
+        self._verdicts = meter().create_counter(
             "penstock.xds.verdicts", unit="{frame}", description="By type and verdict."
         )
-        self._answers = meter.create_counter("penstock.xds.answers", unit="{frame}", description="By type.")
+        self._answers = meter().create_counter("penstock.xds.answers", unit="{frame}", description="By type.")
 
     async def StreamAggregatedResources(
         self,

@@ -1,0 +1,36 @@
+"""`python -m penstock.routing`: the whole object graph of the control plane."""
+
+from penstock.chassis.admin import AdminService
+from penstock.chassis.lifecycle import background, main, stop_requested
+from penstock.chassis.server import serving
+from penstock.routing.config import RoutingConfig
+from penstock.routing.directory import EdgeDirectory
+from penstock.routing.edge import Address
+from penstock.routing.resources import Front
+from penstock.routing.rollout import Rollout
+from penstock.routing.service import AggregatedDiscovery, add_discovery_to_server
+
+
+async def run_routing(config: RoutingConfig) -> None:
+    front = Front(
+        listen=Address.parse(config.envoy_listen),
+        access_log=config.access_log,
+        ping_every=config.ping,
+    )
+    rollout = await Rollout.begin(front, EdgeDirectory(config.edges))
+    async with (
+        background(rollout.follow(config.look_every)),
+        serving(
+            config.listen,
+            [(add_discovery_to_server, AggregatedDiscovery(rollout.board))],
+            admin=AdminService("routing", config.instance_id, rollout.figures, token=config.admin_token),
+            drain_grace=config.drain_grace,
+            advertise=config.advertise,
+        ),
+    ):
+        await stop_requested()
+        rollout.board.close()
+
+
+if __name__ == "__main__":
+    main(RoutingConfig, "routing", run_routing)
