@@ -1,0 +1,130 @@
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import pytest
+from tokenizers import Tokenizer as Reference
+from tokenizers.models import BPE
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge import limits
+from penstock.edge.plan import Piece
+from penstock.edge.spec import ChatInput, Message, TextInput, TokenInput
+from penstock.edge.text.codec import codec_from
+from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
+from penstock.edge.text.tokenizer import Tokenizer
+from penstock.mesh.v1.worker_pb2 import ModelCard
+from tiny_model import CHAT_TEMPLATE, tiny_tokenizer
+from tokenizers_at_hand import gpt2_json, stories_json
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+HI = ChatInput((Message("user", "hi"),))
+
+
+def card(tokenizer_json, **fields):
+    packed = zlib.compress(tokenizer_json.encode())
+    return ModelCard(**({"tokenizer_json_zlib": packed, "vocabulary_size": 512, "eos_token_ids": [2]} | fields))
+
+
+def tiny_codec(**fields):
+    return codec_from(card(tiny_tokenizer(304).to_str(), **fields))
+
+
+def test_raw_text_gets_the_beginning_token_of_the_card_and_no_template():
+    codec = tiny_codec(bos_token_id=1, chat_template=CHAT_TEMPLATE)
+    ids = codec.prompt_ids(TextInput(" the water"), NOW)
+    assert ids[0] == 1
+    assert ids[1:] == codec.tokenizer.encode(" the water")
+    assert tiny_codec().prompt_ids(TextInput(" the water"), NOW) == ids[1:]
+
+
+def test_a_conversation_is_rendered_and_its_special_tokens_count_as_such():
+    codec = tiny_codec(bos_token_id=0, chat_template=CHAT_TEMPLATE)
+    ids = codec.prompt_ids(HI, NOW)
+    assert ids == codec.tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    assert [each for each in ids if each in codec.tokenizer.special_ids] == [1, 2, 1]
+
+
+def test_a_template_may_write_the_beginning_and_end_tokens():
+    codec = tiny_codec(bos_token_id=1, chat_template="{{ bos_token }}{{ eos_token }}")
+    assert codec.prompt_ids(HI, NOW) == [1, 2]
+
+
+def test_ids_are_taken_as_they_stand_up_to_the_last_of_the_vocabulary():
+    codec = tiny_codec()
+    assert codec.prompt_ids(TokenInput((0, 511)), NOW) == [0, 511]
+    with pytest.raises(TokenUnknown, match=r"token id 512 at position 1 .* its ids are 0 to 511"):
+        codec.prompt_ids(TokenInput((0, 512)), NOW)
+
+
+def test_a_prompt_without_a_token_is_refused_and_a_beginning_token_is_one():
+    with pytest.raises(PromptEmpty):
+        tiny_codec().prompt_ids(TextInput(""), NOW)
+    assert tiny_codec(bos_token_id=1).prompt_ids(TextInput(""), NOW) == [1]
+
+
+def test_an_answer_to_a_chat_drops_the_space_that_a_continued_line_keeps():
+    codec = codec_from(card(stories_json(), bos_token_id=1))
+    once = codec.tokenizer.encode("time")
+    line = TextInput("Once upon a")
+
+    def text(prompt, prompt_ids):
+        transcript = codec.transcript(prompt, prompt_ids, ())
+        return "".join(transcript.push(each).text for each in once) + transcript.finish()
+
+    assert text(HI, codec.prompt_ids(HI, NOW)) == "time"
+    assert text(line, codec.prompt_ids(line, NOW)) == " time"
+    assert text(TextInput(""), [1]) == "time"
+
+
+def test_a_transcript_names_the_stop_string_that_its_last_token_completed():
+    codec = tiny_codec()
+    transcript = codec.transcript(HI, [1], ("gate",))
+    pieces = [transcript.push(each) for each in codec.tokenizer.encode("a gaga gates")]
+    ending = next(piece for piece in pieces if piece.stop_string)
+    assert "".join(piece.text for piece in pieces) == "a gaga "
+    assert ending == Piece(ending.text, "gate")
+
+
+def test_the_end_of_an_answer_shows_what_was_held_for_a_stop():
+    codec = tiny_codec()
+    transcript = codec.transcript(HI, [1], ("water!",))
+    shown = "".join(transcript.push(each).text for each in codec.tokenizer.encode(" water"))
+    assert (shown, transcript.finish()) == (" ", "water")
+
+
+def test_threads_share_one_tokenizer():
+    tokenizer = Tokenizer(gpt2_json())
+    texts = [f"the {number} gates of the mill\n" * 50 for number in range(32)]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(tokenizer.encode, texts)) == [tokenizer.encode(text) for text in texts]
+
+
+def test_a_training_length_in_the_file_never_cuts_a_prompt():
+    source = Reference.from_str(tiny_tokenizer(304).to_str())
+    source.enable_truncation(2)
+    source.enable_padding(length=64)
+    assert len(Tokenizer(source.to_str()).encode("xyz xyz")) == 7
+
+
+def test_text_above_the_cap_is_refused_with_both_numbers():
+    tokenizer = Tokenizer(tiny_tokenizer(304).to_str())
+    with pytest.raises(
+        InvalidArgument, match=f"has {limits.RENDERED_BYTES + 1} bytes .* at most {limits.RENDERED_BYTES}"
+    ):
+        tokenizer.encode("x" * (limits.RENDERED_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("packed", "said"),
+    [
+        (b"not zlib", "does not unpack"),
+        (zlib.compress(b"{}" * 100)[:-6], "cut short"),
+        (zlib.compress(b"{}"), "does not load"),
+        (zlib.compress(b"\xff"), "does not unpack"),
+        (zlib.compress(Reference(BPE()).to_str().encode()), "no decoder"),
+    ],
+)
+def test_a_card_with_a_broken_tokenizer_says_how_it_is_broken(packed, said):
+    with pytest.raises(ModelTextUnusable, match=said):
+        codec_from(ModelCard(tokenizer_json_zlib=packed))
