@@ -37,6 +37,7 @@ class Backend:
         self.name = name
         self.go = asyncio.Event()
         self.left = asyncio.Event()  # a client went before its stream ended
+        self.arrived = asyncio.Semaphore(0)  # one for each silent call
         self.metadata = {}  # of the last call
 
     @asynccontextmanager
@@ -68,6 +69,7 @@ class Backend:
         return {
             "Unary": grpc.unary_unary_rpc_method_handler(self._unary),
             "Stream": grpc.unary_stream_rpc_method_handler(self._stream),
+            "Silent": grpc.unary_stream_rpc_method_handler(self._silent),
             "Chat": grpc.stream_stream_rpc_method_handler(self._chat),
         }
 
@@ -85,6 +87,11 @@ class Backend:
         finally:
             if not ended:
                 self.left.set()
+
+    async def _silent(self, request, context):
+        self.arrived.release()
+        await self.go.wait()
+        yield b""
 
     async def _chat(self, requests, context):
         async for request in requests:

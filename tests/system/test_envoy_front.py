@@ -113,7 +113,9 @@ async def test_six_hundred_early_cancels_cost_the_other_streams_nothing(up):
     steady = stream(front)
     await steady.read()
     for _ in range(600):
-        stream(front).cancel()
+        early = front.calls.unary_stream(f"{ECHO}Silent")(b"")
+        await a.arrived.acquire()  # there, and without a word of answer yet
+        early.cancel()
     await unary(front)  # on the same connection, after all of them
     a.go.set()
     assert await steady.read() == b"a second"
