@@ -1,0 +1,38 @@
+"""Who may import whom, and that nothing we install takes over another's package."""
+
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from paths import REPO
+
+PACKAGE = REPO / "services" / "penstock"
+OWNERS = {
+    "google/rpc/status_pb2.py": "googleapis-common-protos",
+    "google/rpc/error_details_pb2.py": "googleapis-common-protos",
+    "opentelemetry/proto/trace/v1/trace_pb2.py": "opentelemetry-proto",
+    "opentelemetry/proto/common/v1/common_pb2.py": "opentelemetry-proto",
+}
+
+
+def test_imports_point_one_way():
+    lint = Path(sys.executable).with_name("lint-imports")
+    run = subprocess.run([lint, "--no-cache"], cwd=REPO, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+
+
+def test_every_folder_of_ours_is_a_package_that_says_what_it_is():
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert [str(each) for each in sorted(folders) if not (each / "__init__.py").is_file()] == []
+    silent = [each for each in sorted(folders) if not (each / "__init__.py").read_text().startswith('"""')]
+    assert silent == []
+
+
+@pytest.mark.parametrize("path", OWNERS)
+def test_shared_protos_come_from_their_owner_alone(path):
+    """Some packages carry copies of these, and whichever is installed last would win."""
+    carriers = [each.name for each in distributions() if any(str(file) == path for file in each.files or ())]
+    assert carriers == [OWNERS[path]]
