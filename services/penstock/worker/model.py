@@ -29,7 +29,8 @@ class Model:
 
     def forward(self, inputs: StepInputs, kv: list[LayerKv]) -> Tensor:
         """Write the K and V of every row; return the logits of the sampled rows: [sampled, vocab_size] float32."""
-        x = embedding(inputs.tokens, self.weights.embedding)  # [rows, dim]
+        # The residual stream stays float32: some of its entries grow so large that bfloat16 would round off the rest.
+        x = embedding(inputs.tokens, self.weights.embedding).float()  # [rows, dim]
         cos, sin = self._cos[inputs.positions, None], self._sin[inputs.positions, None]  # [rows, 1, head_size / 2]
         for layer, layer_kv in zip(self.weights.layers, kv, strict=True):
             q, k, v = self._qkv(layer, self._norm(x, layer.attention_norm))
@@ -52,7 +53,7 @@ class Model:
         return linear(silu(gate) * up, layer.down)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight.shape, weight, self.shape.norm_eps)
+        return rms_norm(x.float(), weight.shape, weight, self.shape.norm_eps).to(self.dtype)
 
     def _head_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._norm(x, weight)

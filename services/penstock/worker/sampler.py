@@ -4,6 +4,7 @@ Tokens are drawn by the Gumbel-max trick rather than by inverting the cumulated 
 between batches shifts every later border of a cumulated sum, but changes an argmax only where two scores all but tie.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from penstock.worker.interface import SamplingParams
-from penstock.worker.noise import gumbel_noise
+from penstock.worker.noise import gumbel_noise, noise_key
 
-_HEAD = 1024  # likeliest tokens looked at first when truncating; a full sort only where they do not suffice
+_HEAD = 256  # likeliest tokens looked at first where a row truncates; more only where they do not suffice
 
 
 class Draw(NamedTuple):
@@ -36,9 +37,11 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     """
     scores = _adjusted(logits, draws)
     chosen = scores.argmax(dim=-1)
-    drawn = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
-    if drawn:
-        chosen[drawn] = _draw(scores[drawn], [draws[row] for row in drawn])
+    ids = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
+    # Row by row: a row's temporaries stay in the cache, those of all rows would each be fresh memory.
+    for row, draw in enumerate(draws):
+        if draw.params.temperature > 0:
+            chosen[row] = _draw(scores[row], ids, draw)
     return chosen.tolist(), _logprobs(logits, chosen, draws)
 
 
@@ -88,40 +91,30 @@ def _adjust(scores: Tensor, draw: Draw) -> None:
         scores[token] += bias
 
 
-def _draw(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Draw a token of each row at its temperature. scores: [rows, vocab_size]; returns [rows] int64."""
-    temperatures = torch.tensor([draw.params.temperature for draw in draws], device=scores.device)
-    scores = scores / temperatures[:, None]
-    floors = _floors(scores, draws)
-    noise = gumbel_noise(
-        [draw.seed for draw in draws], [draw.position for draw in draws], scores.shape[1], scores.device
-    )
-    return (scores + noise).masked_fill_(scores < floors[:, None], -torch.inf).argmax(dim=-1)
+def _draw(scores: Tensor, ids: Tensor, draw: Draw) -> Tensor:
+    """Draw one token: a scalar of `ids`. scores, ids: [vocab_size]."""
+    params = draw.params
+    scores = scores / params.temperature
+    if params.top_k > 0 or params.top_p < 1.0:
+        scores, ids = _head(scores, params)
+    perturbed = scores + gumbel_noise(noise_key(draw.seed, draw.position), ids)
+    if params.min_p > 0:
+        perturbed.masked_fill_(scores < scores.max() + math.log(params.min_p), -torch.inf)
+    return ids[perturbed.argmax()]
 
 
-def _floors(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Least score that each row may still draw: [rows]. Tokens that tie with it stay in."""
-    min_p = torch.tensor([draw.params.min_p for draw in draws], device=scores.device)
-    floors = scores.amax(dim=-1) + min_p.log()  # log 0 is -inf: all stay
-    cut = [row for row, draw in enumerate(draws) if draw.params.top_k > 0 or draw.params.top_p < 1.0]
-    if cut:
-        floors[cut] = torch.maximum(floors[cut], _truncated(scores[cut], [draws[row].params for row in cut]))
-    return floors
+def _head(scores: Tensor, params: SamplingParams, width: int = _HEAD) -> tuple[Tensor, Tensor]:
+    """Scores and ids (int32) of what top-k leaves, and of that what top-p leaves after renormalising.
 
-
-def _truncated(scores: Tensor, params: Sequence[SamplingParams], width: int = _HEAD) -> Tensor:
-    """Least score kept by top-k and then top-p of what it left, renormalised. [rows, vocab_size] to [rows]."""
-    vocab_size = scores.shape[1]
-    width = min(width, vocab_size)
-    top_k = torch.tensor([min(each.top_k or vocab_size, vocab_size) for each in params], device=scores.device)[:, None]
-    top_p = torch.tensor([each.top_p for each in params], device=scores.device)[:, None]
-    ordered = scores.topk(width, dim=-1).values
-    kept = ordered.masked_fill(torch.arange(width, device=scores.device) >= top_k, -torch.inf)
-    total = torch.where(top_k <= width, kept.logsumexp(-1, keepdim=True), scores.logsumexp(-1, keepdim=True))
-    mass = (kept - total).exp().cumsum(dim=-1)
-    enough = (mass[:, -1:] >= top_p) | (top_k <= width)
-    if width < vocab_size and not enough.all():
-        return _truncated(scores, params, vocab_size)
+    scores: [vocab_size]
+    """
+    vocab_size = len(scores)
+    top_k = min(params.top_k or vocab_size, vocab_size)
+    width = min(max(width, params.top_k), vocab_size)
+    values, ids = scores.topk(min(width, top_k))
+    mass = (values - (values if top_k <= width else scores).logsumexp(0)).exp().cumsum(0)
+    if len(values) < top_k and mass[-1] < params.top_p:
+        return _head(scores, params, width * 16)
     # As many as it takes for the mass before the last one to stay below top_p: at least one.
-    count = torch.minimum((mass < top_p).sum(dim=-1, keepdim=True) + 1, top_k).clamp_(max=width)
-    return ordered.gather(1, count - 1)[:, 0]
+    count = int((mass < params.top_p).sum()) + 1
+    return values[:count], ids[:count].int()

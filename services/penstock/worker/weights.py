@@ -1,6 +1,7 @@
 """The tensors and shape of a Llama-family model, in the one layout that `Model` runs.
 
-Loaders bring every file format to it: q, k and v in one matrix, gate and up in one, RoPE on half-split pairs.
+Loaders bring every file format to it: q, k and v in one matrix, gate and up in one, RoPE on half-split pairs, matrices
+in the model's dtype and norms in float32.
 """
 
 from dataclasses import dataclass
