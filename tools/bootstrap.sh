@@ -1,0 +1,68 @@
+# Sourced by tools/run, tools/test and .ci/run, from the root of the checkout: gives a .venv with the locked
+# dependencies and this checkout in it. The second time it is instant.
+
+say() { printf 'penstock: %s\n' "$*" >&2; }
+
+# bootstrap running|testing
+bootstrap() {
+  local stamp=".venv/.penstock-$1" python want
+  want="$(cat tools/requirements.lock pyproject.toml | cksum) $PWD"
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then return; fi
+  if [ ! -x .venv/bin/python ]; then
+    python="$(find_python)"
+    say "making .venv with $("$python" --version)"
+    "$python" -m venv .venv
+  fi
+  install_locked "$1"
+  say "installing penstock itself from this checkout"
+  .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+  complete_torch
+  printf '%s\n' "$want" >"$stamp"
+  if [ "$1" = testing ]; then printf '%s\n' "$want" >.venv/.penstock-running; fi
+  say "ready"
+}
+
+# The first Python of at least 3.11 on PATH; 3.11 is what the lock was written with.
+find_python() {
+  local each
+  for each in python3.11 python3.12 python3.13 python3.14 python3 python; do
+    if "$each" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      printf '%s' "$each"
+      return
+    fi
+  done
+  say "needs Python 3.11 or newer on PATH"
+  return 1
+}
+
+install_locked() {
+  local wanted=.venv/wanted.txt count
+  if [ "$1" = running ]; then
+    sed '/^# Beside that/,$d' tools/requirements.lock
+  else
+    cat tools/requirements.lock
+  fi | grep '==' >"$wanted"
+  count="$(grep -c == "$wanted")"
+  say "installing $count locked packages (some 500 MB the first time, most of it torch)"
+  .venv/bin/python -m pip install --no-deps --progress-bar off --requirement "$wanted" | show_progress "$count"
+}
+
+# pip's own output, thinned out to one line for every tenth package and the last steps.
+show_progress() {
+  awk -v count="$1" '
+    /^(Collecting|Requirement already satisfied:)/ {
+      seen++
+      name = /^Collecting/ ? $2 : $4
+      if (seen % 10 == 0) { printf "penstock:   %d of %d, %s\n", seen, count, name; fflush() }
+    }
+    /^Installing collected packages/ { printf "penstock:   unpacking\n"; fflush() }
+    /^ERROR/ { print; fflush() }
+  ' >&2
+}
+
+# Where the index has no CPU wheel, torch is the CUDA build, whose libraries the lock does not name.
+complete_torch() {
+  if .venv/bin/python -c 'import torch' 2>/dev/null; then return; fi
+  say "installing the libraries that this build of torch needs"
+  .venv/bin/python -m pip install --quiet --progress-bar off "$(grep '^torch==' tools/requirements.lock)"
+}
