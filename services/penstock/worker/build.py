@@ -1,0 +1,60 @@
+"""From options to an engine: the object graph of the engine process."""
+
+import torch
+
+from penstock.worker.batch import Batch
+from penstock.worker.batching import Batching, Continuous, Naive
+from penstock.worker.blocks import BlockPool
+from penstock.worker.card import ModelCard
+from penstock.worker.engine import TorchEngine
+from penstock.worker.interface import Engine
+from penstock.worker.kv import blocks_for
+from penstock.worker.loaders import load, load_card
+from penstock.worker.options import EngineOptions
+from penstock.worker.sim import SimEngine
+
+SIM_BLOCKS = 7_500  # 120,000 tokens in blocks of 16
+
+
+def build_engine(options: EngineOptions) -> tuple[Engine, ModelCard]:
+    """Load the model and make its engine. Raises ModelUnsupported or ValueError over options that cannot work."""
+    if options.engine == "sim":
+        card = load_card(options.model)
+        batch = _batch(options, card, options.kv_blocks or SIM_BLOCKS)
+        return SimEngine(batch, options.law, card.plain_ids()), card
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = _device(options.device)
+    dtype = _dtype(options.dtype, device)
+    model, card = load(options.model, dtype, device)
+    blocks = options.kv_blocks or blocks_for(options.kv_bytes, model.shape, options.block_size, dtype)
+    return TorchEngine(model, _batch(options, card, blocks)), card
+
+
+def _batch(options: EngineOptions, card: ModelCard, blocks: int) -> Batch:
+    batching: Batching = Naive() if options.batching == "naive" else Continuous(token_budget=options.token_budget)
+    return Batch(
+        pool=BlockPool(blocks, options.block_size),
+        batching=batching,
+        slots=options.slots,
+        context_length=card.context_length,
+        eos_ids=frozenset(card.eos_ids),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" or _cpu_computes_bfloat16() else "float32"
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def _cpu_computes_bfloat16() -> bool:
+    """Elsewhere bfloat16 is emulated, at a fraction of float32's speed."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(flag, False) for flag in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -1,0 +1,24 @@
+"""What an engine process is told once, at its start."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.worker.step_law import StepLaw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    engine: Literal["torch", "sim"] = "torch"
+    model: str = "SmolLM2-135M-Instruct"  # known name, folder, .gguf or .bin file; a simulated engine takes its card
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the device computes in it
+    device: str = "auto"  # as torch names it; auto: cuda where there is one
+    kv_bytes: int = 1 << 30  # memory of the KV pool
+    kv_blocks: int = (
+        0  # size of the pool in blocks, whatever their bytes; 0: from kv_bytes, simulated from `SIM_BLOCKS`
+    )
+    block_size: int = 16  # tokens; blocks of 16 to 128 measured alike
+    slots: int = 32  # sequences that run at once
+    token_budget: int = 512  # tokens per step
+    batching: Literal["continuous", "naive"] = "continuous"
+    threads: int = 0  # for torch on a CPU; 0: torch's own choice
+    law: StepLaw = field(default_factory=StepLaw)  # of a simulated engine
