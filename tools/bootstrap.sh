@@ -43,8 +43,9 @@ install_locked() {
     cat tools/requirements.lock
   fi | grep '==' >"$wanted"
   count="$(grep -c == "$wanted")"
-  say "installing $count locked packages (some 500 MB the first time, most of it torch)"
-  .venv/bin/python -m pip install --no-deps --progress-bar off --requirement "$wanted" | show_progress "$count"
+  say "installing $count locked packages (several hundred MB the first time, most of it torch)"
+  PYTHONUNBUFFERED=1 .venv/bin/python -m pip install --no-deps --progress-bar off --requirement "$wanted" 2>&1 |
+    show_progress "$count"
 }
 
 # pip's own output, thinned out to one line for every tenth package and the last steps.
