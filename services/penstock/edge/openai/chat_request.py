@@ -1,0 +1,37 @@
+"""`POST /v1/chat/completions`: the body to a request."""
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge.openai.fields import Fields, wrong_type
+from penstock.edge.openai.messages import message_from
+from penstock.edge.openai.request import ApiRequest, drawing_from, usage_flags
+from penstock.edge.openai.unserved import CHAT, refuse_format, refuse_unserved
+from penstock.edge.spec import ChatInput, Message, RequestSpec
+from penstock.edge.validation import validate
+
+
+def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
+    """Raise InvalidArgument naming the field, in the caller's own words."""
+    refuse_unserved(fields, CHAT)
+    refuse_format(fields.object("response_format"))
+    limit = "max_tokens" if fields.any("max_completion_tokens") is None else "max_completion_tokens"
+    spec = RequestSpec(
+        request_id=request_id,
+        model=fields.text("model"),
+        input=ChatInput(_messages(fields)),
+        max_output_tokens=fields.integer(limit, None),
+        **drawing_from(fields),
+    )
+    validate(spec, {"input": "messages", "max_output_tokens": limit})
+    include_usage, continuous_usage = usage_flags(fields)
+    return ApiRequest(
+        spec=spec, stream=fields.flag("stream"), include_usage=include_usage, continuous_usage=continuous_usage
+    )
+
+
+def _messages(fields: Fields) -> tuple[Message, ...]:
+    messages = fields.any("messages")
+    if messages is None:
+        raise InvalidArgument("messages is missing; give a list with at least one message", field="messages")
+    if not isinstance(messages, list):
+        raise wrong_type("messages", "a list of messages", messages)
+    return tuple([message_from(each, f"messages[{index}]") for index, each in enumerate(messages)])

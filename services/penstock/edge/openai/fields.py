@@ -1,0 +1,98 @@
+"""Typed reading of a JSON body. `null` counts as absent, as the API has it; a wrong type is refused by name."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import orjson
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge import limits
+
+T = TypeVar("T")
+
+
+class BodyTooLarge(InvalidArgument):
+    """More bytes than any request may have."""
+
+    default_reason = "BODY_TOO_LARGE"
+
+
+class Fields:
+    """The members of one JSON object, and the path by which its sender knows it."""
+
+    __slots__ = ("_path", "members")
+
+    def __init__(self, members: Mapping[str, Any], path: str = "") -> None:
+        self.members = members
+        self._path = path
+
+    def path(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def any(self, name: str) -> Any:
+        return self.members.get(name)
+
+    def number(self, name: str, default: float) -> float:
+        value = self.any(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong_type(self.path(name), "a number", value)
+        return float(value)
+
+    def integer(self, name: str, default: T) -> int | T:
+        value = self.any(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise wrong_type(self.path(name), "an integer", value)
+        return value
+
+    def flag(self, name: str) -> bool:
+        return bool(self._typed(name, bool, "true or false", default=False))
+
+    def text(self, name: str) -> str:
+        return str(self._typed(name, str, "a string", default=""))
+
+    def object(self, name: str) -> "Fields":
+        return Fields(self._typed(name, dict, "an object", default={}), self.path(name))
+
+    def _typed(self, name: str, kind: type[T], called: str, *, default: T) -> T:
+        value = self.any(name)
+        if value is None:
+            return default
+        if not isinstance(value, kind):
+            raise wrong_type(self.path(name), called, value)
+        return value
+
+
+def parse_body(body: bytes) -> Fields:
+    """Raise BodyTooLarge, or InvalidArgument for what is no JSON object."""
+    if len(body) > limits.BODY_BYTES:
+        raise BodyTooLarge(f"the body has {len(body)} bytes; at most {limits.BODY_BYTES} are read")
+    try:
+        members = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgument(f"the body is not JSON: {error}") from error
+    if not isinstance(members, dict):
+        raise InvalidArgument(f"the body must be a JSON object, not {shown(members)}")
+    return Fields(members)
+
+
+def wrong_type(path: str, called: str, value: object) -> InvalidArgument:
+    return InvalidArgument(f"{path} must be {called}, not {shown(value)}", field=path)
+
+
+def shown(value: object) -> str:
+    """A value as a message may quote it: never long, never a whole prompt."""
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return f"a list of {len(value)}"
+        case str() if len(value) > 40:
+            return f"a string of {len(value)} characters"
+        case str():
+            return f"the string {value!r}"
+        case _:
+            return orjson.dumps(value).decode()
