@@ -36,11 +36,11 @@ class Attachment:
     ) -> None:
         """`profile` is asked at each attachment: it lists the leases that run by then."""
         self._watch = AddressWatch(schedulers)
+        self._rank = {address: float(place) for place, address in enumerate(schedulers)}
         self._profile = profile
         self._addresses: list[str] = []
         self._channels: dict[str, grpc.aio.Channel] = {}
-        # Workers start at different schedulers, so a fleet spreads over them.
-        self._turn = random.randrange(1_000_000)  # noqa: S311  # spreads, guards nothing
+        self._turn = 0
         self._known, self._wanted, self._unwanted, self._down = (asyncio.Event() for _ in range(4))
         self._load: Load | None = None
         self._told: Load | None = None
@@ -105,9 +105,13 @@ class Attachment:
 
     async def _follow_addresses(self) -> None:
         async for present in self._watch:
-            self._addresses = sorted(present) or self._addresses
+            self._addresses = sorted(present, key=self._rank_of) or self._addresses
             if self._addresses:
                 self._known.set()
+
+    def _rank_of(self, address: str) -> float:
+        """As listed; addresses behind a name in an order of our own, so that a fleet spreads over them."""
+        return self._rank.setdefault(address, len(self._rank) + random.random())  # noqa: S311  # spreads, guards nothing
 
     def _call_next(self) -> grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]:
         address = self._addresses[self._turn % len(self._addresses)]

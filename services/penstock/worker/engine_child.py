@@ -5,6 +5,7 @@ Signals meant for the worker are the front's to answer: the engine ends when its
 
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from penstock.worker.process import engine_main
@@ -13,7 +14,7 @@ from penstock.worker.process import engine_main
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with Connection(int(sys.argv[1])) as conn:
+    with Connection(int(sys.argv[1])) as conn, suppress(EOFError):  # the front is gone before it said a word
         engine_main(conn, conn.recv())
 
 

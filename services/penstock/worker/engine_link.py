@@ -2,16 +2,19 @@
 
 import asyncio
 import socket
+import subprocess
 import sys
 import time
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
+from typing import TypeAlias
 
 import structlog
 
 from penstock.worker.engine_pipe import EnginePipe
 
 log = structlog.get_logger()
+
+Process: TypeAlias = subprocess.Popen[bytes]
 
 BACKOFF = (0.2, 30.0)  # s; first and longest wait before another start
 HEALTHY_AFTER = 60.0  # s; an engine that lived so long died of something else than its start
@@ -89,9 +92,10 @@ class EngineLink:
             _, pipe = await asyncio.get_running_loop().create_unix_connection(
                 lambda: EnginePipe(self._on_message), sock=ours
             )
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", CHILD, str(theirs.fileno())),
-                stdin=DEVNULL,
+            # Not asyncio's way of starting: uvloop forks, and gRPC's threads do not take that well.
+            process = subprocess.Popen(  # noqa: ASYNC220, S603  # a few ms, and our own module
+                [sys.executable, "-m", CHILD, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C in a terminal is the front's to answer
             )
@@ -102,8 +106,7 @@ class EngineLink:
 async def _reap(process: Process) -> int:
     """Give a process whose pipe is closed a moment to end, then kill it."""
     try:
-        async with asyncio.timeout(EXIT_TIMEOUT):
-            return await process.wait()
-    except TimeoutError:
+        return await asyncio.to_thread(process.wait, EXIT_TIMEOUT)
+    except subprocess.TimeoutExpired:
         process.kill()
-        return await process.wait()
+        return await asyncio.to_thread(process.wait)

@@ -10,6 +10,7 @@ import asyncio
 import pickle
 from collections.abc import Callable
 from struct import Struct
+from typing import cast
 
 _LENGTH = Struct("!i")
 
@@ -29,8 +30,7 @@ class EnginePipe(asyncio.Protocol):
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own type is none of asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

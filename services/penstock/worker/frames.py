@@ -3,6 +3,7 @@
 import hashlib
 import math
 import zlib
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
 from penstock.worker.card import ModelCard
 from penstock.worker.effects import Ended, Tokens
-from penstock.worker.interface import Finished, FinishReason, SamplingParams, SequenceSpec
+from penstock.worker.interface import Capacity, Finished, FinishReason, SamplingParams, SequenceSpec
 from penstock.worker.load import Load
 from penstock.worker.run import Run, Times
 
@@ -102,6 +103,20 @@ def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
         message.bos_token_id = card.bos_id
     message.digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).hexdigest()
     return message
+
+
+def profile_message(card: pb.ModelCard, capacity: Capacity, running: Iterable[Run]) -> scheduler_pb2.Profile:
+    block_size = capacity.block_size
+    blocks = [(run.lease_id, -(-run.final_tokens // block_size)) for run in running]
+    return scheduler_pb2.Profile(
+        model=card.name,
+        card_digest=card.digest,
+        slots=capacity.slots,
+        kv_blocks=capacity.blocks,
+        block_size=block_size,
+        context_length=card.context_length,
+        running=[scheduler_pb2.RunningLease(lease_id=lease_id, kv_blocks=count) for lease_id, count in blocks],
+    )
 
 
 def report_frame(load: Load) -> scheduler_pb2.AttachRequest:

@@ -18,10 +18,6 @@ class Limits:
     blocks: int
     block_size: int  # tokens
 
-    def blocks_for(self, spec: SequenceSpec) -> int:
-        """KV blocks that a sequence can come to hold."""
-        return -(-(len(spec.token_ids) + spec.max_output_tokens) // self.block_size)
-
     def check(self, spec: SequenceSpec) -> None:
         """Raise StartInvalid or PromptTooLong for what this worker can never run, with the numbers."""
         prompt, output = len(spec.token_ids), spec.max_output_tokens
@@ -36,7 +32,7 @@ class Limits:
         _check_sampling(spec.sampling)
         if prompt + output > self.context_length:
             raise exceeds_context(prompt, output, self.context_length)
-        needed = self.blocks_for(spec)
+        needed = -(-(prompt + output) // self.block_size)
         if needed > self.blocks:
             raise exceeds_pool(prompt, output, needed, self.blocks)
 

@@ -29,5 +29,5 @@ def loading() -> Unavailable:
     return Unavailable("the model loads; ask again in a moment", reason="LOADING", retry_after=1.0)
 
 
-def engine_died(how: str) -> Unavailable:
-    return Unavailable(f"the worker's engine died ({how}) and restarts; enqueue the ticket again", reason="ENGINE_DIED")
+def engine_died() -> Unavailable:
+    return Unavailable("the worker's engine died and starts anew; enqueue the ticket again", reason="ENGINE_DIED")

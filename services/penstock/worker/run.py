@@ -57,6 +57,11 @@ class Run:
     def seq_id(self) -> int:
         return self.spec.seq_id
 
+    @property
+    def final_tokens(self) -> int:
+        """Most tokens it can come to hold."""
+        return len(self.spec.token_ids) + self.spec.max_output_tokens
+
     def admit(self, cached_tokens: int, at: float) -> None:
         if self.admitted_at is None:  # a preempted run is admitted again; its wait was over with the first time
             # The step began before it was known that the run had arrived in time for it.

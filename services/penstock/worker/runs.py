@@ -243,11 +243,15 @@ class RunBook:
 def _outcome(run: Run, outcome: Finished | Cancelled) -> Outcome:
     """What a run's edge hears when the engine is done with it.
 
-    The last tokens of a run past its deadline were held back, so it has not finished, whatever the engine says.
+    The last tokens of a run that was to end were held back, so it has not finished, whatever the engine says.
     """
     if run.ending is Ending.DEADLINE:
         return refusals.too_late()
-    return refusals.lease_revoked(run.lease_id) if run.ending is Ending.REVOKED else outcome
+    if run.ending is Ending.REVOKED:
+        return refusals.lease_revoked(run.lease_id)
+    if run.ending and isinstance(outcome, Finished):  # it freed its blocks by itself, before the cancel got there
+        return Cancelled(run.seq_id, outcome.output_tokens, 0)
+    return outcome
 
 
 def _told_at_once(effects: list[Effect]) -> list[Effect]:

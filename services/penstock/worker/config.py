@@ -1,0 +1,82 @@
+"""Settings of a worker: PENSTOCK_WORKER_<FIELD>."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.chassis.config import ServiceConfig
+from penstock.worker.options import EngineOptions
+from penstock.worker.step_law import StepLaw
+
+
+class EngineKind(StrEnum):
+    TORCH = "torch"  # our own, on a CPU or a GPU
+    SIM = "sim"  # takes the time that a step would take, and makes up the tokens
+
+
+class BatchingKind(StrEnum):
+    CONTINUOUS = "continuous"
+    NAIVE = "naive"  # the baseline to measure against
+
+
+class DType(StrEnum):
+    AUTO = "auto"  # bfloat16 where the device computes in it
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerConfig(ServiceConfig):
+    listen: str = "127.0.0.1:7005"
+    schedulers: tuple[str, ...] = ("127.0.0.1:7004",)  # host:port or dns:///name:port; one at a time, in this order
+    park_for: float = 1.0  # s that a START waits for its lease's announcement: the two come by different ways
+    stream_frames: int = 4_096  # frames waiting for one edge; beyond them its stream is closed, as it does not read
+
+    model: str = "SmolLM2-135M-Instruct"  # a known name, a Hugging Face folder, a .gguf or a .bin file
+    engine: EngineKind = EngineKind.TORCH
+    batching: BatchingKind = BatchingKind.CONTINUOUS
+    slots: int = 32  # sequences that run at once
+    token_budget: int = 512  # tokens of one step, decodes and prefill chunks together
+    block_size: int = 16  # tokens per KV block
+    kv_bytes: int = 2**30  # memory of the KV pool
+    kv_blocks: int = 0  # the pool in blocks, whatever their bytes; 0: from kv_bytes, or as a simulated engine chooses
+    dtype: DType = DType.AUTO
+    device: str = "auto"  # as torch names it; auto: cuda where there is one
+    torch_threads: int = 0  # for a CPU; 0: torch's own choice
+
+    # Of a simulated engine: a step takes the sum.
+    sim_base_s: float = StepLaw().base_s
+    sim_per_prefill_token_s: float = StepLaw().per_prefill_token_s
+    sim_per_decode_seq_s: float = StepLaw().per_decode_seq_s
+    sim_per_context_token_s: float = StepLaw().per_context_token_s  # for each position that a decode reads
+
+    def __post_init__(self) -> None:
+        ServiceConfig.__post_init__(self)
+        if not self.schedulers:
+            raise ValueError("schedulers must name at least one, or nothing will ever be placed here")
+        for name in ("slots", "token_budget", "block_size", "kv_bytes", "stream_frames"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        for name in ("park_for", "kv_blocks", "torch_threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+
+    def engine_options(self) -> EngineOptions:
+        return EngineOptions(
+            engine=self.engine.value,
+            model=self.model,
+            dtype=self.dtype.value,
+            device=self.device,
+            kv_bytes=self.kv_bytes,
+            kv_blocks=self.kv_blocks,
+            block_size=self.block_size,
+            slots=self.slots,
+            token_budget=self.token_budget,
+            batching=self.batching.value,
+            threads=self.torch_threads,
+            law=StepLaw(
+                base_s=self.sim_base_s,
+                per_prefill_token_s=self.sim_per_prefill_token_s,
+                per_decode_seq_s=self.sim_per_decode_seq_s,
+                per_context_token_s=self.sim_per_context_token_s,
+            ),
+        )

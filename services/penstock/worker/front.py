@@ -1,0 +1,226 @@
+"""The worker's front: hears edges, its scheduler, its engine and the clock, and does what the run book says.
+
+Owns no policy: every event is one call of the book, and every effect one thing done at once on the event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+import structlog
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.chassis.lifecycle import background, request_stop
+from penstock.chassis.streams import Peer
+from penstock.mesh.v1 import scheduler_pb2
+from penstock.mesh.v1 import worker_pb2 as pb
+from penstock.v1.stream_pb2 import End, Hello
+from penstock.worker import refusals
+from penstock.worker.accounts import RunAccounts
+from penstock.worker.attachment import Attachment
+from penstock.worker.card import ModelCard
+from penstock.worker.config import WorkerConfig
+from penstock.worker.effects import AddSequence, CancelSequence, Effect, Ended, LeasesReleased, LeaseStarted, Tokens
+from penstock.worker.engine_link import EngineLink
+from penstock.worker.engine_state import EngineState
+from penstock.worker.frames import ended_frame, profile_message, run_from, step_frame
+from penstock.worker.interface import Capacity, StepResult
+from penstock.worker.leases import LeaseBook
+from penstock.worker.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
+from penstock.worker.runs import RunBook
+
+log = structlog.get_logger()
+
+EdgePeer = Peer[pb.ExecuteResponse, pb.ExecuteRequest]
+
+HAND_BACK_TIMEOUT = 1.0  # s; for edges to leave after our `end`
+
+
+class Front:
+    """The object that the worker's parts meet in. `hello` may get its address later, once that is bound."""
+
+    def __init__(self, config: WorkerConfig, hello: Hello) -> None:
+        self.hello = hello
+        self.on_ready: Callable[[bool], None] = lambda _: None  # hears when the engine can take runs, and when no more
+        self.book = RunBook(leases=LeaseBook(hello.instance_id), park_for=config.park_for)
+        self.state = EngineState()
+        self.engine = EngineLink(config.engine_options(), on_message=self._hear_engine, on_down=self._lose_engine)
+        self.attachment = Attachment(config.schedulers, hello, profile=self._profile, on_frame=self._hear_scheduler)
+        self._accounts = RunAccounts(self.state.figures)
+        self._peers: dict[int, EdgePeer] = {}
+        self._streams = 0  # opened since the start
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for: float | None = None
+        self._changed = asyncio.Event()
+        self._acts: dict[type, Callable[..., object]] = {
+            AddSequence: self._add,
+            CancelSequence: lambda effect: self.engine.send(Cancel(effect.seq_id)),
+            Tokens: lambda effect: self._send(effect.stream, step_frame(effect)),
+            Ended: self._end,
+            LeaseStarted: lambda effect: self.attachment.started(effect.lease_id),
+            LeasesReleased: lambda effect: self.attachment.released(effect.lease_ids),
+        }
+
+    def card(self) -> pb.ModelCard:
+        """Raises Unavailable / LOADING before there is one."""
+        if self.state.card is None:
+            raise refusals.loading()
+        return self.state.card
+
+    def figures(self) -> Mapping[str, float]:
+        book = self.book
+        return {
+            **self.state.figures(),
+            "leases_expected": len(book.leases.expected),
+            "leases_running": len(book.leases.running),
+            "parked": len(book.parked),
+            "edge_streams": len(self._peers),
+            "engine_steps": book.counts.engine_steps,
+            "tokens_generated": book.counts.tokens_generated,
+            "tokens_wasted_after_cancel": book.counts.tokens_wasted_after_cancel,
+            "cancels": book.counts.cancels,
+            "restarts": self.engine.restarts,
+            "attached": self.attachment.is_up,
+        }
+
+    # What edges do.
+
+    def open(self, peer: EdgePeer) -> int:
+        self._streams += 1
+        self._peers[self._streams] = peer
+        self.book.open_stream(self._streams)
+        return self._streams
+
+    def hear_edge(self, stream: int, frame: pb.ExecuteRequest) -> None:
+        now = time.time()
+        if frame.HasField("start"):
+            run = run_from(frame.start, stream=stream, seq_id=self.book.new_seq_id(), now=now)
+            self._perform(self.book.start(run, now))
+        elif frame.HasField("cancel"):
+            self._perform(self.book.cancel(stream, frame.cancel.handle, now))
+
+    def close(self, stream: int) -> None:
+        del self._peers[stream]
+        self._perform(self.book.close_stream(stream, time.time()))
+
+    # What the scheduler does.
+
+    def _hear_scheduler(self, frame: scheduler_pb2.AttachResponse) -> None:
+        now = time.time()
+        if frame.HasField("expect"):
+            lease = frame.expect.lease
+            lapses_at = now + lease.ttl.ToTimedelta().total_seconds()
+            self._perform(self.book.expect(lease.lease_id, lease.ticket_id, lease.worker_id, lapses_at, now))
+        elif frame.HasField("revoke"):
+            self._perform(self.book.revoke(frame.revoke.lease_id, now))
+        elif frame.HasField("drain"):
+            asked = frame.drain.HasField("grace")
+            request_stop("scheduler drains us", frame.drain.grace.ToTimedelta().total_seconds() if asked else None)
+
+    def _profile(self) -> scheduler_pb2.Profile:
+        assert self.state.card, "attached before the engine was ready"
+        assert self.state.capacity
+        return profile_message(self.state.card, self.state.capacity, self.book.running.values())
+
+    # What the engine does.
+
+    def _hear_engine(self, message: object) -> None:
+        match message:
+            case Stepped(result=result, capacity=capacity, took_s=took):
+                self._step(result, capacity, took)
+            case Ready(card=card, capacity=capacity):
+                self._load(card, capacity)
+            case Refused(seq_id=seq_id):
+                why = InvalidArgument(message.message, reason=message.reason, metadata=message.metadata)
+                self._perform(self.book.engine_refused(seq_id, why, time.time()))
+            case Fatal(message=text):
+                log.error("engine_fatal", message=text)
+
+    def _step(self, result: StepResult, capacity: Capacity, took: float) -> None:
+        now = time.time()
+        self.state.note_step(result, capacity, took)
+        self._perform(self.book.stepped(result, now - took, now))
+        self.attachment.report(self.state.load)
+
+    def _load(self, card: ModelCard, capacity: Capacity) -> None:
+        self.state.note_ready(card, capacity)
+        self.engine.note_ready()
+        self._accounts.model = card.name
+        self.book.engine_ready(self.state.limits)
+        log.info("engine_ready", model=card.name, pid=self.engine.pid, kv_blocks=capacity.blocks, slots=capacity.slots)
+        self.on_ready(True)
+        self.attachment.report(self.state.load)
+        if not self.book.is_draining:
+            self.attachment.attach()
+
+    def _lose_engine(self) -> None:
+        self.state.note_lost()
+        self.on_ready(False)
+        self._perform(self.book.engine_lost(refusals.engine_died(), time.time()))
+        self.attachment.detach("the engine died")
+
+    # What time does.
+
+    def _expire(self) -> None:
+        self._armed_for = None
+        self._perform(self.book.expire(time.time()))
+
+    def _rearm(self) -> None:
+        """Be woken at the book's next expiry, and not for one that no longer is."""
+        due = self.book.next_expiry
+        if due == self._armed_for:
+            return
+        if self._timer:
+            self._timer.cancel()
+        self._armed_for = due
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - time.time()), self._expire)
+
+    # What the book says.
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            self._acts[type(effect)](effect)
+        self._rearm()
+        self._changed.set()
+
+    def _send(self, stream: int, frame: pb.ExecuteResponse) -> None:
+        peer = self._peers.get(stream)
+        if peer:
+            peer.send(frame)  # an edge that does not read loses its stream, and with it its runs: `close` follows
+
+    def _add(self, effect: AddSequence) -> None:
+        self.engine.send(Add(effect.spec))  # where there is no engine any more, `_lose_engine` is about to come
+
+    def _end(self, effect: Ended) -> None:
+        if effect.answers:
+            self._send(effect.run.stream, ended_frame(effect))
+        self._accounts.note(effect)
+
+    # The end.
+
+    async def drain(self, grace: float, hurried: asyncio.Event) -> None:
+        """Let what was granted run to its end, for `grace` seconds or until `hurried`; then hand the rest back."""
+        self.on_ready(False)
+        self.attachment.detach("drains")
+        self._perform(self.book.drain(time.time()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace) as limit, background(_cut_short(limit, hurried)):
+                await self._until(lambda: self.book.is_idle)
+        log.info("handing_back", runs=len(self.book.running))
+        for peer in self._peers.values():
+            peer.send(pb.ExecuteResponse(end=End(reason="drained")))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HAND_BACK_TIMEOUT):
+                await self._until(lambda: not self._peers)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+async def _cut_short(limit: asyncio.Timeout, hurried: asyncio.Event) -> None:
+    await hurried.wait()
+    limit.reschedule(0)
