@@ -118,7 +118,7 @@ def test_preemption_does_not_change_the_text():
         assert text == alone((seq_id + 5,) * 4, 16)[0]
 
 
-SAMPLED = SamplingParams(temperature=1.1, top_p=0.9, frequency_penalty=0.3, repetition_penalty=1.05)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=-2.0, repetition_penalty=1.05)  # repeats itself
 
 
 def sampled_spec(seq_id, prompt, **fields):

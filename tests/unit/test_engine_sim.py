@@ -1,0 +1,100 @@
+import pytest
+
+from penstock.worker.batch import Batch
+from penstock.worker.batching import Continuous
+from penstock.worker.blocks import BlockPool
+from penstock.worker.errors import PromptTooLong
+from penstock.worker.interface import SequenceSpec
+from penstock.worker.sim import SimEngine
+from penstock.worker.step_law import StepLaw
+
+LAW = StepLaw(base_s=1.0, per_prefill_token_s=0.1, per_decode_seq_s=0.01, per_context_token_s=0.0001)
+PLAIN_IDS = range(20, 5000)
+
+
+def engine_of(*, blocks=64, slots=8):
+    batch = Batch(
+        pool=BlockPool(blocks, 4),
+        batching=Continuous(token_budget=64),
+        slots=slots,
+        context_length=256,
+        eos_ids=frozenset({2}),
+    )
+    return SimEngine(batch, LAW, PLAIN_IDS)
+
+
+def spec(seq_id=1, prompt=10, output=6, **fields):
+    return SequenceSpec(seq_id=seq_id, token_ids=list(range(prompt)), max_output_tokens=output, **fields)
+
+
+def run_out(engine):
+    tokens = {}
+    while engine.has_work:
+        result = engine.step()
+        for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
+            tokens.setdefault(seq_id, []).append(token)
+    return tokens
+
+
+def test_a_step_takes_what_the_law_says():
+    engine = engine_of()
+    engine.add(spec(1, prompt=10))
+    assert engine.step().duration_s == pytest.approx(1.0 + 10 * 0.1)
+    engine.add(spec(2, prompt=5))
+    assert engine.step().duration_s == pytest.approx(1.0 + 5 * 0.1 + 0.01 + 11 * 0.0001)
+
+
+def test_a_step_that_only_hands_out_receipts_takes_no_time():
+    engine = engine_of()
+    engine.add(spec())
+    engine.cancel(1)
+    result = engine.step()
+    assert (result.cancelled[0].seq_id, result.duration_s) == (1, 0.0)
+
+
+def test_tokens_follow_from_prompt_and_seed_and_are_never_special():
+    texts = []
+    for fields in ({}, {}, {"seed": 1}, {"prompt": 11}):
+        engine = engine_of()
+        engine.add(spec(output=30, **fields))
+        texts.append(run_out(engine)[1])
+    assert texts[0] == texts[1]
+    assert len({tuple(text) for text in texts}) == 3
+    assert all(token in PLAIN_IDS for text in texts for token in text)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5])
+def test_a_resumed_sequence_goes_on_with_the_very_same_tokens(cut):
+    engine = engine_of()
+    engine.add(spec())
+    whole = run_out(engine)[1]
+    other = engine_of()
+    other.add(SequenceSpec(seq_id=9, token_ids=[*range(10), *whole[:cut]], emitted=cut, max_output_tokens=6 - cut))
+    assert run_out(other)[9] == whole[cut:]
+
+
+def test_batch_mates_and_preemption_do_not_change_a_text():
+    engine = engine_of()
+    engine.add(spec(output=20))
+    single = run_out(engine)[1]
+    crowd = engine_of(blocks=9)
+    for seq_id in range(3):
+        crowd.add(spec(seq_id, output=20))
+    preempted = 0
+    tokens = {}
+    while crowd.has_work:
+        result = crowd.step()
+        preempted += result.preempted
+        for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
+            tokens.setdefault(seq_id, []).append(token)
+    assert preempted > 0
+    assert tokens == {0: single, 1: single, 2: single}
+
+
+def test_a_refused_sequence_leaves_nothing_behind():
+    engine = engine_of(blocks=2)
+    with pytest.raises(PromptTooLong):
+        engine.add(spec())
+    assert not engine.has_work
+    engine.add(spec(prompt=4, output=2))
+    assert len(run_out(engine)[1]) == 2
