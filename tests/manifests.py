@@ -1,0 +1,35 @@
+"""The Kubernetes manifests as kubectl renders them, and the settings of the tiers they start."""
+
+import subprocess
+import sys
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import yaml
+
+from paths import REPO
+
+KUBECTL = Path(sys.executable).with_name("kubectl")
+DEPLOY = REPO / "deploy"
+OVERLAY = DEPLOY / "k8s" / "overlays" / "local"
+TIERS = ("auth", "edge", "queue", "routing", "scheduler", "worker")
+
+
+@cache
+def render(folder):
+    """The objects of an overlay; shared, so copy before changing."""
+    said = subprocess.run([KUBECTL, "kustomize", folder], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    return list(yaml.safe_load_all(said.stdout))
+
+
+def configs():
+    """The class of each tier's settings."""
+    return {tier: getattr(import_module(f"penstock.{tier}.config"), f"{tier.title()}Config") for tier in TIERS}
+
+
+def the(objects, kind, name):
+    """The one object of that kind whose name is `name`, a generated suffix aside."""
+    (only,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].split("-")[0] == name]
+    return only

