@@ -1,6 +1,6 @@
 """What a model's text side refuses: the caller's input, or a card this edge cannot use."""
 
-from penstock.chassis.errors import FailedPrecondition, InvalidArgument
+from penstock.chassis.errors import Internal, InvalidArgument
 
 
 class TemplateRefused(InvalidArgument):
@@ -21,7 +21,7 @@ class TokenUnknown(InvalidArgument):
     default_reason = "TOKEN_UNKNOWN"
 
 
-class ModelTextUnusable(FailedPrecondition):
+class ModelTextUnusable(Internal):
     """The model's tokenizer or chat template cannot be used at all: an operator's matter, whatever the request."""
 
     default_reason = "MODEL_TEXT_UNUSABLE"

@@ -1,0 +1,87 @@
+import math
+
+import pytest
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge import limits
+from penstock.edge.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.edge.validation import validate
+
+
+def spec(**fields):
+    return RequestSpec(**({"request_id": "r1", "model": "m", "input": TextInput("hi")} | fields))
+
+
+def said(texts):
+    return ChatInput(tuple(Message("user", text) for text in texts))
+
+
+def by(role):
+    return ChatInput((Message(role, ""),))
+
+
+# Field, a value at the cap, a value one beyond it.
+CAPS = [
+    ("request_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
+    ("request_id", "aZ9._:-", "a b"),
+    ("model", "é" * (limits.MODEL_BYTES // 2), "é" * (limits.MODEL_BYTES // 2) + "x"),
+    ("input", TextInput("é" * (limits.TEXT_BYTES // 2)), TextInput("é" * (limits.TEXT_BYTES // 2) + "x")),
+    ("input", said(["x" * (limits.TEXT_BYTES - 1), "y"]), said(["x" * limits.TEXT_BYTES, "y"])),
+    ("input", said([""] * limits.MESSAGES), said([""] * (limits.MESSAGES + 1))),
+    ("input", said(["x"]), said([])),
+    (
+        "input",
+        ChatInput((Message("r" * limits.ROLE_BYTES, ""),)),
+        ChatInput((Message("r" * (limits.ROLE_BYTES + 1), ""),)),
+    ),
+    ("input", ChatInput((Message("r", ""),)), ChatInput((Message("", ""),))),
+    ("input", TokenInput((0,) * limits.PROMPT_TOKENS), TokenInput((0,) * (limits.PROMPT_TOKENS + 1))),
+    ("input", TokenInput((0,)), TokenInput(())),
+    ("temperature", 0.0, -0.001),
+    ("temperature", limits.TEMPERATURE, limits.TEMPERATURE + 0.001),
+    ("temperature", 1.0, math.nan),
+    ("top_p", 0.001, 0.0),
+    ("top_p", 1.0, 1.001),
+    ("top_k", 0, -1),
+    ("top_k", limits.TOP_K, limits.TOP_K + 1),
+    ("min_p", 0.0, -0.001),
+    ("min_p", 1.0, 1.001),
+    ("presence_penalty", -limits.PENALTY, -limits.PENALTY - 0.001),
+    ("presence_penalty", limits.PENALTY, limits.PENALTY + 0.001),
+    ("frequency_penalty", -limits.PENALTY, -limits.PENALTY - 0.001),
+    ("frequency_penalty", limits.PENALTY, math.inf),
+    ("repetition_penalty", 0.001, 0.0),
+    ("repetition_penalty", limits.REPETITION_PENALTY, limits.REPETITION_PENALTY + 0.001),
+    ("seed", 0, -1),
+    ("seed", 2**64 - 1, 2**64),
+    ("max_output_tokens", 1, 0),
+    ("max_output_tokens", limits.OUTPUT_TOKENS, limits.OUTPUT_TOKENS + 1),
+    ("stop", ("x",) * limits.STOP_STRINGS, ("x",) * (limits.STOP_STRINGS + 1)),
+    ("stop", ("x" * limits.STOP_BYTES,), ("x" * (limits.STOP_BYTES + 1),)),
+    ("stop", ("x",), ("x", "")),
+    ("priority", 3, 4),
+    ("timeout_s", 0.001, 0.0),
+    ("timeout_s", limits.TIMEOUT_S, limits.TIMEOUT_S + 1),
+    ("resume_ids", (0,) * limits.OUTPUT_TOKENS, (0,) * (limits.OUTPUT_TOKENS + 1)),
+]
+
+
+@pytest.mark.parametrize(("field", "at_cap", "beyond"), CAPS, ids=range(len(CAPS)))
+def test_a_value_at_the_cap_is_taken_and_one_beyond_it_is_refused_by_name(field, at_cap, beyond):
+    validate(spec(**{field: at_cap}))
+    with pytest.raises(InvalidArgument) as refusal:
+        validate(spec(**{field: beyond}))
+    assert [each.field for each in refusal.value.field_violations] == [field]
+
+
+def test_the_default_of_every_field_is_allowed():
+    validate(spec())
+
+
+def test_all_violations_are_told_at_once_in_the_caller_s_own_words():
+    with pytest.raises(InvalidArgument) as refusal:
+        validate(spec(temperature=3.0, max_output_tokens=0), {"max_output_tokens": "max_tokens"})
+    assert refusal.value.message == (
+        f"temperature is 3.0; allowed are 0 to 2.0; max_tokens is 0; allowed are 1 to {limits.OUTPUT_TOKENS}"
+    )
+    assert [each.field for each in refusal.value.field_violations] == ["temperature", "max_tokens"]

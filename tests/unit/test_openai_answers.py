@@ -1,0 +1,252 @@
+"""Answers as the unmodified OpenAI client reads them: it gets our bytes from a transport in memory."""
+
+import json
+
+import httpx2
+import openai
+import pytest
+
+from penstock.chassis.errors import Internal, InvalidArgument, QuotaExceeded, Unavailable
+from penstock.edge.openai.chat_answer import ChatAnswer
+from penstock.edge.openai.chat_request import parse_chat
+from penstock.edge.openai.completion_answer import CompletionAnswer
+from penstock.edge.openai.completion_request import parse_completion
+from penstock.edge.openai.fields import parse_body
+from penstock.edge.openai.models import model_list, one_model
+from penstock.edge.openai.response_answer import ResponseAnswer
+from penstock.edge.openai.response_request import parse_response
+from penstock.v1.inference_pb2 import (
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    Accepted,
+    Delta,
+    Finished,
+    Model,
+    Stage,
+    Timeline,
+    Usage,
+)
+
+ACCEPTED = Accepted(request_id="r1", model="m", prompt_tokens=3)
+DELTAS = [Delta(text="Wa", token_ids=[1]), Delta(text="", token_ids=[2]), Delta(text='ter "\n\0é🙂', token_ids=[3, 4])]
+TEXT = "".join(delta.text for delta in DELTAS)
+USAGE = Usage(prompt_tokens=3, output_tokens=4, cached_prompt_tokens=2)
+STOPPED = Finished(reason=FINISH_REASON_STOP, usage=USAGE)
+CUT = Finished(reason=FINISH_REASON_LENGTH, usage=USAGE)
+LOST = Unavailable("the worker is gone; retry", reason="NO_WORKER", retry_after=1.0)
+
+SHAPES = {
+    "/v1/chat/completions": (parse_chat, ChatAnswer),
+    "/v1/completions": (parse_completion, CompletionAnswer),
+    "/v1/responses": (parse_response, ResponseAnswer),
+}
+HI = [{"role": "user", "content": "hi"}]
+
+
+def client(finished=STOPPED, error=None):
+    """The real client on a wire that carries what the pure functions make of its own request."""
+
+    def served(request):
+        parse, shape = SHAPES[request.url.path]
+        asked = parse(parse_body(request.content), "r1")
+        answer = shape(asked, created=1_700_000_000)
+        if not asked.stream:
+            return httpx2.Response(200, content=answer.whole(ACCEPTED, TEXT, finished))
+        stream = answer.begin(ACCEPTED) + b"".join(answer.delta(delta) for delta in DELTAS)
+        stream += answer.finish(finished) if error is None else answer.fail(error)
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=stream)
+
+    transport = httpx2.Client(transport=httpx2.MockTransport(served))
+    return openai.OpenAI(api_key="k", base_url="http://edge/v1", max_retries=0, http_client=transport)
+
+
+def test_a_response_stream_has_every_event_in_order_and_numbered():
+    with client() as api:
+        events = list(api.responses.create(model="m", input="hi", stream=True))
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(10))
+    assert "".join(event.delta for event in events[4:6]) == events[6].text == TEXT
+    assert {getattr(event, "item_id", "msg_r1") for event in events} == {"msg_r1"}
+    assert events[0].response.status == "in_progress"
+    completed = events[-1].response
+    assert (completed.status, completed.output_text, completed.incomplete_details) == ("completed", TEXT, None)
+    assert (completed.usage.input_tokens, completed.usage.output_tokens, completed.usage.total_tokens) == (3, 4, 7)
+    assert completed.usage.input_tokens_details.cached_tokens == 2
+
+
+def test_every_event_of_a_response_is_named_as_it_is_typed():
+    asked = parse_response(parse_body(b'{"input":"hi"}'), "r1")
+    answer = ResponseAnswer(asked, created=1)
+    stream = answer.begin(ACCEPTED) + answer.delta(DELTAS[0]) + answer.finish(STOPPED)
+    frames = [frame.split(b"\n") for frame in stream.removesuffix(b"\n\n").split(b"\n\n")]
+    assert len(frames) == 9
+    for name, data in frames:
+        assert name.removeprefix(b"event: ").decode() == json.loads(data.removeprefix(b"data: "))["type"]
+
+
+def test_the_client_s_final_response_is_there_although_the_server_s_own_limit_cut_it():
+    with client(CUT) as api, api.responses.stream(model="m", input="hi") as stream:
+        final = stream.get_final_response()
+    assert (final.status, final.output_text) == ("completed", TEXT)
+    assert final.incomplete_details.reason == "max_output_tokens"
+    assert final.output[0].status == "incomplete"
+
+
+def test_a_response_cut_by_the_caller_s_own_limit_is_incomplete():
+    with client(CUT) as api:
+        streamed = list(api.responses.create(model="m", input="hi", stream=True, max_output_tokens=4))[-1]
+        whole = api.responses.create(model="m", input="hi", max_output_tokens=4)
+    assert streamed.type == "response.incomplete"
+    assert streamed.response == whole
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_a_whole_response_equals_the_last_event_of_a_streamed_one():
+    asked = {"model": "m", "input": "hi", "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5}
+    with client() as api:
+        whole = api.responses.create(**asked)
+        last = list(api.responses.create(**asked, stream=True))[-1]
+    assert whole == last.response
+    assert (whole.id, whole.model, whole.instructions) == ("resp_r1", "m", "Be brief.")
+    assert (whole.metadata, whole.temperature, whole.created_at) == ({"a": "b"}, 0.5, 1_700_000_000)
+
+
+def test_a_response_that_fails_midway_keeps_its_text_and_says_why():
+    with client(error=LOST) as api:
+        events = list(api.responses.create(model="m", input="hi", stream=True))
+    assert events[-1].type == "response.failed"
+    failed = events[-1].response
+    assert (failed.status, failed.output_text) == ("failed", TEXT)
+    assert (failed.error.code, failed.error.message) == ("server_error", "the worker is gone; retry")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (QuotaExceeded("q"), "rate_limit_exceeded"),
+        (InvalidArgument("i"), "invalid_prompt"),
+        (Internal("x"), "server_error"),
+    ],
+)
+def test_a_failed_response_has_one_of_the_api_s_own_codes(error, code):
+    answer = ResponseAnswer(parse_response(parse_body(b'{"input":"hi"}'), "r1"), created=1)
+    answer.begin(ACCEPTED)
+    failed = json.loads(answer.fail(error).partition(b"data: ")[2])["response"]
+    assert (failed["error"]["code"], failed["output"]) == (code, [])
+
+
+def test_a_chat_stream_starts_with_the_role_and_ends_with_the_reason():
+    with client() as api:
+        chunks = list(api.chat.completions.create(model="m", messages=HI, stream=True))
+    assert [chunk.object for chunk in chunks] == ["chat.completion.chunk"] * 4
+    assert {(chunk.id, chunk.model, chunk.created, chunk.usage) for chunk in chunks} == {
+        ("chatcmpl-r1", "m", 1_700_000_000, None)
+    }
+    assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant", None, None, None]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
+
+
+def test_usage_is_one_more_chunk_without_a_choice_when_it_is_asked_for():
+    with client(CUT) as api:
+        chunks = list(
+            api.chat.completions.create(model="m", messages=HI, stream=True, stream_options={"include_usage": True})
+        )
+    assert [len(chunk.choices) for chunk in chunks] == [1, 1, 1, 1, 0]
+    assert [chunk.usage is None for chunk in chunks] == [True, True, True, True, False]
+    assert chunks[3].choices[0].finish_reason == "length"
+    spent = chunks[4].usage
+    assert (spent.prompt_tokens, spent.completion_tokens, spent.total_tokens) == (3, 4, 7)
+    assert spent.prompt_tokens_details.cached_tokens == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_continuous_usage_counts_the_tokens_so_far_held_ones_included(path):
+    parse, shape = SHAPES[path]
+    options = {"messages": HI, "prompt": "hi", "stream_options": {"continuous_usage_stats": True}}
+    answer = shape(parse(parse_body(json.dumps(options).encode()), "r1"), created=1)
+    answer.begin(ACCEPTED)
+    chunks = [json.loads(sent.removeprefix(b"data: ")) for delta in DELTAS if (sent := answer.delta(delta))]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 4]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_of_chunks_ends_in_done_and_a_failed_one_does_not(path):
+    parse, shape = SHAPES[path]
+    asked = parse(parse_body(json.dumps({"messages": HI, "prompt": "hi"}).encode()), "r1")
+    good, bad = shape(asked, created=1), shape(asked, created=1)
+    good.begin(ACCEPTED), bad.begin(ACCEPTED)
+    assert good.finish(STOPPED).endswith(b"data: [DONE]\n\n")
+    assert b"[DONE]" not in bad.fail(LOST)
+
+
+def test_the_client_raises_when_a_chat_stream_fails_midway():
+    got = []
+    with client(error=LOST) as api, pytest.raises(openai.APIError, match="the worker is gone; retry"):
+        chunks = api.chat.completions.create(model="m", messages=HI, stream=True)
+        got.extend(chunk.choices[0].delta.content for chunk in chunks)
+    assert "".join(got) == TEXT
+
+
+def test_a_whole_chat_completion_has_the_same_text_and_usage_as_its_stream():
+    with client() as api:
+        whole = api.chat.completions.create(model="m", messages=HI)
+    assert (whole.id, whole.object, whole.model) == ("chatcmpl-r1", "chat.completion", "m")
+    choice = whole.choices[0]
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens) == (3, 4, 7)
+
+
+def test_a_completion_streams_and_comes_whole_with_the_same_text():
+    with client(CUT) as api:
+        chunks = list(api.completions.create(model="m", prompt="hi", stream=True))
+        whole = api.completions.create(model="m", prompt="hi")
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text == TEXT
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "length"]
+    assert (whole.id, whole.object, whole.usage.completion_tokens) == ("cmpl-r1", "text_completion", 4)
+
+
+@pytest.mark.parametrize("path", SHAPES)
+def test_a_timeline_comes_with_the_end_of_the_answer_when_there_is_one(path):
+    timeline = Timeline(trace_id="t", worker_id="w", attempts=1, stages=[Stage(tier="queue", name="wait")])
+    timeline.total.FromMilliseconds(1500)
+    timeline.stages[0].length.FromMilliseconds(250)
+    finished = Finished(reason=FINISH_REASON_STOP, usage=USAGE, timeline=timeline)
+    parse, shape = SHAPES[path]
+    body = {"messages": HI, "prompt": None, "input": "hi"} if path != "/v1/completions" else {"prompt": "hi"}
+    answer = shape(parse(parse_body(json.dumps(body).encode()), "r1"), created=1)
+    told = json.loads(answer.whole(ACCEPTED, TEXT, finished))["timeline"]
+    assert told == {
+        "total_s": 1.5,
+        "stages": [{"tier": "queue", "name": "wait", "start_s": 0.0, "length_s": 0.25}],
+        "trace_id": "t",
+        "worker_id": "w",
+        "attempts": 1,
+    }
+    answer.begin(ACCEPTED)
+    assert answer.finish(finished).count(b'"timeline":') == 1
+
+
+def test_models_are_listed_and_found_by_name():
+    served = [Model(name="a", context_length=8192), Model(name="b/c", context_length=512)]
+    listed = json.loads(model_list(served, created=5))
+    assert listed["object"] == "list"
+    assert [each["id"] for each in listed["data"]] == ["a", "b/c"]
+    assert json.loads(one_model(served, "b/c", created=5)) == {
+        "id": "b/c",
+        "object": "model",
+        "created": 5,
+        "owned_by": "penstock",
+        "max_model_len": 512,
+    }

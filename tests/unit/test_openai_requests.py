@@ -1,0 +1,291 @@
+import json
+
+import pytest
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge import limits
+from penstock.edge.openai.chat_request import parse_chat
+from penstock.edge.openai.completion_request import parse_completion
+from penstock.edge.openai.fields import BodyTooLarge, parse_body
+from penstock.edge.openai.response_request import parse_response
+from penstock.edge.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.v1.inference_pb2 import Priority
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def body(members):
+    return parse_body(json.dumps(members).encode())
+
+
+def chat(**members):
+    return parse_chat(body({"messages": HI} | members), "r1")
+
+
+def completion(**members):
+    return parse_completion(body({"prompt": "hi"} | members), "r1")
+
+
+def response(**members):
+    return parse_response(body({"input": "hi"} | members), "r1")
+
+
+ENDPOINTS = [chat, completion, response]
+
+
+def refused(call, **members):
+    with pytest.raises(InvalidArgument) as refusal:
+        call(**members)
+    return refusal.value.message, refusal.value.field_violations[0].field
+
+
+@pytest.mark.parametrize(
+    ("call", "limit", "prompt"),
+    [
+        (chat, "max_completion_tokens", ChatInput((Message("user", "hi"),))),
+        (completion, "max_tokens", TextInput("hi")),
+        (response, "max_output_tokens", ChatInput((Message("user", "hi"),))),
+    ],
+)
+def test_every_way_of_drawing_tokens_reaches_the_spec(call, limit, prompt):
+    members = {
+        "model": "m",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "presence_penalty": -1,
+        "frequency_penalty": 1.5,
+        "repetition_penalty": 1.1,
+        "seed": 7,
+        "stop": ["\n", "END"],
+        "ignore_eos": True,
+        "explain": True,
+        "service_tier": "flex",
+        "stream": True,
+        limit: 9,
+    }
+    request = call(**members)
+    assert request.stream
+    assert request.spec == RequestSpec(
+        request_id="r1",
+        model="m",
+        input=prompt,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        presence_penalty=-1.0,
+        frequency_penalty=1.5,
+        repetition_penalty=1.1,
+        seed=7,
+        max_output_tokens=9,
+        stop=("\n", "END"),
+        ignore_eos=True,
+        explain=True,
+        priority=Priority.PRIORITY_BATCH,
+    )
+
+
+@pytest.mark.parametrize("call", ENDPOINTS)
+def test_fields_that_nobody_knows_and_nulls_are_ignored(call):
+    nulls = dict.fromkeys(("temperature", "seed", "stop", "stream", "tools", "n", "logprobs", "metadata", "text"))
+    assert call(**nulls, store=False, user="u", guided_nothing={"a": [1]}, parallel_tool_calls=True) == call()
+
+
+def test_a_chat_without_a_limit_has_none_and_a_completion_has_the_api_s_sixteen():
+    assert chat().spec.max_output_tokens is None
+    assert response().spec.max_output_tokens is None
+    assert completion().spec.max_output_tokens == 16
+
+
+def test_the_newer_name_of_the_limit_wins_over_the_older():
+    assert chat(max_tokens=5).spec.max_output_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=6).spec.max_output_tokens == 6
+    assert refused(chat, max_tokens=0)[1] == "max_tokens"
+    assert refused(chat, max_tokens=5, max_completion_tokens=0)[1] == "max_completion_tokens"
+
+
+def test_contents_are_strings_or_lists_of_text_parts_in_any_of_their_names():
+    parts = [{"type": kind, "text": kind} for kind in ("text", "input_text", "output_text")]
+    parts.append({"type": "refusal", "refusal": "no"})
+    messages = [{"role": "developer", "content": "short"}, {"role": "assistant", "content": parts}]
+    spoken = (Message("system", "short"), Message("assistant", "text\ninput_text\noutput_text\nno"))
+    assert chat(messages=messages).spec.input == ChatInput(spoken)
+    assert response(input=messages).spec.input == ChatInput(spoken)
+
+
+def test_instructions_come_first_and_earlier_answers_can_be_sent_back_as_they_came():
+    earlier = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "Paris.", "annotations": [], "logprobs": []}],
+    }
+    request = response(instructions="Be brief.", input=[earlier, {"role": "user", "content": "And of Spain?"}])
+    assert request.instructions == "Be brief."
+    assert request.spec.input == ChatInput(
+        (Message("system", "Be brief."), Message("assistant", "Paris."), Message("user", "And of Spain?"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "spoken"),
+    [
+        ("a", TextInput("a")),
+        (["a"], TextInput("a")),
+        ([1, 2], TokenInput((1, 2))),
+        ([[1, 2]], TokenInput((1, 2))),
+    ],
+)
+def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_one_of_them(prompt, spoken):
+    assert completion(prompt=prompt).spec.input == spoken
+
+
+@pytest.mark.parametrize(
+    ("call", "members", "field", "said"),
+    [
+        (completion, {"prompt": ["a", "b"]}, "prompt", "has 2 prompts; send one request for each"),
+        (completion, {"prompt": [1, "b"]}, "prompt[1]", "must be a token id, not the string 'b'"),
+        (completion, {"prompt": [[1], [2]]}, "prompt", "has 2 prompts"),
+        (completion, {"prompt": []}, "prompt", "has 0 token ids; allowed are 1 to"),
+        (completion, {"prompt": None}, "prompt", "is missing"),
+        (completion, {"prompt": {}}, "prompt", "must be a string or a list of token ids, not an object"),
+        (chat, {"messages": None}, "messages", "is missing"),
+        (chat, {"messages": []}, "messages", "has 0 messages; allowed are 1 to 4096"),
+        (chat, {"messages": "hi"}, "messages", "must be a list of messages, not the string 'hi'"),
+        (chat, {"messages": ["hi"]}, "messages[0]", "must be an object with role and content"),
+        (chat, {"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
+        (chat, {"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
+        (chat, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a list of text parts, not 3"),
+        (
+            chat,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+            "is the string 'image_url'; this server takes text only",
+        ),
+        (chat, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", "calls a tool"),
+        (response, {"input": None}, "input", "is missing"),
+        (response, {"input": 3}, "input", "must be a string or a list of messages, not 3"),
+        (response, {"input": [{"type": "function_call"}]}, "input[0].type", "takes messages only"),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field, said):
+    message, named = refused(call, **members)
+    assert named == field
+    assert said in message
+
+
+@pytest.mark.parametrize("call", ENDPOINTS)
+@pytest.mark.parametrize(
+    ("members", "field", "said"),
+    [
+        ({"temperature": "hot"}, "temperature", "temperature must be a number, not the string 'hot'"),
+        ({"temperature": True}, "temperature", "not true"),
+        ({"temperature": 2.5}, "temperature", "temperature is 2.5; allowed are 0 to 2.0"),
+        ({"top_k": 1.5}, "top_k", "top_k must be an integer, not 1.5"),
+        ({"stream": "yes"}, "stream", "stream must be true or false"),
+        ({"stop": 3}, "stop", "stop must be a string or a list of strings, not 3"),
+        ({"stop": ["a", 3]}, "stop[1]", "must be a string, not 3"),
+        ({"stop": ""}, "stop", "has a string of 0 bytes"),
+        ({"model": ["m"]}, "model", "model must be a string, not a list of 1"),
+        ({"service_tier": "gold"}, "service_tier", "allowed are auto, default, flex, priority"),
+        ({"n": 2}, "n", "n is 2, which is not served here; send the request once for each answer"),
+        ({"n": True}, "n", "n is true"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "leave it out"),
+        ({"top_logprobs": 3}, "top_logprobs", "gRPC API"),
+        ({"tools": [{"type": "function"}]}, "tools", "describe the tool in the prompt"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, said):
+    message, named = refused(call, **members)
+    assert named == field
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("call", "members", "field"),
+    [
+        (chat, {"logprobs": True}, "logprobs"),
+        (chat, {"modalities": ["text", "audio"]}, "modalities"),
+        (chat, {"response_format": {"type": "json_object"}}, "response_format.type"),
+        (completion, {"logprobs": 0}, "logprobs"),
+        (completion, {"echo": True}, "echo"),
+        (completion, {"best_of": 3}, "best_of"),
+        (completion, {"suffix": "x"}, "suffix"),
+        (response, {"background": True}, "background"),
+        (response, {"previous_response_id": "resp_1"}, "previous_response_id"),
+        (response, {"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
+    ],
+)
+def test_what_is_known_and_not_served_is_refused_when_it_is_asked_for(call, members, field):
+    message, named = refused(call, **members)
+    assert named == field
+    assert "not served here" in message
+
+
+def test_what_asks_for_nothing_is_not_refused():
+    assert chat(n=1, logprobs=False, tools=[], logit_bias={}, response_format={"type": "text"}) == chat()
+    assert completion(best_of=1, echo=False, suffix="", top_logprobs=0) == completion()
+    assert response(background=False, text={"format": {"type": "text"}, "verbosity": "low"}) == response()
+
+
+def test_stream_options_say_where_usage_is_told():
+    assert not chat().include_usage
+    asked = chat(stream_options={"include_usage": True})
+    assert (asked.include_usage, asked.continuous_usage) == (True, False)
+    asked = completion(stream_options={"continuous_usage_stats": True})
+    assert (asked.include_usage, asked.continuous_usage) == (True, True)
+
+
+def test_seeds_are_signed_in_the_api_and_plain_bits_inside():
+    assert chat(seed=-1).spec.seed == 2**64 - 1
+    assert chat(seed=2**64 - 1).spec.seed == 2**64 - 1
+    assert chat(seed=-(2**63)).spec.seed == 2**63
+    assert refused(chat, seed=-(2**63) - 1)[1] == "seed"
+    assert refused(chat, seed=2**64)[1] == "seed"
+
+
+def test_minus_one_is_another_way_to_say_all_tokens():
+    assert chat(top_k=-1).spec.top_k == 0
+    assert refused(chat, top_k=-2)[1] == "top_k"
+
+
+def test_metadata_is_kept_up_to_the_sizes_of_the_api():
+    most = {str(n): "v" for n in range(limits.METADATA_PAIRS)}
+    longest = {"k" * limits.METADATA_KEY_CHARS: "v" * limits.METADATA_VALUE_CHARS}
+    assert response(metadata=most).metadata == most
+    assert response(metadata=longest).metadata == longest
+    for beyond in (
+        most | {"more": "v"},
+        {"k" * (limits.METADATA_KEY_CHARS + 1): "v"},
+        {"k": "v" * (limits.METADATA_VALUE_CHARS + 1)},
+        {"k": 1},
+    ):
+        assert refused(response, metadata=beyond)[1] == "metadata"
+
+
+@pytest.mark.parametrize(("raw", "said"), [(b"{", "not JSON"), (b"[]", "not a list of 0"), (b'{"a":NaN}', "not JSON")])
+def test_a_body_that_is_no_json_object_is_refused(raw, said):
+    with pytest.raises(InvalidArgument, match=said):
+        parse_body(raw)
+
+
+def test_a_body_is_read_up_to_its_cap():
+    frame = b'{"prompt":"%s"}'
+    room = limits.BODY_BYTES - len(frame % b"")
+    assert len(parse_body(frame % (b"x" * room)).any("prompt")) == room
+    with pytest.raises(BodyTooLarge, match=str(limits.BODY_BYTES)):
+        parse_body(frame % (b"x" * (room + 1)))
+
+
+def test_a_message_never_quotes_a_long_value():
+    message, _ = refused(chat, temperature="x" * 10_000)
+    assert message == "temperature must be a number, not a string of 10000 characters"
+
+
+def test_deeply_nested_prompts_are_refused_and_not_followed():
+    nested = b'{"prompt":' + b"[" * 900 + b"]" * 900 + b"}"
+    with pytest.raises(InvalidArgument):
+        parse_completion(parse_body(nested), "r1")
