@@ -235,11 +235,11 @@ async def draining(gate, **stop):
     async with grpc.aio.insecure_channel(found["server"].address) as channel:
         call = InferenceStub(channel).Generate(GenerateRequest())
         await call.read()
-        request_stop("test", **stop)
         watch = HealthStub(channel).Watch(HealthCheckRequest())
         assert (await watch.read()).status == SERVING
-        leave.set()
+        request_stop("test", **stop)
         assert (await watch.read()).status == NOT_SERVING
+        leave.set()
         yield call, channel, serving_task
 
 
@@ -270,6 +270,18 @@ async def test_a_call_that_outlasts_the_grace_is_cancelled_and_has_cleaned_up_be
                 raise asyncio.CancelledError
     [drained] = [each for each in logs if each["event"] == "drained"]
     assert (drained["working"], drained["cancelled"]) == (1, 1)
+
+
+async def test_a_stop_turns_new_callers_away_at_once_and_nothing_takes_that_back():
+    async with administered() as (channel, server):
+        health = HealthStub(channel)
+        watch = health.Watch(HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        request_stop("test")
+        assert (await watch.read()).status == NOT_SERVING
+        server.set_ready(is_ready=True)
+        assert (await health.Check(HealthCheckRequest())).status == NOT_SERVING
+        assert (await health.Check(HealthCheckRequest(service="liveness"))).status == SERVING
 
 
 async def test_a_second_ask_cuts_the_grace_short():

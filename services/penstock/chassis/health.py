@@ -23,6 +23,7 @@ class Health(HealthServicer):  # type: ignore[misc]  # the library has no types
     def __init__(self, services: Iterable[str]) -> None:
         self._ready_names = frozenset({"", READINESS, *services})
         self._is_ready = False
+        self._is_closed = False
         self._changed = asyncio.Event()
 
     @property
@@ -30,9 +31,14 @@ class Health(HealthServicer):  # type: ignore[misc]  # the library has no types
         return self._is_ready
 
     def set_ready(self, *, is_ready: bool) -> None:
-        self._is_ready = is_ready
+        self._is_ready = is_ready and not self._is_closed
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """Not ready, whatever is said later: the server drains."""
+        self._is_closed = True
+        self.set_ready(is_ready=False)
 
     def status(self, service: str) -> int:
         if service == LIVENESS:

@@ -18,7 +18,7 @@ from penstock.chassis.calls import Calls
 from penstock.chassis.channels import MESSAGE_BYTES
 from penstock.chassis.health import Health
 from penstock.chassis.interceptors import CallInterceptor
-from penstock.chassis.lifecycle import this_stop
+from penstock.chassis.lifecycle import Stop, background, this_stop
 from penstock.v1.admin_pb2_grpc import add_AdminServicer_to_server
 
 log = structlog.get_logger()
@@ -60,10 +60,15 @@ class Server:
         """Say by health whether new calls are wanted, for example not before a model is loaded."""
         self.health.set_ready(is_ready=is_ready)
 
+    async def turn_away_at_stop(self, stop: Stop) -> None:
+        """NOT_SERVING from the moment a stop is asked, while the tier may still be ending its own work."""
+        await stop.asked.wait()
+        self.health.close()
+
     async def drain(self, grace: float, hurried: asyncio.Event) -> None:
         """NOT_SERVING, no new calls, let work end within `grace` seconds or until `hurried`, cancel the rest."""
         begun, working = time.monotonic(), self.calls.working
-        self.set_ready(is_ready=False)
+        self.health.close()
         stopping = asyncio.ensure_future(self.core.stop(grace))
         await _first_of(grace, self.calls.is_idle.wait(), hurried.wait())
         cancelled = self.calls.working
@@ -102,10 +107,11 @@ async def serving(
     server = Server(core, health, calls, address)
     server.set_ready(is_ready=is_ready)
     log.info("listening", address=address, port=server.port)
+    stop = this_stop()
     try:
-        yield server
+        async with background(server.turn_away_at_stop(stop)):
+            yield server
     finally:
-        stop = this_stop()
         await server.drain(drain_grace if stop.grace is None else stop.grace, stop.hurried)
 
 
