@@ -139,10 +139,13 @@ def test_no_edge_at_all_is_still_a_front_that_answers():
     }
 
 
-def test_the_access_log_is_off_until_it_has_a_path_and_never_logs_credentials():
+@pytest.mark.parametrize(
+    ("path", "logger"), [("/dev/stdout", "envoy.access_loggers.stdout"), ("/tmp/calls", "envoy.access_loggers.file")]
+)
+def test_the_access_log_is_off_until_it_has_a_path_and_never_logs_credentials(path, logger):
     assert "accessLog" not in connection_manager()
-    (log,) = connection_manager(access_log="/dev/stdout")["accessLog"]
-    assert log["typedConfig"]["path"] == "/dev/stdout"
+    (log,) = connection_manager(access_log=path)["accessLog"]
+    assert (log["name"], log["typedConfig"].get("path", "/dev/stdout")) == (logger, path)
     fields = log["typedConfig"]["logFormat"]["jsonFormat"]
     assert fields["flags"] == "%RESPONSE_FLAGS%"
     assert "AUTHORIZATION" not in str(fields).upper()

@@ -7,6 +7,7 @@ from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.listener import v3 as listener
 from envoy_data_plane.envoy.config.route import v3 as route
 from envoy_data_plane.envoy.extensions.access_loggers.file import v3 as files
+from envoy_data_plane.envoy.extensions.access_loggers.stream import v3 as streams
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
@@ -16,8 +17,9 @@ from penstock.routing.clusters import IDLE_CONNECTION, ads, packed
 from penstock.routing.edge import Address
 from penstock.routing.endpoints import socket
 from penstock.routing.resource import Resource, ResourceType
+from penstock.routing.routes import NEVER
 
-NEVER = timedelta(0)  # 0 switches a timeout off
+STDOUT = "/dev/stdout"
 BUFFER_BYTES = 256 * 1024  # per connection; what a slow reader may hold here before the edge feels it
 STREAM_WINDOW_BYTES = 256 * 1024
 CONNECTION_WINDOW_BYTES = 4 * 1024 * 1024
@@ -47,7 +49,7 @@ ACCESS_LOG_FIELDS = {
 
 
 def front_listener(name: str, address: Address, *, routes: str, access_log: str) -> Resource:
-    """`access_log` is a file (`/dev/stdout` among them); empty means none."""
+    """`access_log` is a file or /dev/stdout; empty means none."""
     network = listener.Filter(
         name="envoy.filters.network.http_connection_manager",
         typed_config=packed(_connection_manager(routes, access_log)),
@@ -120,7 +122,10 @@ def _local_replies() -> hcm.LocalReplyConfig:
 
 def _access_log(path: str) -> accesslog.AccessLog:
     line = core.SubstitutionFormatString(json_format=Struct.from_dict(ACCESS_LOG_FIELDS))
+    if path == STDOUT:  # opened by name it may be refused, where a container runtime gave it to another user
+        return accesslog.AccessLog(
+            name="envoy.access_loggers.stdout", typed_config=packed(streams.StdoutAccessLog(log_format=line))
+        )
     return accesslog.AccessLog(
-        name="envoy.access_loggers.file",
-        typed_config=packed(files.FileAccessLog(path=path, log_format=line)),
+        name="envoy.access_loggers.file", typed_config=packed(files.FileAccessLog(path=path, log_format=line))
     )
