@@ -29,21 +29,15 @@ def _attend_decodes(q: Tensor, kv: LayerKv, inputs: StepInputs) -> Tensor:
     kv_heads = kv.k.shape[2]
     k = kv.k[inputs.decode_tables].flatten(1, 2).transpose(1, 2)  # [decodes, kv_heads, positions, head_size]
     v = kv.v[inputs.decode_tables].flatten(1, 2).transpose(1, 2)
-    visible = torch.arange(k.shape[2], device=q.device) < inputs.decode_lengths[:, None]  # [decodes, positions]
     grouped = q.view(count, kv_heads, heads // kv_heads, head_size)
-    return scaled_dot_product_attention(grouped, k, v, attn_mask=visible[:, None, None, :]).flatten(1)
+    return scaled_dot_product_attention(grouped, k, v, attn_mask=inputs.decode_mask).flatten(1)
 
 
 def _attend_chunk(q: Tensor, kv: LayerKv, chunk: Chunk) -> Tensor:
     """Rows of one sequence, each over the positions up to its own."""
-    count, heads, _ = q.shape
-    groups = heads // kv.k.shape[2]
+    groups = q.shape[1] // kv.k.shape[2]
     k = kv.k[chunk.table].flatten(0, 1)[: chunk.end].repeat_interleave(groups, 1).transpose(0, 1)
     v = kv.v[chunk.table].flatten(0, 1)[: chunk.end].repeat_interleave(groups, 1).transpose(0, 1)
     query = q.transpose(0, 1)[None]  # [1, heads, count, head_size]
-    if count == chunk.end:
-        out = scaled_dot_product_attention(query, k[None], v[None], is_causal=True)
-    else:
-        visible = torch.ones(count, chunk.end, dtype=torch.bool, device=q.device).tril(chunk.end - count)
-        out = scaled_dot_product_attention(query, k[None], v[None], attn_mask=visible)
+    out = scaled_dot_product_attention(query, k[None], v[None], attn_mask=chunk.mask, is_causal=chunk.mask is None)
     return out[0].transpose(0, 1).flatten(1)

@@ -42,7 +42,7 @@ class TorchEngine:
         """Forward every slice of the plan and draw the tokens of those that are due one."""
         if not plan.slices:
             return [], []
-        inputs = build_inputs(plan, self.batch.pool.block_size, self.model.device)
+        inputs = build_inputs(plan, self.batch.pool.block_size, self.model.dtype, self.model.device)
         logits = self.model.forward(inputs, self._kv)
         draws = [Draw(each.spec.sampling, each.spec.seed, each.ids, each.prompt_tokens) for each in plan.sampled]
         return sample(logits, draws) if draws else ([], [])

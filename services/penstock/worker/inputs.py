@@ -15,15 +15,18 @@ class Chunk:
     rows: slice
     table: Tensor  # [blocks of the sequence so far] int64
     end: int  # positions of the sequence once the chunk is written
+    mask: Tensor | None  # [rows of the chunk, end]; None: the chunk is all there is, and plainly causal
 
 
 @dataclass(slots=True)
 class StepInputs:
+    """Masks are added to scores, in the model's dtype: 0 where a row may look, minus infinity elsewhere."""
+
     tokens: Tensor  # [rows] int64
     positions: Tensor  # [rows] int64
     slots: Tensor  # [rows] int64: where each row's K and V go
     decode_tables: Tensor  # [decodes, longest table] int64, padded with block 0
-    decode_lengths: Tensor  # [decodes] int64: positions to attend to, the new one included
+    decode_mask: Tensor  # [decodes, 1, 1, longest table * block_size]
     chunks: list[Chunk]
     sampled_rows: Tensor  # [sampled] int64
 
@@ -32,7 +35,7 @@ class StepInputs:
         return self.decode_tables.shape[0]
 
 
-def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepInputs:
+def build_inputs(plan: StepPlan, block_size: int, dtype: torch.dtype, device: torch.device) -> StepInputs:
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -44,15 +47,22 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         slots += [table[at // block_size] * block_size + at % block_size for at in range(part.start, part.end)]
         if part.samples:
             sampled_rows.append(len(tokens) - 1)
+    decode_tables = _padded_tables(plan.decodes, block_size, device)
+    lengths = torch.tensor([part.end for part in plan.decodes], device=device)
+    positions_read = torch.arange(decode_tables.shape[1] * block_size, device=device)
     return StepInputs(
         torch.tensor(tokens, device=device),
         torch.tensor(positions, device=device),
         torch.tensor(slots, device=device),
-        _padded_tables(plan.decodes, block_size, device),
-        torch.tensor([part.end for part in plan.decodes], dtype=torch.int64, device=device),
-        _chunks(plan, block_size, device),
+        decode_tables,
+        _additive(positions_read < lengths[:, None], dtype)[:, None, None],
+        _chunks(plan, block_size, dtype, device),
         torch.tensor(sampled_rows, dtype=torch.int64, device=device),
     )
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def _padded_tables(decodes: list[Slice], block_size: int, device: torch.device) -> Tensor:
@@ -61,11 +71,17 @@ def _padded_tables(decodes: list[Slice], block_size: int, device: torch.device) 
     return torch.tensor(rows, dtype=torch.int64, device=device).reshape(len(decodes), longest)
 
 
-def _chunks(plan: StepPlan, block_size: int, device: torch.device) -> list[Chunk]:
+def _chunks(plan: StepPlan, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Chunk]:
     chunks = []
     row = len(plan.decodes)
     for part in plan.prefills:
-        table = part.sequence.table[: -(-part.end // block_size)]
-        chunks.append(Chunk(slice(row, row + part.count), torch.tensor(table, device=device), part.end))
+        table = torch.tensor(part.sequence.table[: -(-part.end // block_size)], device=device)
+        mask = _additive(_causal(part, device), dtype) if part.start else None
+        chunks.append(Chunk(slice(row, row + part.count), table, part.end, mask))
         row += part.count
     return chunks
+
+
+def _causal(part: Slice, device: torch.device) -> Tensor:
+    """Which positions each of the chunk's own may look at: [count, end] bool."""
+    return torch.ones(part.count, part.end, dtype=torch.bool, device=device).tril(part.start)
