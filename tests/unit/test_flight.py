@@ -142,8 +142,8 @@ def test_stages_add_up_even_when_others_claim_more_time_than_there_was():
     give(flight, "a", now=11.0)
     flight.run_finished(FINISH_REASON_LENGTH, 1, 0, RunTimes(decode=timedelta(seconds=99)), 11.0)
     assert flight.timeline.total == 11.0
-    assert flight.timeline.seconds("decode") == 3.0  # 11 s less 2 before the queue, 5 in it and 1 of placement
-    assert flight.timeline.seconds("dispatch") == 0.0
+    assert flight.timeline.seconds("worker", "decode") == 3.0  # 11 s less 2 before the queue, 5 in it and 1 of placement
+    assert flight.timeline.seconds("network", "dispatch") == 0.0
 
 
 def test_a_dead_worker_is_avoided_and_the_next_run_goes_on_after_the_last_token():

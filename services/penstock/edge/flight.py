@@ -84,6 +84,15 @@ class Flight:
         return self._answer
 
     @property
+    def model(self) -> str:
+        """Name of the model that answers; empty until the prompt is tokenized."""
+        return self._plan.model if self._plan else ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._plan.prompt_ids) if self._plan else 0
+
+    @property
     def output_tokens(self) -> int:
         return self._answer.output_tokens if self._answer else 0
 
@@ -180,7 +189,7 @@ class Flight:
     def run_finished(
         self, reason: "FinishReason.ValueType", tokens: int, cached: int, times: RunTimes, now: float
     ) -> list[Effect]:
-        self.cached_prompt_tokens = min(cached, len(self.plan.prompt_ids))
+        self.cached_prompt_tokens = min(cached, self.prompt_tokens)
         if self.state is State.STOPPING:
             return self._receipt(now, tokens=tokens, times=times)
         if self.state is not State.RUNNING:
@@ -340,4 +349,4 @@ class Flight:
         self._go(State.DONE)
         made = self.output_tokens if output_tokens is None else output_tokens
         has_run = made > 0 or (self._run is not None and self._run.has_prefilled)
-        return [Settle(len(self.plan.prompt_ids) if has_run else 0, made, outcome)]
+        return [Settle(self.prompt_tokens if has_run else 0, made, outcome)]

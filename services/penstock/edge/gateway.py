@@ -1,41 +1,156 @@
-"""The edge as its front ends see it: gRPC and HTTP both speak through these four calls."""
+"""The edge as its front ends see it: gRPC and HTTP both speak through these calls."""
 
+import asyncio
+import random
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from uuid import uuid4
 
-from penstock.edge.spec import RequestSpec
+from penstock.chassis.errors import PenstockError
+from penstock.edge.catalog import Catalog
+from penstock.edge.config import EdgeConfig
+from penstock.edge.flight import Flight
+from penstock.edge.outlet import AnswerStream, Outlet
+from penstock.edge.passage import Passage
+from penstock.edge.planning import plan_for
+from penstock.edge.record import Record
+from penstock.edge.spec import ChatInput, Prompt, RequestSpec, TextInput
+from penstock.edge.tower import Tower
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2 import Accepted, CountTokensResponse, Delta, Finished, Model
 
 Answer = AsyncIterator[Accepted | Delta | Finished]
 
+BYTES_PER_ID = 4
+_seeds = random.SystemRandom()
 
-class Gateway(Protocol):
-    """Requests in, answers out. Every call raises PenstockError with what its caller may be told."""
 
-    def generate(
+class Gateway:
+    """Requests in, answers out. Every call raises PenstockError with what its caller may be told.
+
+    Specs are to be valid by the public limits (`validate`) already; what depends on the model is checked here.
+    """
+
+    def __init__(self, config: EdgeConfig, tower: Tower, catalog: Catalog, threads: Executor) -> None:
+        self._config = config
+        self._tower = tower
+        self._catalog = catalog
+        self._threads = threads
+
+    @asynccontextmanager
+    async def generate(
         self,
         spec: RequestSpec,
         credential: Credential,
         *,
         traceparent: str = "",
-        time_left: float
-        | None = None,  # s, of the call's own deadline; the earlier of it and the spec's timeout counts
-    ) -> AbstractAsyncContextManager[Answer]:
+        time_left: float | None = None,  # s, of the call's own deadline; the earlier of it and the spec's counts
+    ) -> AsyncIterator[Answer]:
         """Run one request: `accepted` first, then deltas, then `finished`.
 
         async with gateway.generate(spec, credential) as answer:
             async for event in answer: ...
 
-        Entering raises what is wrong with the request itself (model, prompt, sizes); iterating raises refusals and
-        failures, the first of them before `accepted`. Leaving the block early cancels the request down to the GPU.
+        Entering raises EDGE_FULL; iterating raises everything else, refusals before `accepted`. Leaving the block
+        before `finished` cancels the request down to the GPU.
         """
+        stream = AnswerStream()
+        passage = self.open(spec, credential, stream, traceparent=traceparent, time_left=time_left)
+        try:
+            await self.prepare(passage)
+            yield stream
+        finally:
+            self._tower.leave(passage)
+
+    def open(
+        self,
+        spec: RequestSpec,
+        credential: Credential,
+        outlet: Outlet,
+        *,
+        traceparent: str = "",
+        time_left: float | None = None,
+    ) -> Passage:
+        """Take a request in; `prepare` gets it going. Raises Overloaded when the edge is full."""
+        size = _size(spec.input)
+        self._tower.flights.check_room(size)
+        ticket_id, now = uuid4().hex, self._tower.now()
+        deadline = now + self._time(spec.timeout_s, time_left)
+        request_id = spec.request_id or ticket_id
+        passage = Passage(
+            flight=Flight(ticket_id, arrived=now, deadline=deadline, limits=self._config.flight_limits),
+            request_id=request_id,
+            spec=spec,
+            credential=credential,
+            outlet=outlet,
+            record=Record(spec, ticket_id, request_id, traceparent, now),
+            size=size,
+        )
+        self._tower.open(passage)
+        return passage
+
+    async def prepare(self, passage: Passage) -> None:
+        """Tokenize, then set the flight on its way. What is wrong with the request is told through its outlet."""
+        try:
+            model = await self._catalog.find(passage.spec.model)
+            plan = await asyncio.get_running_loop().run_in_executor(
+                self._threads,
+                partial(
+                    plan_for,
+                    passage.spec,
+                    model,
+                    now=datetime.now(UTC),
+                    default_output_tokens=self._config.default_output_tokens,
+                    draw_seed=partial(_seeds.getrandbits, 64),
+                ),
+            )
+            self._tower.flights.grow(passage, BYTES_PER_ID * len(plan.prompt_ids))
+        except PenstockError as error:
+            self._tower.fail(passage, error)
+            return
+        passage.record.tokenized()
+        self._tower.apply(passage, passage.flight.tokenized(plan, self._tower.now()))
+
+    def cancel(self, passage: Passage) -> None:
+        """The client does not want it any more; its outlet is told when it is over."""
+        self._tower.leave(passage)
 
     async def count_tokens(
         self, spec: RequestSpec, credential: Credential, *, include_token_ids: bool = False
-    ) -> CountTokensResponse: ...
+    ) -> CountTokensResponse:
+        """Return the size of the spec's input; of the rest only its model counts."""
+        await self.identify(credential)
+        model = await self._catalog.find(spec.model)
+        loop = asyncio.get_running_loop()
+        ids = await loop.run_in_executor(self._threads, model.codec.prompt_ids, spec.input, datetime.now(UTC))
+        return CountTokensResponse(
+            prompt_tokens=len(ids),
+            context_length=model.context_length,
+            token_ids=ids if include_token_ids else (),
+        )
 
-    async def list_models(self, credential: Credential) -> list[Model]: ...
+    async def list_models(self, credential: Credential) -> list[Model]:
+        await self.identify(credential)
+        return self._catalog.list()
 
-    async def identify(self, credential: Credential) -> Identity: ...
+    async def identify(self, credential: Credential) -> Identity:
+        return await self._tower.auth.identify(credential, self._config.identify_patience)
+
+    def _time(self, *limits: float | None) -> float:
+        """Seconds that a request may take: the shortest limit there is, or the default, and never above the cap."""
+        given = [max(0.0, limit) for limit in limits if limit is not None]
+        return min([*given, self._config.max_timeout]) if given else self._config.default_timeout
+
+
+def _size(prompt: Prompt) -> int:
+    """Bytes, about, of what a client sent."""
+    match prompt:
+        case TextInput(text):
+            return len(text)
+        case ChatInput(messages):
+            return sum(len(message.content) for message in messages)
+        case _:
+            return BYTES_PER_ID * len(prompt.ids)

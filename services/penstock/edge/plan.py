@@ -36,4 +36,4 @@ class Plan:
     resumed_stop: str = ""  # the stop string that the resumed ids ended with
     eos_ids: frozenset[int] = frozenset()  # empty when end-of-sequence is to be ignored
     ignore_eos: bool = False
-    prefix_hashes: Sequence[int] = ()
+    block_size: int = 0  # tokens per KV block of the model, for the hashes of prompt prefixes

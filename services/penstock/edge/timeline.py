@@ -60,9 +60,9 @@ class Timeline:
             total=_duration(start), stages=stages, trace_id=trace_id, worker_id=worker_id, attempts=attempts
         )
 
-    def seconds(self, name: str) -> float:
+    def seconds(self, tier: str, name: str) -> float:
         """Return how long the stretches of that name were together."""
-        return sum(length for _, each, length in self._stretches if each == name) / NANOS
+        return sum(length for *which, length in self._stretches if which == [tier, name]) / NANOS
 
     def _add(self, tier: str, name: str, length: int) -> None:
         self._stretches.append((tier, name, length))

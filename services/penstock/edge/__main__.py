@@ -1,0 +1,61 @@
+"""`python -m penstock.edge`: the whole object graph of an edge."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+
+from penstock.chassis.admin import AdminService
+from penstock.chassis.lifecycle import background, main, stop_requested
+from penstock.chassis.server import Server, serving
+from penstock.chassis.streams import PROTOCOL
+from penstock.edge.catalog import Catalog
+from penstock.edge.clock import Clock
+from penstock.edge.config import EdgeConfig
+from penstock.edge.gateway import Gateway
+from penstock.edge.service import InferenceService
+from penstock.edge.tower import Tower
+from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+from penstock.v1.stream_pb2 import Hello
+
+LANDING = 3.0  # s, after the last client has gone: for the receipts of cancels and the last settlements
+
+
+async def run_edge(config: EdgeConfig) -> None:
+    async with edge(config):
+        await stop_requested()
+
+
+@asynccontextmanager
+async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
+    """An edge that serves; leaving the block drains it."""
+    clock, hello = Clock(), Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="edge")
+    with ThreadPoolExecutor(config.tokenizer_threads, "tokenizer") as threads:
+        catalog = Catalog(clock, threads, patience=config.model_patience)
+        tower = Tower(config, hello, catalog, clock)
+        gateway = Gateway(config, tower, catalog, threads)
+        async with background(catalog.run(), tower.run()):
+            async with (
+                serving(
+                    config.listen,
+                    [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
+                    admin=AdminService("edge", config.instance_id, tower.figures, token=config.admin_token),
+                    drain_grace=config.drain_grace,
+                    advertise=config.advertise,
+                    is_ready=False,
+                ) as server,
+                background(_ready_once_joined(tower, server)),
+            ):
+                yield server
+                server.set_ready(is_ready=False)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(tower.landed(), LANDING)
+
+
+async def _ready_once_joined(tower: Tower, server: Server) -> None:
+    await tower.has_joined.wait()
+    server.set_ready(is_ready=True)
+
+
+if __name__ == "__main__":
+    main(EdgeConfig, "edge", run_edge)

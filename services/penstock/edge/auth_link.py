@@ -1,0 +1,169 @@
+"""The edge's session with auth: asks, and the settlements auth has not confirmed yet."""
+
+import asyncio
+from collections.abc import Sequence
+from uuid import uuid4
+
+from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.errors import Unavailable, error_from_failure
+from penstock.chassis.streams import Link
+from penstock.edge import frames
+from penstock.edge.effects import Settle
+from penstock.edge.flight_state import State
+from penstock.edge.flights import Flights
+from penstock.edge.passage import Control, Passage
+from penstock.mesh.v1.admission_pb2 import (
+    AdmitRequest,
+    AdmitResponse,
+    Admitted,
+    Credential,
+    Identify,
+    Identity,
+    Refused,
+)
+from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
+from penstock.v1.stream_pb2 import Hello
+
+AuthStream = Link[AdmitRequest, AdmitResponse]
+
+
+class AuthLink:
+    """One stream to every auth replica; all is said to one of them until it is lost, then again to the next.
+
+    Saying it again is harmless: reserve and settle are idempotent on their ids.
+    """
+
+    def __init__(self, addresses: Sequence[str], hello: Hello, flights: Flights, control: Control) -> None:
+        self._hello = hello
+        self._flights = flights
+        self._control = control
+        self._links: dict[str, AuthStream] = {}
+        self._chosen = ""
+        self._unsettled: dict[str, AdmitRequest] = {}
+        self._asked: dict[str, tuple[AdmitRequest, asyncio.Future[Identity]]] = {}
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._peers = PeerSet(addresses, self._open)
+
+    @property
+    def is_up(self) -> bool:
+        return bool(self._chosen) and self._links[self._chosen].is_up
+
+    @property
+    def links_up(self) -> int:
+        return sum(link.is_up for link in self._links.values())
+
+    @property
+    def unsettled(self) -> int:
+        return len(self._unsettled)
+
+    async def run(self) -> None:
+        await self._peers.run()
+
+    async def all_settled(self) -> None:
+        await self._settled.wait()
+
+    def reserve(self, passage: Passage) -> None:
+        """Ask; while auth is away the ask is made again when it is back."""
+        self._say(frames.reserve(passage))
+
+    def settle(self, reservation_id: str, spent: Settle) -> None:
+        frame = self._unsettled[reservation_id] = frames.settle(reservation_id, spent)
+        self._settled.clear()
+        self._say(frame)
+
+    async def identify(self, credential: Credential, patience: float) -> Identity:
+        """Return who the caller is; raises what auth refuses it with, or Unavailable after `patience` seconds."""
+        request_id = uuid4().hex
+        frame = AdmitRequest(identify=Identify(request_id=request_id, credential=credential))
+        answer: asyncio.Future[Identity] = asyncio.get_running_loop().create_future()
+        self._asked[request_id] = frame, answer
+        self._say(frame)
+        try:
+            async with asyncio.timeout(patience):
+                return await answer
+        except TimeoutError:
+            raise Unavailable("auth does not answer", reason="AUTH_LOST", retry_after=1.0) from None
+        finally:
+            del self._asked[request_id]
+
+    def _say(self, frame: AdmitRequest) -> None:
+        if self._chosen:
+            self._links[self._chosen].send(frame)
+
+    async def _open(self, address: str) -> None:
+        async with channel(address) as to_auth:
+            link = self._links[address] = AuthStream(
+                f"auth {address}",
+                lambda: AdmissionServiceStub(to_auth).Admit(),
+                AdmitRequest,
+                self._hello,
+                on_frame=lambda frame: self._on_frame(address, frame),
+                on_up=lambda _: self._on_up(address),
+                on_down=lambda _: self._on_down(address),
+            )
+            try:
+                await link.run()
+            finally:
+                del self._links[address]
+
+    def _on_up(self, address: str) -> None:
+        if not self._chosen:
+            self._choose(address)
+        self._control.link_up()
+
+    def _on_down(self, address: str) -> None:
+        if self._chosen == address:
+            others = sorted(each for each, link in self._links.items() if link.is_up and each != address)
+            self._choose(others[0] if others else "")
+
+    def _choose(self, address: str) -> None:
+        """Say all that is open to another replica: whether the last one heard it, nobody knows."""
+        self._chosen = address
+        if not address:
+            return
+        for frame in [*self._unsettled.values(), *(frame for frame, _ in self._asked.values())]:
+            self._say(frame)
+        for passage in self._flights.in_state(State.RESERVING):
+            self._control.apply(passage, passage.flight.auth_up())
+
+    def _on_frame(self, address: str, frame: AdmitResponse) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "admitted":
+            self._on_admitted(frame.admitted)
+        elif kind == "refused":
+            self._on_refused(frame.refused)
+        elif kind == "settled":
+            self._on_settled(frame.settled.reservation_id)
+        elif kind == "identified" and frame.identified.request_id in self._asked:
+            _, answer = self._asked[frame.identified.request_id]
+            if not answer.done():
+                answer.set_result(frame.identified.identity)
+        elif kind == "end":
+            self._on_down(address)
+
+    def _on_admitted(self, admitted: Admitted) -> None:
+        passage = self._flights.get(admitted.request_id)
+        if passage is None:  # nobody waits for it any more
+            self.settle(admitted.reservation_id, Settle(0, 0, "cancelled"))
+            return
+        flight = passage.flight
+        was_asked = flight.state is State.RESERVING
+        effects = flight.admitted(admitted.identity, admitted.reservation_id, self._control.now())
+        if was_asked:
+            passage.record.admitted()
+        self._control.apply(passage, effects)
+
+    def _on_refused(self, refused: Refused) -> None:
+        error = error_from_failure(refused.failure)
+        if refused.request_id in self._asked:
+            _, answer = self._asked[refused.request_id]
+            if not answer.done():
+                answer.set_exception(error)
+        elif passage := self._flights.get(refused.request_id):
+            self._control.apply(passage, passage.flight.refused(error, self._control.now()))
+
+    def _on_settled(self, reservation_id: str) -> None:
+        self._unsettled.pop(reservation_id, None)
+        if not self._unsettled:
+            self._settled.set()

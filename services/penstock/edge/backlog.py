@@ -1,0 +1,30 @@
+"""What one client has not read yet of its answer."""
+
+from penstock.edge.effects import Emit
+
+
+class Backlog:
+    """Pieces of an answer, run together into one when they are taken. Whoever adds to it looks at `size`."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Emit] = []
+        self.size = 0  # bytes, about
+
+    def __bool__(self) -> bool:
+        return self.size > 0
+
+    def add(self, piece: Emit) -> None:
+        self._pieces.append(piece)
+        self.size += 4 * len(piece.token_ids) + len(piece.text)
+
+    def take(self) -> Emit:
+        """Return all of it as one piece."""
+        pieces, self._pieces, self.size = self._pieces, [], 0
+        if len(pieces) == 1:
+            return pieces[0]
+        return Emit(
+            "".join(piece.text for piece in pieces),
+            [token_id for piece in pieces for token_id in piece.token_ids],
+            pieces[0].first_index,
+            [logprob for piece in pieces for logprob in piece.logprobs],
+        )

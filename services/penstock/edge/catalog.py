@@ -1,0 +1,163 @@
+"""Models this edge can talk to: cards fetched from workers, tokenizers built from them."""
+
+import asyncio
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import InvalidArgument, NotFound, PenstockError, Unavailable, error_from_rpc
+from penstock.edge.clock import Clock
+from penstock.edge.roster import Roster
+from penstock.edge.text.codec import TextCodec, codec_from
+from penstock.mesh.v1.queue_pb2 import Catalog as CatalogFrame
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+from penstock.mesh.v1.worker_pb2 import GetModelCardRequest, ModelCard
+from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
+from penstock.v1.inference_pb2 import Model as ModelMessage
+
+log = structlog.get_logger()
+
+CARD_TIMEOUT = 10.0  # s; a large tokenizer is 5 MB
+RETRY_AFTER = 0.5  # s, between tries to fetch a card
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One card, ready to use."""
+
+    name: str
+    digest: str
+    context_length: int  # tokens of prompt and answer together
+    vocabulary_size: int
+    eos_ids: frozenset[int]
+    block_size: int  # tokens
+    codec: TextCodec
+
+
+class Catalog:
+    """Names to models. A model is usable once its card has come and its tokenizer is built; both are kept by digest."""
+
+    def __init__(self, clock: Clock, threads: Executor, *, patience: float) -> None:
+        self._clock = clock
+        self._threads = threads
+        self._patience = patience  # s, for a model that was announced
+        self._roster = Roster()
+        self._models: dict[str, Model] = {}  # by digest
+        self._loading: set[str] = set()  # digests
+        self._changed = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as self._group:
+            self._load_new()
+            await asyncio.Event().wait()
+
+    def announce(self, shard: str, frame: CatalogFrame) -> None:
+        self._roster.replace(shard, frame.entries, self._clock.now())
+        self._load_new()
+        self._tell()
+
+    async def find(self, name: str) -> Model:
+        """Return a model by name, or the only one for an empty name; waits while its card is on its way.
+
+        Raises NotFound, or InvalidArgument for an empty name among several, or Unavailable.
+        """
+        try:
+            async with asyncio.timeout(self._patience):
+                while (model := self._look_up(name)) is None:
+                    await self._changed.wait()
+                return model
+        except TimeoutError:
+            if name and name not in self._entries():
+                raise self._unknown(name) from None
+            text = "no worker serves a model yet" if not name else f"the card of {name} cannot be fetched"
+            raise Unavailable(f"{text}; retry in a moment", reason="NO_WORKER", retry_after=1.0) from None
+
+    def list(self) -> list[ModelMessage]:
+        """Return the usable models by name."""
+        found = []
+        for name, entry in sorted(self._entries().items()):
+            if model := self._models.get(entry.card_digest):
+                found.append(
+                    ModelMessage(
+                        name=name,
+                        context_length=model.context_length,
+                        vocabulary_size=model.vocabulary_size,
+                        workers_hint=entry.workers_hint,
+                    )
+                )
+        return found
+
+    def _entries(self) -> dict[str, CatalogEntry]:
+        return self._roster.entries(self._clock.now())
+
+    def _look_up(self, name: str) -> Model | None:
+        """Return the model; None where waiting may help."""
+        entries = self._entries()
+        if not entries:
+            return None
+        if not name:
+            if len(entries) > 1:
+                text = f"several models are served, so `model` must name one of: {', '.join(sorted(entries))}"
+                raise InvalidArgument(text, field="model", reason="MODEL_MISSING")
+            name = next(iter(entries))
+        if name not in entries:
+            raise self._unknown(name)
+        return self._models.get(entries[name].card_digest)
+
+    def _unknown(self, name: str) -> NotFound:
+        served = ", ".join(sorted(self._entries())) or "none"
+        return NotFound(f"no model {name!r} is served; served are: {served}", reason="MODEL_UNKNOWN")
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _load_new(self) -> None:
+        wanted = {entry.card_digest for entry in self._entries().values()}
+        for digest in self._models.keys() - wanted:
+            del self._models[digest]
+        for digest in wanted - self._models.keys() - self._loading:
+            if self._group:
+                self._loading.add(digest)
+                self._group.create_task(self._load(digest), name=f"card {digest}")
+
+    async def _load(self, digest: str) -> None:
+        """Fetch one card and build its tokenizer, again and again for as long as the card is wanted."""
+        try:
+            while entry := next((each for each in self._entries().values() if each.card_digest == digest), None):
+                try:
+                    self._models[digest] = await self._fetch(entry)
+                except (PenstockError, OSError) as error:
+                    log.warning("model_card_failed", model=entry.model, worker=entry.worker_address, error=str(error))
+                    await asyncio.sleep(RETRY_AFTER)
+                else:
+                    log.info("model_ready", model=entry.model, card_digest=digest)
+                    return
+        finally:
+            self._loading.discard(digest)
+            self._tell()
+
+    async def _fetch(self, entry: CatalogEntry) -> Model:
+        async with channel(entry.worker_address) as to_worker:
+            try:
+                answer = await WorkerServiceStub(to_worker).GetModelCard(GetModelCardRequest(), timeout=CARD_TIMEOUT)
+            except grpc.aio.AioRpcError as error:
+                raise error_from_rpc(error) from error
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _model_of, answer.card, entry.card_digest)
+
+
+def _model_of(card: ModelCard, digest: str) -> Model:
+    return Model(
+        name=card.name,
+        digest=digest,
+        context_length=card.context_length,
+        vocabulary_size=card.vocabulary_size,
+        eos_ids=frozenset(card.eos_token_ids),
+        block_size=card.block_size,
+        codec=codec_from(card),
+    )

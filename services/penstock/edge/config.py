@@ -1,0 +1,46 @@
+"""What an edge can be told."""
+
+from dataclasses import dataclass
+
+from penstock.chassis.config import ServiceConfig, check_address
+from penstock.edge.flight_state import FlightLimits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeConfig(ServiceConfig):
+    """Settings of `PENSTOCK_EDGE_*`."""
+
+    listen: str = "127.0.0.1:7001"
+    http_listen: str = ""  # host:port of the OpenAI API; empty: none
+    auths: tuple[str, ...] = ("127.0.0.1:7002",)  # host:port or dns:///name:port
+    queues: tuple[str, ...] = ("127.0.0.1:7003",)  # all shards, the same list at every edge
+    max_flights: int = 20_000  # requests under way
+    max_bytes: int = 512 * 2**20  # of prompts and their ids
+    client_buffer: int = 64 * 2**10  # bytes of an answer its client may be behind; further behind, it loses the request
+    default_timeout: float = 600.0  # s, for requests without a deadline
+    max_timeout: float = 3_600.0  # s; longer ones are cut to it
+    default_output_tokens: int = 1_024  # for requests that name no bound
+    max_attempts: int = 4  # runs of one request, the first included
+    patience: float = 30.0  # s without auth, without any queue, or mid-answer without any worker
+    receipt_timeout: float = 30.0  # s for a worker to answer a cancel
+    identify_patience: float = 5.0  # s for auth to say who somebody is
+    model_patience: float = 5.0  # s for a model that was announced to become usable
+    worker_idle: float = 60.0  # s; then the stream to a worker that runs nothing for us is closed
+    tokenizer_threads: int = 2
+
+    def __post_init__(self) -> None:
+        ServiceConfig.__post_init__(self)
+        if self.http_listen:
+            check_address("http_listen", self.http_listen)
+        for name in ("auths", "queues"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must name at least one address")
+        for name in ("max_flights", "max_attempts", "tokenizer_threads", "default_output_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+    @property
+    def flight_limits(self) -> FlightLimits:
+        return FlightLimits(
+            max_attempts=self.max_attempts, patience=self.patience, receipt_timeout=self.receipt_timeout
+        )

@@ -1,0 +1,88 @@
+"""The client's end of a flight."""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from penstock.chassis.errors import PenstockError
+from penstock.edge.backlog import Backlog
+from penstock.edge.effects import Cancelled, Emit
+from penstock.v1.inference_pb2 import Accepted, Delta, Finished
+
+
+class Outlet(Protocol):
+    """Takes what a flight tells its client; never waits."""
+
+    @property
+    def unread(self) -> int:
+        """Bytes given and not yet taken."""
+
+    def accepted(self, accepted: Accepted) -> None: ...
+
+    def emit(self, piece: Emit) -> None: ...
+
+    def finished(self, finished: Finished) -> None: ...
+
+    def failed(self, error: PenstockError) -> None: ...
+
+    def cancelled(self, receipt: Cancelled) -> None: ...
+
+
+class AnswerStream:
+    """An answer as one reader iterates it: what came while the reader was busy comes as one delta."""
+
+    def __init__(self) -> None:
+        self._backlog = Backlog()
+        self._before: deque[Accepted] = deque()
+        self._ending: Finished | PenstockError | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def unread(self) -> int:
+        return self._backlog.size
+
+    def accepted(self, accepted: Accepted) -> None:
+        self._before.append(accepted)
+        self._ready.set()
+
+    def emit(self, piece: Emit) -> None:
+        self._backlog.add(piece)
+        self._ready.set()
+
+    def finished(self, finished: Finished) -> None:
+        self._end(finished)
+
+    def failed(self, error: PenstockError) -> None:
+        self._end(error)
+
+    def cancelled(self, receipt: Cancelled) -> None:
+        """The reader left; nobody is there to be told."""
+
+    def _end(self, ending: Finished | PenstockError) -> None:
+        self._ending = ending
+        self._ready.set()
+
+    def __aiter__(self) -> "AnswerStream":
+        return self
+
+    async def __anext__(self) -> Accepted | Delta | Finished:
+        """Return the next event; raises the flight's error after all that came before it."""
+        await self._ready.wait()
+        if self._before:
+            event: Accepted | Delta | Finished = self._before.popleft()
+        elif self._backlog:
+            event = delta_of(self._backlog.take())
+        elif isinstance(self._ending, PenstockError):
+            raise self._ending
+        elif self._ending is None:
+            raise StopAsyncIteration
+        else:
+            event, self._ending = self._ending, None
+            return event  # `_ready` stays set: the next call ends the iteration
+        if not (self._before or self._backlog or self._ending):
+            self._ready.clear()
+        return event
+
+
+def delta_of(piece: Emit) -> Delta:
+    return Delta(text=piece.text, token_ids=piece.token_ids, first_index=piece.first_index, logprobs=piece.logprobs)

@@ -1,0 +1,49 @@
+"""One flight with all that surrounds it in this process."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.edge.effects import Effect
+from penstock.edge.flight import Flight
+from penstock.edge.outlet import Outlet
+from penstock.edge.record import Record
+from penstock.edge.spec import RequestSpec
+from penstock.mesh.v1.admission_pb2 import Credential
+
+
+class RunOnWorker(Protocol):
+    """A run as the edge names it towards its worker."""
+
+    def cancel(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Passage:
+    flight: Flight
+    request_id: str  # the client's name for it
+    spec: RequestSpec
+    credential: Credential
+    outlet: Outlet
+    record: Record
+    size: int  # bytes of prompt and ids
+    shard: str = ""  # that has the ticket; empty: none
+    run: RunOnWorker | None = None
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+    timer_at: float = 0.0
+
+    @property
+    def ticket_id(self) -> str:
+        return self.flight.ticket_id
+
+
+class Control(Protocol):
+    """What links know of whoever performs effects."""
+
+    def now(self) -> float: ...
+
+    def apply(self, passage: Passage, effects: list[Effect]) -> None: ...
+
+    def link_up(self) -> None: ...

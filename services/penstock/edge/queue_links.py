@@ -1,0 +1,128 @@
+"""The edge's sessions with the shards of the queue."""
+
+from collections.abc import Callable, Sequence
+
+from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.errors import error_from_failure
+from penstock.chassis.streams import Link
+from penstock.edge import frames
+from penstock.edge.flight_state import State
+from penstock.edge.flights import Flights
+from penstock.edge.passage import Control, Passage
+from penstock.edge.shards import home
+from penstock.mesh.v1.queue_pb2 import Catalog, Shed, SubmitRequest, SubmitResponse
+from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
+from penstock.v1.stream_pb2 import Hello
+
+ShardStream = Link[SubmitRequest, SubmitResponse]
+DRAINING = "DRAINING"
+
+
+class QueueLinks:
+    """One stream to every shard. A ticket goes to its tenant's shard, or to the next best one while that is away."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        hello: Hello,
+        flights: Flights,
+        control: Control,
+        on_catalog: Callable[[str, Catalog], None],
+    ) -> None:
+        self._hello = hello
+        self._flights = flights
+        self._control = control
+        self._on_catalog = on_catalog
+        self._links: dict[str, ShardStream] = {}
+        self._draining: set[str] = set()
+        self._peers = PeerSet(addresses, self._open)
+
+    @property
+    def links_up(self) -> int:
+        return sum(link.is_up for link in self._links.values())
+
+    async def run(self) -> None:
+        await self._peers.run()
+
+    def enqueue(self, passage: Passage) -> bool:
+        """Give the ticket to a shard; False when none is there."""
+        passage.shard = ""
+        takers = {address for address, link in self._links.items() if link.is_up} - self._draining
+        while shard := home(takers, passage.flight.plan.model, passage.flight.identity.tenant_id):
+            if self._links[shard].send(frames.enqueue(passage)):
+                passage.shard = shard
+                return True
+            takers.discard(shard)
+        return False
+
+    def withdraw(self, passage: Passage) -> None:
+        if passage.shard:
+            self._withdraw(passage.shard, passage.ticket_id)
+
+    def _withdraw(self, shard: str, ticket_id: str) -> None:
+        if link := self._links.get(shard):
+            link.send(frames.withdraw(ticket_id))
+
+    async def _open(self, address: str) -> None:
+        async with channel(address) as to_shard:
+            link = self._links[address] = ShardStream(
+                f"queue {address}",
+                lambda: QueueServiceStub(to_shard).Submit(),
+                SubmitRequest,
+                self._hello,
+                on_frame=lambda frame: self._on_frame(address, frame),
+                on_up=lambda _: self._on_up(address),
+                on_down=lambda _: self._on_down(address),
+            )
+            try:
+                await link.run()
+            finally:
+                del self._links[address]
+
+    def _on_up(self, address: str) -> None:
+        self._draining.discard(address)
+        self._enqueue_again("")
+        self._control.link_up()
+
+    def _on_down(self, address: str) -> None:
+        self._enqueue_again(address)
+
+    def _enqueue_again(self, shard: str) -> None:
+        """Move what waits at `shard`, or nowhere, to a shard that is there."""
+        for passage in self._flights.in_state(State.QUEUED):
+            if passage.shard == shard:
+                self._control.apply(passage, passage.flight.queue_lost())
+
+    def _on_frame(self, shard: str, frame: SubmitResponse) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "catalog":
+            self._on_catalog(shard, frame.catalog)
+        elif kind == "queued":
+            if passage := self._held_by(shard, frame.queued.ticket_id):
+                self._control.apply(passage, passage.flight.queued())
+        elif kind == "leased":
+            lease = frame.leased.lease
+            if passage := self._flights.get(lease.ticket_id):
+                self._control.apply(passage, passage.flight.leased(lease, self._control.now()))
+            else:
+                self._withdraw(shard, lease.ticket_id)
+        elif kind == "shed":
+            self._on_shed(shard, frame.shed)
+        elif kind == "end":
+            self._draining.add(shard)
+
+    def _held_by(self, shard: str, ticket_id: str) -> Passage | None:
+        """Return whose ticket it is, unless the ticket has moved to another shard since."""
+        passage = self._flights.get(ticket_id)
+        return passage if passage and passage.shard == shard else None
+
+    def _on_shed(self, shard: str, shed: Shed) -> None:
+        passage = self._held_by(shard, shed.ticket_id)
+        if passage is None:
+            return
+        if shed.failure.reason == DRAINING:
+            self._draining.add(shard)
+            self._control.apply(passage, passage.flight.queue_lost())
+        else:
+            error = error_from_failure(shed.failure)
+            self._control.apply(passage, passage.flight.shed(error, self._control.now()))

@@ -1,0 +1,52 @@
+"""Which models are served, by the latest word of every shard."""
+
+from collections.abc import Iterable
+
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+
+
+class Roster:
+    """Models come as soon as one shard names them and go `linger` seconds after the last one stopped.
+
+    A shard or a scheduler that starts again knows no model for a moment; requests must not hear of it.
+    """
+
+    def __init__(self, *, linger: float = 10.0) -> None:
+        self._linger = linger  # s
+        self._by_shard: dict[str, dict[str, CatalogEntry]] = {}
+        self._last_seen: dict[str, tuple[CatalogEntry, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Roster {sorted(self._last_seen)} from {len(self._by_shard)} shards>"
+
+    @property
+    def has_heard(self) -> bool:
+        return bool(self._by_shard)
+
+    def replace(self, shard: str, entries: Iterable[CatalogEntry], now: float) -> None:
+        """Take a shard's word for all models it can place."""
+        before = self._by_shard.get(shard, {})
+        self._by_shard[shard] = {entry.model: entry for entry in entries}
+        for entry in [*before.values(), *self._by_shard[shard].values()]:
+            self._last_seen[entry.model] = entry, now
+
+    def forget(self, shard: str, now: float) -> None:
+        if shard in self._by_shard:
+            self.replace(shard, (), now)
+            del self._by_shard[shard]
+
+    def entries(self, now: float) -> dict[str, CatalogEntry]:
+        """Return each model's entry; of several shards' the one with most workers, which has the newest card."""
+        found: dict[str, CatalogEntry] = {}
+        for entries in self._by_shard.values():
+            for name, entry in entries.items():
+                if name not in found or entry.workers_hint > found[name].workers_hint:
+                    found[name] = entry
+        for name, (entry, seen_at) in list(self._last_seen.items()):
+            if name in found:
+                continue
+            if now - seen_at < self._linger:
+                found[name] = entry
+            else:
+                del self._last_seen[name]
+        return found

@@ -1,0 +1,50 @@
+"""penstock.v1.Inference: frames to calls of the gateway, and back."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from penstock.chassis.streams import accepted
+from penstock.chassis.telemetry import current_traceparent
+from penstock.edge.caller import credential_of
+from penstock.edge.gateway import Gateway
+from penstock.edge.session import Session
+from penstock.edge.wire import counted_spec_of, response_of, spec_of
+from penstock.mesh.v1.admission_pb2 import Credential
+from penstock.v1 import inference_pb2 as pb
+from penstock.v1.inference_pb2_grpc import InferenceServicer
+from penstock.v1.stream_pb2 import Hello
+
+
+class InferenceService(InferenceServicer):
+    """The public API over gRPC."""
+
+    def __init__(self, gateway: Gateway, hello: Hello) -> None:
+        self._gateway = gateway
+        self._hello = hello
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        await context.send_initial_metadata(())  # at once, or a proxy counts early cancels as an attack
+        generating = self._gateway.generate(
+            spec_of(request),
+            _credential(context),
+            traceparent=request.traceparent or current_traceparent.get(),
+            time_left=context.time_remaining(),
+        )
+        async with generating as answer:
+            async for event in answer:
+                yield response_of(event)
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # reads and writes
+        async with accepted(context, pb.SessionResponse, self._hello) as peer:
+            await Session(self._gateway, peer, _credential(context), current_traceparent.get()).run()
+
+    async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
+        spec = counted_spec_of(request)
+        return await self._gateway.count_tokens(spec, _credential(context), include_token_ids=request.include_token_ids)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=await self._gateway.list_models(_credential(context)))
+
+
+def _credential(context: Any) -> Credential:
+    return credential_of(context.invocation_metadata() or (), context.peer())

@@ -1,0 +1,142 @@
+"""One client's session: many requests on one stream, each ending alone."""
+
+import asyncio
+import time
+from typing import Any
+
+from penstock.chassis import streams
+from penstock.chassis.errors import InvalidArgument, PenstockError, Unavailable
+from penstock.chassis.lifecycle import this_stop
+from penstock.chassis.streams import Peer
+from penstock.edge.gateway import Gateway
+from penstock.edge.passage import Passage
+from penstock.edge.session_outlet import SessionOutlet, step_of
+from penstock.edge.wire import spec_of
+from penstock.mesh.v1.admission_pb2 import Credential
+from penstock.v1 import inference_pb2 as pb
+from penstock.v1.stream_pb2 import End, Heartbeat
+
+STALLED_FLUSHES = 30  # tries of FLUSH_TIMEOUT each; a client that takes nothing in all of them loses its session
+
+
+class Session:
+    """Handles to flights. Step frames are written one at a time: what comes meanwhile waits with its own request."""
+
+    def __init__(
+        self, gateway: Gateway, peer: Peer[pb.SessionResponse, Any], credential: Credential, traceparent: str
+    ) -> None:
+        self._gateway = gateway
+        self._peer = peer
+        self._credential = credential
+        self._traceparent = traceparent
+        self._running: dict[int, Passage] = {}
+        self._with_pieces: dict[int, SessionOutlet] = {}
+        self._has_pieces = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._is_draining = False
+
+    async def run(self) -> None:
+        """Serve the stream to its end; what still runs when it is cut is cancelled."""
+        async with asyncio.TaskGroup() as self._group:
+            loops = [self._group.create_task(self._write_steps()), self._group.create_task(self._drain())]
+            try:
+                async for frame in self._peer:
+                    self._on_frame(frame)
+                if self._peer.ended:
+                    await self._outlast()
+            finally:
+                for passage in list(self._running.values()):
+                    self._gateway.cancel(passage)
+                for loop in loops:
+                    loop.cancel()
+
+    # What a request's outlet tells.
+
+    def say(self, frame: pb.SessionResponse) -> None:
+        self._peer.send(frame)
+
+    def has_piece(self, outlet: SessionOutlet) -> None:
+        self._with_pieces[outlet.handle] = outlet
+        self._has_pieces.set()
+
+    def is_over(self, outlet: SessionOutlet) -> None:
+        self._with_pieces.pop(outlet.handle, None)
+        self._running.pop(outlet.handle, None)
+        if not self._running:
+            self._is_idle.set()
+
+    # What the client says.
+
+    def _on_frame(self, frame: pb.SessionRequest) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "generate":
+            self._generate(frame.generate)
+        elif kind == "cancel" and frame.cancel.handle in self._running:
+            self._gateway.cancel(self._running[frame.cancel.handle])
+
+    def _generate(self, asked: pb.SessionGenerate) -> None:
+        if asked.handle in self._running:
+            text = f"handle {asked.handle} names a running request already; nobody could tell the two apart"
+            raise InvalidArgument(text, field="handle", reason="HANDLE_IN_USE")
+        outlet = SessionOutlet(self, asked.handle)
+        try:
+            self._check_open()
+            passage = self._gateway.open(
+                spec_of(asked.request),
+                self._credential,
+                outlet,
+                traceparent=asked.request.traceparent or self._traceparent,
+            )
+        except PenstockError as error:
+            outlet.failed(error)
+            return
+        self._running[asked.handle] = passage
+        self._is_idle.clear()
+        self._group.create_task(self._gateway.prepare(passage))
+
+    def _check_open(self) -> None:
+        if self._is_draining:
+            raise Unavailable("this edge drains; open a session to another", reason="DRAINING", retry_after=0.1)
+
+    # Loops of the stream.
+
+    async def _write_steps(self) -> None:
+        """One frame for all requests that have something new, each time the last frame was taken."""
+        while True:
+            await self._has_pieces.wait()
+            self._has_pieces.clear()
+            outlets = list(self._with_pieces.values())
+            self._with_pieces.clear()
+            if outlets:
+                self.say(step_of(outlets))
+                await self._taken()
+
+    async def _taken(self) -> None:
+        for _ in range(STALLED_FLUSHES):
+            begun = time.monotonic()
+            await self._peer.flush()
+            if time.monotonic() - begun < streams.FLUSH_TIMEOUT:
+                return
+        self._peer.close("client does not read")
+
+    async def _outlast(self) -> None:
+        """Go on until the last request ends. A client that said `end` is silent by right, so its silence is no news:
+        the transport's own pings still tell when it dies.
+        """
+        while self._running:
+            self._peer.understand(pb.SessionRequest(heartbeat=Heartbeat()))
+            try:
+                async with asyncio.timeout(streams.TICK):
+                    await self._is_idle.wait()
+            except TimeoutError:
+                continue
+
+    async def _drain(self) -> None:
+        """When this process is to end: take nothing new, and end the stream once nothing runs on it."""
+        await this_stop().asked.wait()
+        self._is_draining = True
+        await self._is_idle.wait()
+        self.say(pb.SessionResponse(end=End(reason="draining")))
+        await self._peer.flush()
+        self._peer.close("draining")

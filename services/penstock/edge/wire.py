@@ -1,0 +1,88 @@
+"""Between the public contract's messages and the edge's own values."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
+from penstock.edge.validation import validate
+from penstock.v1.inference_pb2 import (
+    Accepted,
+    CountTokensRequest,
+    Delta,
+    Finished,
+    GenerateRequest,
+    GenerateResponse,
+)
+
+# How the contract calls what the spec calls otherwise.
+FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        **{
+            name: f"sampling.{name}"
+            for name in (
+                *("temperature", "top_p", "top_k", "min_p", "seed"),
+                *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+            )
+        },
+        "timeout_s": "timeout",
+        "resume_ids": "resume.token_ids",
+    }
+)
+
+
+def spec_of(request: GenerateRequest) -> RequestSpec:
+    """Return what is asked; raises InvalidArgument with every limit of the contract that it breaks."""
+    sampling = request.sampling
+    timeout = request.timeout.ToTimedelta().total_seconds()
+    spec = RequestSpec(
+        request_id=request.request_id,
+        model=request.model,
+        input=_prompt(request),
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        max_output_tokens=request.max_output_tokens if request.HasField("max_output_tokens") else None,
+        stop=tuple(request.stop),
+        ignore_eos=request.ignore_eos,
+        logprobs=sampling.logprobs,
+        explain=request.explain,
+        priority=request.priority,
+        timeout_s=timeout or None,
+        resume_ids=tuple(request.resume.token_ids),
+    )
+    validate(spec, FIELDS)
+    return spec
+
+
+def counted_spec_of(request: CountTokensRequest) -> RequestSpec:
+    spec = RequestSpec(request_id="", model=request.model, input=_prompt(request))
+    validate(spec, FIELDS)
+    return spec
+
+
+def response_of(event: Accepted | Delta | Finished) -> GenerateResponse:
+    if isinstance(event, Delta):
+        return GenerateResponse(delta=event)
+    if isinstance(event, Accepted):
+        return GenerateResponse(accepted=event)
+    return GenerateResponse(finished=event)
+
+
+def _prompt(request: GenerateRequest | CountTokensRequest) -> Prompt:
+    match request.WhichOneof("input"):
+        case "text":
+            return TextInput(request.text)
+        case "chat":
+            return ChatInput(tuple(Message(turn.role, turn.content) for turn in request.chat.messages))
+        case "token_ids" if isinstance(request, GenerateRequest):
+            return TokenInput(tuple(request.token_ids.ids))
+        case _:
+            raise InvalidArgument(
+                "set one of the inputs: there is nothing to continue", field="input", reason="INPUT_MISSING"
+            )
