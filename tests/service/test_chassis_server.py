@@ -247,8 +247,10 @@ async def test_a_drain_lets_running_calls_end_and_takes_no_new_ones():
     gate = Gate()
     with capture_logs() as logs:
         async with draining(gate) as (call, channel, serving_task):
-            with pytest.raises(grpc.aio.AioRpcError):
-                await HealthStub(channel).Check(HealthCheckRequest())
+            async with asyncio.timeout(30):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    while True:  # until the server has heard that its block was left
+                        await HealthStub(channel).Check(HealthCheckRequest())
             gate.opened.set()
             assert isinstance(await call.read(), GenerateResponse)
             assert await call.read() is grpc.aio.EOF
