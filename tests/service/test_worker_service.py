@@ -1,0 +1,285 @@
+"""A worker over real streams, its engine in a process of its own."""
+
+import asyncio
+import json
+import socket
+import zlib
+from contextlib import AsyncExitStack
+
+import grpc
+import pytest
+
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import error_from_rpc
+from penstock.mesh.v1.worker_pb2 import GetModelCardRequest
+from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
+from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Sampling
+from tiny_model import write_tiny_model
+from worker_front import edge_of, engine_processes, fake_scheduler, running_worker
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def seconds(duration):
+    return duration.ToTimedelta().total_seconds()
+
+
+async def test_tokens_come_in_order_and_once_and_then_the_end(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, tokens=12)
+        tokens, ends = await edge.answers(1)
+        assert [index for index, _ in tokens[1]] == list(range(12))
+        assert (ends[1].reason, ends[1].output_tokens) == (FINISH_REASON_LENGTH, 12)
+        assert seconds(ends[1].times.prefill) > 0
+        assert seconds(ends[1].times.decode) > 0
+        assert [await worker.scheduler.hear() for _ in range(2)] == [("started", "lease 1"), ("released", "lease 1")]
+        figures = await worker.at_rest()
+        assert (figures["tokens_generated"], figures["cancels"]) == (12, 0)
+
+
+async def test_runs_of_one_edge_share_a_frame_per_step(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        for handle in range(1, 5):
+            worker.scheduler.expect(f"lease {handle}")
+            edge.start(handle, tokens=40)
+        shared = 0
+        ended = 0
+        while ended < 4:
+            frame = await edge.next()
+            shared += len(frame.step.handles) == 4
+            ended += frame.HasField("finished")
+        assert shared > 20
+
+
+async def test_a_resumed_run_goes_on_with_the_same_text(model):
+    async with running_worker(model, engine="torch", kv_blocks=64, dtype="float32") as worker:
+        async with edge_of(worker.address) as edge:
+            worker.scheduler.expect("lease 1")
+            edge.start(1, tokens=20)
+            whole = [token for _, token in (await edge.answers(1))[0][1]]
+            worker.scheduler.expect("lease 2")
+            edge.start(2, prompt=[5, 6, 7, *whole[:8]], emitted=8, tokens=12)
+            rest = (await edge.answers(2))[0][2]
+            assert rest == list(enumerate(whole))[8:]
+
+
+async def test_a_start_may_overtake_the_announcement_of_its_lease(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        edge.start(1)
+        await worker.until(lambda figures: figures["parked"] == 1)
+        worker.scheduler.expect("lease 1")
+        assert (await edge.end(1)).output_tokens == 4
+
+
+async def test_an_unknown_lease_is_refused_after_a_moment(model):
+    async with running_worker(model, park_for=0.2) as worker, edge_of(worker.address) as edge:
+        edge.start(1)
+        refused = await edge.end(1)
+        assert (refused.failure.code, refused.failure.reason) == (grpc.StatusCode.ABORTED.value[0], "LEASE_LOST")
+        await worker.at_rest()
+
+
+async def test_a_revoked_lease_is_refused_at_once(model):
+    async with running_worker(model, park_for=60.0) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        worker.scheduler.revoke("lease 1")
+        await worker.at_rest()
+        edge.start(1)
+        assert (await edge.end(1)).failure.reason == "LEASE_LOST"
+
+
+async def test_a_cancel_is_acknowledged_with_the_blocks_it_freed(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, prompt=[5] * 40, tokens=400)
+        await edge.first_token(1)
+        edge.cancel(1)
+        stopped = await edge.end(1)
+        assert stopped.kv_blocks_freed == -(-(40 + stopped.tokens_emitted) // 16)
+        assert stopped.step > 0
+        figures = await worker.at_rest()
+        assert figures["cancels"] == 1
+        assert figures["tokens_wasted_after_cancel"] <= 1
+        assert [await worker.scheduler.hear() for _ in range(2)] == [("started", "lease 1"), ("released", "lease 1")]
+
+
+async def test_a_cut_stream_stops_its_runs_and_no_other_edge_notices(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as staying:
+        async with edge_of(worker.address) as leaving:
+            for handle, edge in ((1, leaving), (2, leaving), (3, staying)):
+                worker.scheduler.expect(f"lease {handle}")
+                edge.start(handle, tokens=100)
+            await leaving.first_token(2)
+            assert (await worker.figures())["edge_streams"] == 2
+        tokens, ends = await staying.answers(3)
+        assert [index for index, _ in tokens[3]] == list(range(100))
+        assert ends[3].output_tokens == 100
+        figures = await worker.at_rest()
+        assert figures["edge_streams"] == 1
+        assert figures["tokens_generated"] < 300
+
+
+async def test_a_run_too_large_for_the_model_hears_the_numbers(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, prompt=[5] * 500, tokens=100)
+        failure = (await edge.end(1)).failure
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], "PROMPT_TOO_LONG")
+        assert dict(failure.metadata) == {
+            "prompt_tokens": "500",
+            "max_output_tokens": "100",
+            "context_length": str(worker.profile.context_length),
+        }
+
+
+async def test_a_deadline_ends_a_run_wherever_it_is(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, deadline_unix_nano=1)
+        assert (await edge.end(1)).failure.reason == "DEADLINE"
+        worker.scheduler.expect("lease 2")
+        edge.start(2, tokens=4)  # it still works
+        assert (await edge.end(2)).output_tokens == 4
+
+
+async def test_a_dead_engine_is_told_at_once_and_replaced(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, tokens=400)
+        await edge.first_token(1)
+        [engine] = engine_processes()
+        engine.kill()
+        _, ends = await edge.answers(1)
+        assert (ends[1].failure.code, ends[1].failure.reason) == (
+            grpc.StatusCode.UNAVAILABLE.value[0],
+            "ENGINE_DIED",
+        )
+        assert await worker.scheduler.left.get()  # said goodbye: nothing is placed on a worker without engine
+        await worker.scheduler.profiles.get()
+        worker.scheduler.expect("lease 2")
+        edge.start(2)
+        assert (await edge.end(2)).output_tokens == 4
+        assert (await worker.at_rest())["restarts"] == 1
+
+
+async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_nobody(model):
+    async with running_worker(model, stream_frames=8, sim_base_s=0.0005) as worker, edge_of(worker.address) as edge:
+        async with edge_of(worker.address) as slow:
+            slow.link._read = stuck
+            slow.link.end("start over")  # the next stream is one that nobody reads
+            await slow.down.get()
+            await slow.up.get()
+            for handle in range(1, 9):
+                worker.scheduler.expect(f"slow {handle}")
+                slow.start(handle, f"slow {handle}", tokens=450, sampling=Sampling(temperature=0.0, logprobs=True))
+            worker.scheduler.expect("lease 9")
+            edge.start(9, tokens=450)
+            tokens, _ = await edge.answers(9)
+            assert [index for index, _ in tokens[9]] == list(range(450))
+            await worker.at_rest()
+
+
+async def stuck(call, end):
+    await asyncio.Event().wait()
+
+
+async def test_the_scheduler_hears_what_the_worker_is_and_how_full(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        card = (await worker.stub.GetModelCard(GetModelCardRequest())).card
+        assert (worker.profile.model, worker.profile.card_digest) == (card.name, card.digest)
+        assert (worker.profile.slots, worker.profile.kv_blocks, worker.profile.block_size) == (8, 64, 16)
+        worker.scheduler.expect("lease 1")
+        edge.start(1, prompt=[5] * 40, tokens=24)
+        await edge.end(1)
+        while worker.scheduler.reports[-1].free_kv_blocks < 64:
+            await asyncio.sleep(0)
+        reports = worker.scheduler.reports
+        assert min(report.free_kv_blocks for report in reports) == 60  # what it holds and what it may grow to
+        assert max(report.running for report in reports) == 1
+        assert reports[-1].tokens_per_second > 0
+        assert len(reports) <= (await worker.figures())["engine_steps"] + 1
+
+
+async def test_the_card_is_unavailable_while_the_model_loads(model):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    loading = []
+
+    async def ask():
+        async with channel(address) as to_worker:
+            ready = WorkerServiceStub(to_worker).GetModelCard(GetModelCardRequest(), wait_for_ready=True)
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await ready
+            loading.append(error_from_rpc(failure.value))
+
+    asking = asyncio.create_task(ask())
+    async with running_worker(model, listen=address) as worker:
+        await asking
+        assert (loading[0].code, loading[0].reason) == (grpc.StatusCode.UNAVAILABLE, "LOADING")
+        card = (await worker.stub.GetModelCard(GetModelCardRequest())).card
+        assert (card.vocabulary_size, card.context_length, card.block_size) == (304, 512, 16)
+        assert json.loads(zlib.decompress(card.tokenizer_json_zlib))["model"]["type"] == "BPE"
+
+
+async def test_a_worker_goes_to_the_next_scheduler_with_what_it_runs(model):
+    async with AsyncExitStack() as first_lives:
+        first, address = await first_lives.enter_async_context(fake_scheduler())
+        async with running_worker(model, first=(first, address), sim_base_s=0.02) as worker:
+            async with edge_of(worker.address) as edge:
+                first.expect("lease 1")
+                edge.start(1, tokens=200)
+                await edge.first_token(1)
+                await first_lives.aclose()
+                profile = await worker.scheduler.profiles.get()
+                assert [(each.lease_id, each.kv_blocks) for each in profile.running] == [("lease 1", 13)]
+                edge.cancel(1)
+                assert (await edge.end(1)).tokens_emitted < 200
+                assert await worker.scheduler.hear() == ("released", "lease 1")
+
+
+async def test_a_drain_lets_what_runs_end_and_refuses_what_has_no_lease(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, tokens=60)
+        await edge.first_token(1)
+        worker.scheduler.drain()
+        assert await worker.scheduler.left.get()
+        edge.start(2)
+        tokens, ends = await edge.answers(1, 2)
+        assert ends[1].output_tokens == 60
+        assert ends[2].failure.reason == "DRAINING"
+        assert (await edge.next()).end.reason == "drained"
+        await worker.running
+        assert engine_processes() == []
+
+
+async def test_what_does_not_end_within_the_grace_is_handed_back(model):
+    async with running_worker(model, drain_grace=0.1) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, tokens=450)
+        await edge.first_token(1)
+        worker.scheduler.drain()
+        frame = await edge.next()
+        while not frame.HasField("end"):
+            assert frame.HasField("step")
+            frame = await edge.next()
+        await worker.running
+
+
+async def test_one_trace_shows_prefill_and_decode_with_their_tokens(model, receiver):
+    trace_id = "4" * 32
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, prompt=[5] * 40, tokens=7, traceparent=f"00-{trace_id}-00f067aa0ba902b7-01")
+        await edge.end(1)
+    spans = receiver.wait_for_spans("worker.prefill", "worker.decode", trace_id=trace_id)
+    prefill, decode = sorted(spans, key=lambda span: span.start_unix_nano)
+    assert {prefill.parent_id, decode.parent_id} == {"00f067aa0ba902b7"}
+    assert prefill.attributes["gen_ai.usage.input_tokens"] == 40
+    assert decode.attributes["gen_ai.usage.output_tokens"] == 7
+    assert prefill.end_unix_nano == decode.start_unix_nano
