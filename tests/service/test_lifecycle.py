@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -91,6 +92,15 @@ def test_wrong_settings_end_with_2_and_a_plain_message():
         _, said = child.communicate()
     assert child.returncode == 2
     assert said == "penstock demo: PENSTOCK_DEMO_DRAIN_GRACE='soon': must be a number\n"
+
+
+def test_a_metrics_port_that_is_taken_ends_with_2():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with process(SERVE, PENSTOCK_DEMO_METRICS_LISTEN=address) as child:
+            _, said = child.communicate()
+    assert child.returncode == 2
+    assert said.startswith(f"penstock demo: cannot serve metrics on {address}")
 
 
 def test_an_unknown_argument_ends_with_2():

@@ -105,6 +105,7 @@ def test_settings_of_other_tiers_are_no_concern():
 def test_a_setting_of_the_fleet_holds_unless_the_tier_has_its_own():
     fleet = {"PENSTOCK_OTLP_ENDPOINT": "http://fleet:4317"}
     assert load(GateConfig, "gate", fleet).otlp_endpoint == "http://fleet:4317"
+    assert load(GateConfig, "gate", {"PENSTOCK_LOG_LEVEL": "debug"}).log_level == "debug"
     own = fleet | {"PENSTOCK_GATE_OTLP_ENDPOINT": ""}
     assert load(GateConfig, "gate", own).otlp_endpoint == ""
 

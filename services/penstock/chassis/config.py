@@ -29,7 +29,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def fleet(variable: str, default: str = "", *, secret: bool = False) -> Any:
+def fleet(variable: str, default: Any = "", *, secret: bool = False) -> Any:
     """A field that the whole fleet shares: `variable` holds where the tier's own variable is not set."""
     return field(default=default, repr=not secret, metadata={"fleet": variable, "secret": secret})
 
@@ -52,7 +52,7 @@ class ServiceConfig:
     drain_grace: float = 30.0  # s; longest time for running work after SIGTERM
     metrics_listen: str = ""  # host:port of /metrics; empty: off
     otlp_endpoint: str = fleet("PENSTOCK_OTLP_ENDPOINT")  # http://host:port of an OTLP/gRPC receiver; empty: off
-    log_level: LogLevel = LogLevel.INFO
+    log_level: LogLevel = fleet("PENSTOCK_LOG_LEVEL", LogLevel.INFO)  # noqa: RUF009  # a field, made once
     admin_token: str = fleet("PENSTOCK_ADMIN_TOKEN", secret=True)  # empty: administration from loopback alone
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ def _text(value: Any) -> str:
 
 def _parse(kind: Any, text: str) -> Any:
     """Return `text` as `kind`; raises ValueError that says what is allowed."""
-    if isinstance(kind, types.UnionType):  # X | None: empty is None
+    if typing.get_origin(kind) in {types.UnionType, typing.Union}:  # X | None: empty is None
         inner = next(each for each in typing.get_args(kind) if each is not types.NoneType)
         return _parse(inner, text) if text else None
     if typing.get_origin(kind) is tuple:

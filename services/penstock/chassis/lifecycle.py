@@ -125,13 +125,7 @@ def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Corou
         print(describe(config, tier))  # noqa: T201  # this is what was asked for
         return
     config = replace(config, instance_id=config.instance_id or new_instance_id(tier))
-    observed = telemetry.configure(
-        tier,
-        config.instance_id,
-        otlp_endpoint=config.otlp_endpoint,
-        metrics_listen=config.metrics_listen,
-        log_level=config.log_level,
-    )
+    observed = _observe_or_exit(config, tier)
     try:
         run(lambda: run_tier(config))
     except Exception:
@@ -149,6 +143,19 @@ def _load_or_exit(config_cls: type[Config], tier: str) -> Config:
         return load(config_cls, tier)
     except ConfigError as error:
         _exit_misused(tier, str(error))
+
+
+def _observe_or_exit(config: ServiceConfig, tier: str) -> telemetry.Telemetry:
+    try:
+        return telemetry.configure(
+            tier,
+            config.instance_id,
+            otlp_endpoint=config.otlp_endpoint,
+            metrics_listen=config.metrics_listen,
+            log_level=config.log_level,
+        )
+    except OSError as error:
+        _exit_misused(tier, f"cannot serve metrics on {config.metrics_listen}: {error}")
 
 
 def _exit_misused(tier: str, message: str) -> NoReturn:
