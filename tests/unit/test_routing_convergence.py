@@ -1,6 +1,6 @@
 """Whatever happens in whatever order, a proxy that follows the protocol ends up with what it wants of what is there."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.routing.delta import DeltaAsk, DeltaSubscription
@@ -20,7 +20,8 @@ steps = st.lists(
         st.tuples(st.just("take"), st.none()),
         st.tuples(st.just("reconnect"), st.none()),
     ),
-    max_size=20,
+    min_size=8,
+    max_size=30,
 )
 
 
@@ -112,11 +113,13 @@ def send(proxy, snapshot):
     return answer
 
 
+@settings(max_examples=300)  # enough to find each of the protocol's rules when it is taken out
 @given(wanted=names, script=steps)
 def test_an_incremental_proxy_converges(wanted, script):
     play(DeltaProxy(wanted), script)
 
 
+@settings(max_examples=300)  # enough to find each of the protocol's rules when it is taken out
 @given(wanted=names, script=steps)
 def test_a_state_of_the_world_proxy_converges(wanted, script):
     play(SotwProxy(wanted), script)
