@@ -1,0 +1,272 @@
+"""A real edge among an auth, a queue and workers that do what the test says, each a real grpc.aio server."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import grpc
+
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import PenstockError, Unauthenticated
+from penstock.chassis.streams import PROTOCOL, accepted
+from penstock.edge.__main__ import edge
+from penstock.edge.config import EdgeConfig
+from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Refused, Settled
+from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn
+from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from penstock.mesh.v1.worker_pb2 import (
+    ExecuteResponse,
+    GetModelCardResponse,
+    ModelCard,
+    RunFinished,
+    RunTimes,
+    Step,
+    Stopped,
+)
+from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from penstock.v1.admin_pb2 import GetSnapshotRequest
+from penstock.v1.admin_pb2_grpc import AdminStub
+from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, PRIORITY_STANDARD, GenerateRequest
+from penstock.v1.inference_pb2_grpc import InferenceStub
+from penstock.v1.stream_pb2 import Hello
+from tiny_model import CHAT_TEMPLATE, EOS_ID, tiny_tokenizer
+
+KEY = (("authorization", "Bearer good"),)
+VOCABULARY = 304
+CONTEXT = 512
+TOKENIZER = tiny_tokenizer(VOCABULARY)
+KV_BLOCKS = 7
+PATIENCE = 30.0  # s; a bound for what must happen
+
+
+def token_at(index: int) -> int:
+    """Every answer of every worker: the letters of the alphabet, again and again."""
+    return TOKENIZER.encode(chr(ord("a") + index % 26)).ids[0]
+
+
+def text_of(count: int) -> str:
+    return "".join(chr(ord("a") + index % 26) for index in range(count))
+
+
+def hello(tier: str, instance_id: str) -> Hello:
+    return Hello(protocol=PROTOCOL, instance_id=instance_id, tier=tier)
+
+
+class FakeAuth(AdmissionServiceServicer):
+    """Knows the bearer `good`; keeps the books."""
+
+    def __init__(self):
+        self.reserves = []
+        self.settles = asyncio.Queue()
+        self.open = set()
+        self.peers = set()
+
+    async def Admit(self, request_iterator, context):
+        async with accepted(context, AdmitResponse, hello("auth", "a1")) as peer:
+            self.peers.add(peer)
+            try:
+                async for frame in peer:
+                    if answer := self.answer(frame):
+                        peer.send(answer)
+            finally:
+                self.peers.discard(peer)
+
+    def answer(self, frame):
+        kind = frame.WhichOneof("frame")
+        if kind == "settle":
+            self.open.discard(frame.settle.reservation_id)
+            self.settles.put_nowait(frame.settle)
+            return AdmitResponse(settled=Settled(reservation_id=frame.settle.reservation_id))
+        asked = frame.identify if kind == "identify" else frame.reserve
+        if asked.credential.bearer != "good":
+            error = Unauthenticated("no such key", reason="KEY_UNKNOWN")
+            return AdmitResponse(refused=Refused(request_id=asked.request_id, failure=error.failure()))
+        identity = Identity(
+            tenant_id="acme", priority=PRIORITY_STANDARD, weight=1.0, cache_salt=b"s" * 16, key_id="key-1"
+        )
+        if kind == "identify":
+            return AdmitResponse(identified=Identified(request_id=asked.request_id, identity=identity))
+        self.reserves.append(asked)
+        self.open.add(f"r-{asked.request_id}")
+        admitted = Admitted(request_id=asked.request_id, reservation_id=f"r-{asked.request_id}", identity=identity)
+        return AdmitResponse(admitted=admitted)
+
+
+class FakeQueue(QueueServiceServicer):
+    """Leases every ticket to the first worker it may have; `sheds` holds errors for the next ones instead."""
+
+    def __init__(self, workers):
+        self.workers = workers
+        self.tickets = []
+        self.withdrawn = asyncio.Queue()
+        self.sheds: list[PenstockError] = []
+        self.is_holding = False  # tickets wait for ever
+        self.held = asyncio.Queue()
+        self.peers = set()
+
+    async def Submit(self, request_iterator, context):
+        async with accepted(context, SubmitResponse, hello("queue", "q1")) as peer:
+            self.peers.add(peer)
+            entry = CatalogEntry(
+                model="tiny", card_digest="d1", worker_address=self.workers[0].address, workers_hint=len(self.workers)
+            )
+            peer.send(SubmitResponse(catalog=Catalog(entries=[entry])))
+            try:
+                async for frame in peer:
+                    self.take(peer, frame)
+            finally:
+                self.peers.discard(peer)
+
+    def take(self, peer, frame):
+        for ticket in frame.enqueue.tickets:
+            self.tickets.append(ticket)
+            if self.sheds:
+                shed = Shed(ticket_id=ticket.ticket_id, failure=self.sheds.pop(0).failure())
+                peer.send(SubmitResponse(shed=shed))
+                continue
+            peer.send(SubmitResponse(queued=Queued(ticket_id=ticket.ticket_id)))
+            if self.is_holding:
+                self.held.put_nowait(ticket)
+            else:
+                peer.send(self.lease(ticket))
+        if frame.withdraw.ticket_ids:
+            self.withdrawn.put_nowait(list(frame.withdraw.ticket_ids))
+            peer.send(SubmitResponse(withdrawn=Withdrawn(ticket_ids=frame.withdraw.ticket_ids)))
+
+    def lease(self, ticket):
+        worker = next(each for each in self.workers if each.name not in ticket.avoid_workers)
+        lease = Lease(
+            lease_id=f"l-{ticket.ticket_id}-{ticket.attempt}",
+            ticket_id=ticket.ticket_id,
+            worker_id=worker.name,
+            worker_address=worker.address,
+            ttl=timedelta(seconds=10),
+            attempt=ticket.attempt,
+        )
+        return SubmitResponse(leased=Leased(lease=lease))
+
+
+@dataclass(eq=False)
+class FakeWorker(WorkerServiceServicer):
+    """Writes the alphabet, all at once, and stops short at `pause_at` where that is set."""
+
+    name: str
+    address: str = ""
+    pause_at: int | None = None
+    is_bursting: bool = False  # all tokens in one frame
+    starts: list = field(default_factory=list)
+    paused: asyncio.Queue = field(default_factory=asyncio.Queue)
+    cancels: asyncio.Queue = field(default_factory=asyncio.Queue)
+    runs: dict = field(default_factory=dict)  # by handle: peer, start, tokens made
+    peers: set = field(default_factory=set)
+
+    async def GetModelCard(self, request, context):
+        card = ModelCard(
+            name="tiny",
+            digest="d1",
+            context_length=CONTEXT,
+            vocabulary_size=VOCABULARY,
+            eos_token_ids=[EOS_ID],
+            chat_template=CHAT_TEMPLATE,
+            tokenizer_json_zlib=zlib.compress(TOKENIZER.to_str().encode()),
+            block_size=16,
+        )
+        return GetModelCardResponse(card=card)
+
+    async def Execute(self, request_iterator, context):
+        async with accepted(context, ExecuteResponse, hello("worker", self.name)) as peer:
+            self.peers.add(peer)
+            try:
+                async for frame in peer:
+                    self.take(peer, frame)
+            finally:
+                self.peers.discard(peer)
+
+    def take(self, peer, frame):
+        kind = frame.WhichOneof("frame")
+        if kind == "start":
+            self.starts.append(frame.start)
+            self.runs[frame.start.handle] = [peer, frame.start, 0]
+            self.go_on(frame.start.handle, self.pause_at)
+        elif kind == "cancel":
+            self.cancels.put_nowait(frame.cancel.handle)
+            if frame.cancel.handle in self.runs:
+                _, _, made = self.runs.pop(frame.cancel.handle)
+                stopped = Stopped(handle=frame.cancel.handle, tokens_emitted=made, kv_blocks_freed=KV_BLOCKS, step=made)
+                peer.send(ExecuteResponse(stopped=stopped))
+
+    def go_on(self, handle, pause_at=None):
+        """Send tokens up to index `pause_at`, or to the end of the run."""
+        peer, start, made = self.runs[handle]
+        end = start.emitted + start.max_output_tokens
+        indexes = range(start.emitted + made, end if pause_at is None else min(end, pause_at))
+        for part in [indexes] if self.is_bursting else [[index] for index in indexes]:
+            step = Step(handles=[handle] * len(part), token_ids=map(token_at, part), indexes=part, step=made + 1)
+            if start.sampling.logprobs:
+                step.logprobs.extend([-0.5] * len(part))
+            peer.send(ExecuteResponse(step=step))
+            made += len(part)
+        self.runs[handle][2] = made
+        if made < start.max_output_tokens:
+            self.paused.put_nowait(handle)
+            return
+        del self.runs[handle]
+        times = RunTimes(prefill=timedelta(microseconds=1))
+        finished = RunFinished(handle=handle, reason=FINISH_REASON_LENGTH, output_tokens=made, times=times)
+        peer.send(ExecuteResponse(finished=finished))
+
+    def die(self):
+        """Cut every stream without a word."""
+        self.runs.clear()
+        for peer in list(self.peers):
+            peer.close("killed")
+
+
+@dataclass
+class EdgeMesh:
+    auth: FakeAuth
+    queue: FakeQueue
+    workers: list[FakeWorker]
+    address: str
+    inference: InferenceStub
+    admin: AdminStub
+
+    def generate(self, text="hi", metadata=KEY, **fields):
+        return self.inference.Generate(GenerateRequest(text=text, **fields), metadata=metadata, timeout=PATIENCE)
+
+    async def figures(self):
+        return dict((await self.admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures)
+
+
+@asynccontextmanager
+async def served(add, servicer) -> AsyncIterator[str]:
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    add(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def edge_mesh(workers=1, **settings) -> AsyncIterator[EdgeMesh]:
+    async with AsyncExitStack() as stack:
+        fakes = [FakeWorker(f"w{number + 1}") for number in range(workers)]
+        for fake in fakes:
+            fake.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, fake))
+        auth, queue = FakeAuth(), FakeQueue(fakes)
+        auths = await stack.enter_async_context(served(add_AdmissionServiceServicer_to_server, auth))
+        queues = await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue))
+        config = EdgeConfig(
+            listen="127.0.0.1:0", auths=(auths,), queues=(queues,), instance_id="e1", drain_grace=0.0, **settings
+        )
+        server = await stack.enter_async_context(edge(config))
+        to_edge = await stack.enter_async_context(channel(server.address))
+        yield EdgeMesh(auth, queue, fakes, server.address, InferenceStub(to_edge), AdminStub(to_edge))

@@ -1,0 +1,183 @@
+"""Many requests on one stream of a real edge."""
+
+import asyncio
+from collections import defaultdict
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from edge_mesh import KEY, KV_BLOCKS, edge_mesh, hello, text_of, token_at
+from penstock.chassis.errors import Overloaded, error_from_rpc
+from penstock.chassis.streams import Link
+from penstock.v1.inference_pb2 import (
+    GenerateRequest,
+    Sampling,
+    SessionCancel,
+    SessionGenerate,
+    SessionRequest,
+    SessionResponse,
+)
+
+
+class Client:
+    """The client's end of a session: what came, by handle."""
+
+    def __init__(self, link):
+        self.link = link
+        self.texts = defaultdict(str)
+        self.ids = defaultdict(list)
+        self.logprobs = defaultdict(list)
+        self.steps = 0
+        self.news = asyncio.Queue()
+
+    def take(self, frame):
+        kind = frame.WhichOneof("frame")
+        if kind != "step":
+            self.news.put_nowait((kind, getattr(frame, kind)))
+            return
+        step, at = frame.step, 0
+        self.steps += 1
+        for handle, text, first, count in zip(step.handles, step.texts, step.first_indexes, step.counts, strict=True):
+            assert first == len(self.ids[handle])
+            self.texts[handle] += text
+            self.ids[handle] += step.token_ids[at : at + count]
+            self.logprobs[handle] += step.logprobs[at : at + count]
+            at += count
+        assert at == len(step.token_ids)
+
+    def generate(self, handle, text="hi", **fields):
+        request = GenerateRequest(text=text, **fields)
+        self.link.send(SessionRequest(generate=SessionGenerate(handle=handle, request=request)))
+
+    def cancel(self, handle):
+        self.link.send(SessionRequest(cancel=SessionCancel(handle=handle)))
+
+    async def next(self, kind):
+        """The next frame of `kind`, passing over others."""
+        while True:
+            got, value = await self.news.get()
+            if got == kind:
+                return value
+
+
+@asynccontextmanager
+async def session(mesh, metadata=KEY):
+    up = asyncio.Event()
+    client = Client(None)
+    link = client.link = Link[SessionRequest, SessionResponse](
+        "session",
+        lambda: mesh.inference.Session(metadata=metadata),
+        SessionRequest,
+        hello("client", "c1"),
+        on_frame=client.take,
+        on_up=lambda _: up.set(),
+        on_down=lambda reason: client.news.put_nowait(("down", reason)),
+    )
+    running = asyncio.create_task(link.run())
+    await up.wait()
+    try:
+        yield client
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_requests_of_a_session_are_answered_side_by_side():
+    async with edge_mesh() as mesh, session(mesh) as client:
+        for handle in range(8):
+            client.generate(handle, max_output_tokens=5 + handle)
+        ends = [await client.next("finished") for _ in range(8)]
+        assert {end.handle for end in ends} == set(range(8))
+        assert dict(client.texts) == {handle: text_of(5 + handle) for handle in range(8)}
+        assert client.ids[7] == [token_at(index) for index in range(12)]
+        assert {end.handle: end.finished.usage.output_tokens for end in ends} == {n: 5 + n for n in range(8)}
+
+
+async def test_tokens_that_come_together_leave_in_one_frame():
+    async with edge_mesh() as mesh, session(mesh) as client:
+        mesh.workers[0].is_bursting = True
+        client.generate(1, max_output_tokens=30)
+        await client.next("finished")
+        assert client.steps == 1
+        assert client.texts[1] == text_of(30)
+
+
+async def test_logprobs_are_parallel_to_tokens_even_beside_requests_without_them():
+    async with edge_mesh() as mesh, session(mesh) as client:
+        client.generate(1, max_output_tokens=3, sampling=Sampling(logprobs=True))
+        client.generate(2, max_output_tokens=3)
+        await client.next("finished")
+        await client.next("finished")
+        assert client.logprobs[1] == [-0.5] * 3
+        assert set(client.logprobs[2]) <= {0.0}
+
+
+async def test_a_cancel_comes_back_with_the_workers_receipt_and_the_others_go_on():
+    async with edge_mesh() as mesh, session(mesh) as client:
+        mesh.workers[0].pause_at = 3
+        client.generate(1, max_output_tokens=10)
+        client.generate(2, max_output_tokens=10)
+        handles = [await mesh.workers[0].paused.get() for _ in range(2)]
+        client.cancel(1)
+        client.cancel(1)
+        client.cancel(99)
+        cancelled = await client.next("cancelled")
+        assert (cancelled.handle, cancelled.output_tokens, cancelled.kv_blocks_freed) == (1, 3, KV_BLOCKS)
+        gone = await mesh.workers[0].cancels.get()
+        mesh.workers[0].go_on(next(handle for handle in handles if handle != gone))
+        finished = await client.next("finished")
+        assert (finished.handle, client.texts[2]) == (2, text_of(10))
+        assert mesh.workers[0].cancels.empty()
+
+
+async def test_a_request_that_fails_fails_alone():
+    async with edge_mesh() as mesh, session(mesh) as client:
+        mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=2.0))
+        client.generate(1)
+        failed = await client.next("failed")
+        assert (failed.handle, failed.failure.reason, failed.failure.retry_after.seconds) == (1, "QUEUE_FULL", 2)
+        client.generate(1, sampling=Sampling(temperature=-1))
+        assert (await client.next("failed")).failure.field_violations[0].field == "sampling.temperature"
+        client.generate(1, max_output_tokens=2)
+        assert (await client.next("finished")).handle == 1
+
+
+async def test_an_unknown_key_fails_each_request_of_the_session():
+    async with edge_mesh() as mesh, session(mesh, metadata=()) as client:
+        client.generate(1)
+        assert (await client.next("failed")).failure.reason == "KEY_UNKNOWN"
+
+
+async def test_a_session_that_is_cut_cancels_what_runs_on_it():
+    async with edge_mesh() as mesh:
+        async with session(mesh) as client:
+            mesh.workers[0].pause_at = 3
+            client.generate(1, max_output_tokens=10)
+            await mesh.workers[0].paused.get()
+        assert (await mesh.auth.settles.get()).outcome == "cancelled"
+
+
+async def test_a_session_whose_client_says_end_goes_on_to_the_last_answer():
+    async with edge_mesh() as mesh, session(mesh) as client:
+        mesh.workers[0].pause_at = 3
+        client.generate(1, max_output_tokens=10)
+        handle = await mesh.workers[0].paused.get()
+        client.link.end("no more")
+        mesh.workers[0].go_on(handle)
+        assert (await client.next("finished")).handle == 1
+        assert client.texts[1] == text_of(10)
+        assert await client.next("down")
+
+
+async def test_a_handle_used_twice_ends_the_session():
+    async with edge_mesh() as mesh:
+        mesh.queue.is_holding = True
+        call = mesh.inference.Session(metadata=KEY)
+        await call.write(SessionRequest(hello=hello("client", "c1")))
+        for _ in range(2):
+            await call.write(SessionRequest(generate=SessionGenerate(handle=1, request=GenerateRequest(text="hi"))))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert error_from_rpc(failure.value).reason == "HANDLE_IN_USE"
