@@ -13,7 +13,7 @@ DEPTH = 100
 
 async def test_the_request_beyond_the_bound_hears_so_at_once_while_the_others_finish(tiny_model):
     settings = (
-        f"PENSTOCK_QUEUE_MAX_TICKETS={DEPTH}",
+        f"PENSTOCK_QUEUE_MAX_DEPTH={DEPTH}",
         "PENSTOCK_WORKER_SLOTS=1",
         "PENSTOCK_SCHEDULER_LOOK_AHEAD=0",
     )
