@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import grpc
 import pytest
+import structlog
 
 from edge_mesh import CONTEXT, KEY, edge_mesh, text_of, token_at
 from penstock.chassis.errors import Overloaded, Unavailable, error_from_rpc
@@ -308,3 +309,39 @@ async def test_a_full_edge_says_so_at_once_and_when_to_come_back():
         assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "EDGE_FULL")
         assert error.retry_after > 0
         first.cancel()
+
+
+async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver):
+    trace_id = "e" * 31 + "1"
+    traceparent = f"00-{trace_id}-{'c' * 16}-01"
+    async with edge_mesh() as mesh:
+        _, _, _, finished = await read(
+            mesh.generate(max_output_tokens=3, explain=True, metadata=(*KEY, ("traceparent", traceparent)))
+        )
+        assert finished.timeline.trace_id == trace_id
+        names = ("edge.generate", "edge.tokenize", "edge.admission", "penstock.v1.Inference/Generate")
+        spans = {
+            span.name: span for span in await asyncio.to_thread(receiver.wait_for_spans, *names, trace_id=trace_id)
+        }
+        root = spans["edge.generate"]
+        assert spans["penstock.v1.Inference/Generate"].parent_id == "c" * 16
+        assert root.parent_id == spans["penstock.v1.Inference/Generate"].span_id
+        assert spans["edge.tokenize"].parent_id == spans["edge.admission"].parent_id == root.span_id
+        below = f"00-{trace_id}-{root.span_id}-01"
+        assert mesh.queue.tickets[0].traceparent == mesh.workers[0].starts[0].traceparent == below
+        assert mesh.auth.reserves[0].traceparent == below
+        assert root.attributes["gen_ai.usage.output_tokens"] == 3
+        assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
+        assert root.attributes["penstock.tenant_id"] == "acme"
+
+
+async def test_each_request_of_a_log_is_one_wide_line(receiver):
+    with structlog.testing.capture_logs() as logs:
+        async with edge_mesh() as mesh:
+            accepted, *_ = await read(mesh.generate("a secret prompt", max_output_tokens=3, request_id="mine"))
+            await at_rest(mesh)
+    (line,) = [line for line in logs if line["event"] == "ticket_done"]
+    assert (line["request_id"], line["tenant"], line["outcome"], line["worker_id"]) == ("mine", "acme", "length", "w1")
+    assert (line["prompt_tokens"], line["output_tokens"], line["attempts"]) == (accepted.prompt_tokens, 3, 1)
+    assert 0 < line["ttft_s"] <= line["total_s"]
+    assert not any("secret" in str(value) or "good" in str(value) for entry in logs for value in entry.values())

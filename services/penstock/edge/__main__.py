@@ -47,7 +47,6 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 background(_ready_once_joined(tower, server)),
             ):
                 yield server
-                server.set_ready(is_ready=False)
             with suppress(TimeoutError):
                 await asyncio.wait_for(tower.landed(), LANDING)
 

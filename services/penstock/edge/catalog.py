@@ -60,6 +60,10 @@ class Catalog:
         self._load_new()
         self._tell()
 
+    def forget(self, shard: str) -> None:
+        """The shard is not there any more, by its operator's word and not for a moment."""
+        self._roster.forget(shard, self._clock.now())
+
     async def find(self, name: str) -> Model:
         """Return a model by name, or the only one for an empty name; waits while its card is on its way.
 

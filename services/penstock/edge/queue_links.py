@@ -1,16 +1,17 @@
 """The edge's sessions with the shards of the queue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams import Link
 from penstock.edge import frames
+from penstock.edge.catalog import Catalog
 from penstock.edge.flight_state import State
 from penstock.edge.flights import Flights
 from penstock.edge.passage import Control, Passage
 from penstock.edge.shards import home
-from penstock.mesh.v1.queue_pb2 import Catalog, Shed, SubmitRequest, SubmitResponse
+from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.v1.stream_pb2 import Hello
 
@@ -27,12 +28,12 @@ class QueueLinks:
         hello: Hello,
         flights: Flights,
         control: Control,
-        on_catalog: Callable[[str, Catalog], None],
+        catalog: Catalog,
     ) -> None:
         self._hello = hello
         self._flights = flights
         self._control = control
-        self._on_catalog = on_catalog
+        self._catalog = catalog
         self._links: dict[str, ShardStream] = {}
         self._draining: set[str] = set()
         self._peers = PeerSet(addresses, self._open)
@@ -78,6 +79,7 @@ class QueueLinks:
                 await link.run()
             finally:
                 del self._links[address]
+                self._catalog.forget(address)
 
     def _on_up(self, address: str) -> None:
         self._draining.discard(address)
@@ -96,7 +98,7 @@ class QueueLinks:
     def _on_frame(self, shard: str, frame: SubmitResponse) -> None:
         kind = frame.WhichOneof("frame")
         if kind == "catalog":
-            self._on_catalog(shard, frame.catalog)
+            self._catalog.announce(shard, frame.catalog)
         elif kind == "queued":
             if passage := self._held_by(shard, frame.queued.ticket_id):
                 self._control.apply(passage, passage.flight.queued())

@@ -42,7 +42,7 @@ class Tower:
         self._client_buffer = config.client_buffer
         self.flights = Flights(max_flights=config.max_flights, max_bytes=config.max_bytes)
         self.auth = AuthLink(config.auths, hello, self.flights, self)
-        self.queues = QueueLinks(config.queues, hello, self.flights, self, catalog.announce)
+        self.queues = QueueLinks(config.queues, hello, self.flights, self, catalog)
         self.workers = WorkerLinks(hello, self, idle=config.worker_idle)
         self.cancels = 0
         self.receipts = 0

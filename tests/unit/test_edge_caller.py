@@ -1,0 +1,78 @@
+"""Who counts as a caller on loopback, and what it showed."""
+
+import pytest
+
+from penstock.edge.caller import credential_of, is_loopback
+
+LOCAL = "ipv4:127.0.0.1:5000"
+REMOTE = "ipv4:203.0.113.9:5000"
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        LOCAL,
+        "ipv6:[::1]:5000",
+        "ipv6:%5B::1%5D:5000",
+        "unix:/tmp/s",
+        "127.0.0.1",
+        "127.1.2.3:80",
+        "::1",
+        "[::1]:9",
+        "::ffff:127.0.0.1",
+    ],
+)
+def test_these_are_loopback(peer):
+    assert is_loopback(peer)
+
+
+@pytest.mark.parametrize(
+    "peer", [REMOTE, "", "unknown", "127.0.0.1.evil.example", "ipv6:[fe80::1]:5", "0.0.0.0", "localhost"]
+)
+def test_these_are_not_loopback(peer):
+    assert not is_loopback(peer)
+
+
+@pytest.mark.parametrize(
+    ("peer", "headers", "expected"),
+    [
+        (LOCAL, {}, True),
+        (REMOTE, {}, False),
+        (LOCAL, {"x-forwarded-for": "127.0.0.1", "x-envoy-internal": "true"}, True),
+        (LOCAL, {"x-forwarded-for": "127.0.0.1, 203.0.113.9"}, False),  # its own false hop, then the proxy's true one
+        (LOCAL, {"x-forwarded-for": "203.0.113.9, 127.0.0.1"}, False),
+        (LOCAL, {"x-forwarded-for": ""}, False),
+        (LOCAL, {"x-forwarded-for": "localhost"}, False),
+        (LOCAL, {"x-envoy-expected-rq-timeout-ms": "15000"}, False),  # a proxy that does not say for whom
+        (LOCAL, {"forwarded": "for=127.0.0.1"}, False),
+        (LOCAL, {"via": "1.1 proxy"}, False),
+        (LOCAL, {"X-Real-IP": "127.0.0.1"}, False),
+        (REMOTE, {"x-forwarded-for": "127.0.0.1"}, False),
+    ],
+)
+def test_loopback_is_judged_by_connection_and_hops_together(peer, headers, expected):
+    assert credential_of(headers.items(), peer).loopback is expected
+
+
+def test_a_hop_list_cut_into_two_headers_is_read_as_one():
+    headers = [("x-forwarded-for", "203.0.113.9"), ("x-forwarded-for", "127.0.0.1")]
+    assert not credential_of(headers, LOCAL).loopback
+
+
+@pytest.mark.parametrize(
+    ("header", "bearer"),
+    [
+        ("Bearer abc", "abc"),
+        ("bearer  abc ", "abc"),
+        ("Basic abc", ""),
+        ("abc", ""),
+        ("", ""),
+        ("Bearer " + "x" * 5000, "x" * 4096),
+    ],
+)
+def test_the_bearer_token_is_what_follows_the_scheme(header, bearer):
+    assert credential_of([("authorization", header)], LOCAL).bearer == bearer
+
+
+def test_binary_metadata_is_passed_over():
+    assert credential_of([("authorization", b"Bearer abc")], LOCAL).bearer == ""
