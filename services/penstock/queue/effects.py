@@ -1,0 +1,90 @@
+"""What the book asks its surroundings to say. Streams are named by keys that the service chose."""
+
+from dataclasses import dataclass
+
+from penstock.chassis.errors import PenstockError
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from penstock.queue.policies.order import Key
+from penstock.queue.waiting import WaitingTicket
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """To an edge: its ticket waits."""
+
+    edge: str
+    ticket_id: str
+    ahead: int
+    predicted_wait: float | None  # s; None: no measured rate yet
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """To an edge: its ticket has a worker."""
+
+    ticket: WaitingTicket
+    lease: Lease
+    waited: float  # s
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """To an edge: its ticket will not be served."""
+
+    edge: str
+    ticket_id: str
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """To an edge: tickets are out."""
+
+    edge: str
+    ticket_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """To a scheduler: place this ticket."""
+
+    scheduler: str
+    ticket: WaitingTicket
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """To a scheduler: the clients of these tickets left."""
+
+    scheduler: str
+    ticket_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """To a scheduler: credit that found no ticket."""
+
+    scheduler: str
+    model: str
+    tickets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """To a scheduler: what waits most urgently for a model."""
+
+    scheduler: str
+    model: str
+    waiting: int
+    waiting_tokens: int
+    key: Key | None  # None: nothing waits
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """To every edge: the models that can be placed."""
+
+    entries: tuple[CatalogEntry, ...]
+
+
+Effect = Queued | Leased | Shed | Withdrawn | Offer | Recalled | Returned | Head | Models

@@ -1,0 +1,49 @@
+"""Effects of the book as frames."""
+
+from datetime import timedelta
+
+from penstock.mesh.v1 import queue_pb2 as pb
+from penstock.queue import effects as out
+from penstock.queue.waiting import to_frame
+
+NANOS = 10**9
+
+
+def to_edge(effect: out.Queued | out.Leased | out.Shed | out.Withdrawn | out.Models) -> pb.SubmitResponse:
+    match effect:
+        case out.Queued():
+            queued = pb.Queued(ticket_id=effect.ticket_id, ahead_hint=effect.ahead)
+            if effect.predicted_wait is not None:
+                queued.predicted_wait.FromTimedelta(timedelta(seconds=effect.predicted_wait))
+            return pb.SubmitResponse(queued=queued)
+        case out.Leased():
+            leased = pb.Leased(lease=effect.lease)
+            leased.lease.queue_wait.FromTimedelta(timedelta(seconds=effect.waited))
+            return pb.SubmitResponse(leased=leased)
+        case out.Shed():
+            return pb.SubmitResponse(shed=pb.Shed(ticket_id=effect.ticket_id, failure=effect.error.failure()))
+        case out.Withdrawn():
+            return pb.SubmitResponse(withdrawn=pb.Withdrawn(ticket_ids=effect.ticket_ids))
+        case out.Models():
+            return pb.SubmitResponse(catalog=pb.Catalog(entries=effect.entries))
+
+
+def to_scheduler(effect: out.Offer | out.Recalled | out.Returned | out.Head) -> pb.DispatchResponse:
+    match effect:
+        case out.Offer():
+            return pb.DispatchResponse(offer=pb.Offer(ticket=to_frame(effect.ticket)))
+        case out.Recalled():
+            return pb.DispatchResponse(recalled=pb.Recalled(ticket_ids=effect.ticket_ids))
+        case out.Returned():
+            return pb.DispatchResponse(returned=pb.Returned(model=effect.model, tickets=effect.tickets))
+        case out.Head():
+            return pb.DispatchResponse(head=_head(effect))
+
+
+def _head(effect: out.Head) -> pb.Head:
+    head = pb.Head(model=effect.model, waiting=effect.waiting, waiting_tokens=effect.waiting_tokens)
+    if effect.key:
+        head.priority = effect.key.priority  # type: ignore[assignment]  # an int that came from this very enum
+        head.virtual_tokens = effect.key.virtual_tokens
+        head.enqueue_unix_nano = round(effect.key.enqueued * NANOS)
+    return head
