@@ -9,7 +9,7 @@ import grpc
 import psutil
 from google.protobuf.duration_pb2 import Duration
 
-from penstock.chassis.channels import channel
+from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.lifecycle import request_stop
 from penstock.chassis.streams import PROTOCOL, Link, accepted
 from penstock.mesh.v1.scheduler_pb2 import AttachResponse, DrainWorker, Expect, Revoke
@@ -35,12 +35,14 @@ class FakeScheduler(SchedulerServiceServicer):
         self.profiles = asyncio.Queue()
         self.said = asyncio.Queue()  # started and released, in order
         self.left = asyncio.Queue()  # of each stream: whether it ended on purpose
-        self.reports = []
+        self.reports = asyncio.Queue()
         self.worker = Hello()
         self.peer = None
 
     async def Attach(self, request_iterator, context):
-        async with accepted(context, AttachResponse, Hello(protocol=PROTOCOL, instance_id="s1", tier="scheduler")) as peer:
+        async with accepted(
+            context, AttachResponse, Hello(protocol=PROTOCOL, instance_id="s1", tier="scheduler")
+        ) as peer:
             self.peer, self.worker = peer, peer.hello
             try:
                 async for frame in peer:
@@ -51,7 +53,7 @@ class FakeScheduler(SchedulerServiceServicer):
     def take(self, frame):
         kind = frame.WhichOneof("frame")
         if kind == "report":
-            self.reports.append(frame.report)
+            self.reports.put_nowait(frame.report)
         elif kind == "profile":
             self.profiles.put_nowait(frame.profile)
         elif kind == "started":
@@ -59,6 +61,14 @@ class FakeScheduler(SchedulerServiceServicer):
         elif kind == "released":
             for lease_id in frame.released.lease_ids:
                 self.said.put_nowait(("released", lease_id))
+
+    async def reports_until(self, is_so):
+        """All reports not asked for before, up to the first that `is_so`."""
+        reports = []
+        async with asyncio.timeout(PATIENCE):
+            while not (reports and is_so(reports[-1])):
+                reports.append(await self.reports.get())
+        return reports
 
     def expect(self, lease_id, *, ttl=10.0):
         length = Duration()
@@ -162,8 +172,9 @@ class Edge:
 
 
 @asynccontextmanager
-async def edge_of(address) -> AsyncIterator[Edge]:
-    async with channel(address) as to_worker:
+async def edge_of(address, *options) -> AsyncIterator[Edge]:
+    """An edge, greeted; `options` are its channel's own."""
+    async with grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options]) as to_worker:
         edge = Edge(to_worker)
         running = asyncio.create_task(edge.link.run())
         try:

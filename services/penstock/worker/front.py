@@ -50,6 +50,7 @@ class Front:
         self._accounts = RunAccounts(self.state.figures)
         self._peers: dict[int, EdgePeer] = {}
         self._streams = 0  # opened since the start
+        self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._changed = asyncio.Event()
@@ -85,6 +86,11 @@ class Front:
         }
 
     # What edges do.
+
+    def check_open(self) -> None:
+        """Raises Unavailable / DRAINING once all streams are handed back: an edge that connects anew would stay on."""
+        if self._is_over:
+            raise refusals.draining()
 
     def open(self, peer: EdgePeer) -> int:
         self._streams += 1
@@ -209,6 +215,7 @@ class Front:
             async with asyncio.timeout(grace) as limit, background(_cut_short(limit, hurried)):
                 await self._until(lambda: self.book.is_idle)
         log.info("handing_back", runs=len(self.book.running))
+        self._is_over = True
         for peer in self._peers.values():
             peer.send(pb.ExecuteResponse(end=End(reason="drained")))
         with suppress(TimeoutError):

@@ -17,6 +17,7 @@ class WorkerService(WorkerServiceServicer):
     async def Execute(  # type: ignore[override]  # reads and writes on its context, and yields nothing
         self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: Any
     ) -> None:
+        self._front.check_open()
         async with accepted(context, pb.ExecuteResponse, self._front.hello, capacity=self._stream_frames) as peer:
             stream = self._front.open(peer)
             try:

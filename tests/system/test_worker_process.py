@@ -1,0 +1,86 @@
+"""A worker as its own processes, under real signals: no engine outlives its front."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from tiny_model import write_tiny_model
+
+PATIENCE = 60.0  # s
+
+
+@asynccontextmanager
+async def worker_process(model, **settings):
+    """A worker that is ready, and the process of its engine."""
+    environment = {
+        "PENSTOCK_WORKER_LISTEN": "127.0.0.1:0",
+        "PENSTOCK_WORKER_ENGINE": "sim",
+        "PENSTOCK_WORKER_MODEL": str(model),
+        **settings,
+    }
+    front = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.worker"), env=os.environ | environment, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        ready = await logged(front, "engine_ready")
+        yield front, psutil.Process(ready["pid"])
+    finally:
+        if front.returncode is None:
+            front.kill()
+        await front.communicate()
+
+
+async def logged(process, event):
+    async with asyncio.timeout(PATIENCE):
+        async for line in process.stderr:
+            found = json.loads(line) if line.startswith(b"{") else {}
+            if found.get("event") == event:
+                return found
+    raise AssertionError(f"the worker ended without saying {event}")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_worker_asked_to_end_drains_and_leaves_no_engine(model, number):
+    async with worker_process(model) as (front, engine):
+        front.send_signal(number)
+        assert await logged(front, "drained")
+        assert await front.wait() == 0
+        assert not engine.is_running()
+
+
+async def test_an_engine_ends_by_itself_when_its_front_is_killed(model):
+    async with worker_process(model) as (front, engine):
+        front.kill()
+        await front.wait()
+        await asyncio.to_thread(engine.wait, PATIENCE)
+
+
+async def test_a_killed_engine_is_started_again(model):
+    async with worker_process(model) as (front, engine):
+        engine.kill()
+        again = await logged(front, "engine_ready")
+        assert again["pid"] != engine.pid
+        assert front.returncode is None
+
+
+async def test_a_worker_whose_model_cannot_be_loaded_says_so_and_ends(tmp_path):
+    front = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.worker"),
+        env=os.environ | {"PENSTOCK_WORKER_LISTEN": "127.0.0.1:0", "PENSTOCK_WORKER_MODEL": str(tmp_path / "absent")},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(PATIENCE):
+        _, log = await front.communicate()
+    assert front.returncode == 1
+    assert b"is no folder, .gguf or .bin file" in log
