@@ -1,0 +1,34 @@
+"""One scheduler: `python -m penstock.scheduler`."""
+
+from penstock.chassis import lifecycle
+from penstock.chassis.admin import AdminService
+from penstock.chassis.lifecycle import background, stop_requested
+from penstock.chassis.server import serving
+from penstock.chassis.streams import PROTOCOL
+from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.leases import LeaseBook
+from penstock.scheduler.service import SchedulerService
+from penstock.v1.stream_pb2 import Hello
+
+
+async def run(config: SchedulerConfig) -> None:
+    hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="scheduler")
+    leases = LeaseBook(ttl=config.lease_ttl, prefix=config.instance_id)
+    service = SchedulerService(Dispatcher(leases=leases, look_ahead=config.look_ahead), config.queues, hello)
+    async with serving(
+        config.listen,
+        [(add_SchedulerServiceServicer_to_server, service)],
+        admin=AdminService("scheduler", config.instance_id, service.figures, token=config.admin_token),
+        drain_grace=config.drain_grace,
+        advertise=config.advertise,
+    ) as server:
+        hello.address = server.address
+        async with background(service.run(), service.tick()):
+            await stop_requested()
+            await service.drain()
+
+
+if __name__ == "__main__":
+    lifecycle.main(SchedulerConfig, "scheduler", run)

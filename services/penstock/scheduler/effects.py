@@ -1,0 +1,59 @@
+"""What the dispatcher asks its surroundings to say. Streams are named by keys that the service chose."""
+
+from dataclasses import dataclass
+
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """To a queue: the ticket it offered has a worker."""
+
+    queue: str
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """To a queue: the ticket it offered has none."""
+
+    queue: str
+    ticket_id: str
+    reason: str  # NO_CAPACITY or NO_WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class GiveCredit:
+    """To a queue: it may offer so many more."""
+
+    queue: str
+    model: str
+    tickets: int
+    max_tokens: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """To every queue: the models that can be placed here."""
+
+    entries: tuple[CatalogEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """To a worker: an edge will start this lease."""
+
+    worker: str
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """To a worker: this lease will not be started."""
+
+    worker: str
+    lease_id: str
+
+
+Effect = Place | Decline | GiveCredit | Catalog | Expect | Revoke

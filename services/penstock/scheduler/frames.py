@@ -1,0 +1,31 @@
+"""Effects of the dispatcher as frames."""
+
+from penstock.mesh.v1 import queue_pb2, scheduler_pb2
+from penstock.scheduler import effects as out
+
+
+def to_queue(effect: out.Place | out.Decline | out.GiveCredit | out.Catalog) -> queue_pb2.DispatchRequest:
+    match effect:
+        case out.Place():
+            return queue_pb2.DispatchRequest(place=queue_pb2.Place(lease=effect.lease))
+        case out.Decline():
+            decline = queue_pb2.Decline(ticket_id=effect.ticket_id, reason=effect.reason)
+            return queue_pb2.DispatchRequest(decline=decline)
+        case out.GiveCredit():
+            credit = queue_pb2.Credit(
+                model=effect.model,
+                tickets=effect.tickets,
+                max_tokens=effect.max_tokens,
+                tokens_per_second=effect.tokens_per_second,
+            )
+            return queue_pb2.DispatchRequest(credit=credit)
+        case out.Catalog():
+            return queue_pb2.DispatchRequest(catalog=queue_pb2.Catalog(entries=effect.entries))
+
+
+def to_worker(effect: out.Expect | out.Revoke) -> scheduler_pb2.AttachResponse:
+    match effect:
+        case out.Expect():
+            return scheduler_pb2.AttachResponse(expect=scheduler_pb2.Expect(lease=effect.lease))
+        case out.Revoke():
+            return scheduler_pb2.AttachResponse(revoke=scheduler_pb2.Revoke(lease_id=effect.lease_id))

@@ -1,0 +1,172 @@
+"""Frames to calls of the dispatcher, and its effects back to frames: client of every queue shard, server of workers."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+from penstock.chassis import semconv
+from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.errors import InvalidArgument
+from penstock.chassis.streams import Link, Peer, accepted
+from penstock.chassis.telemetry import start_span
+from penstock.mesh.v1 import queue_pb2, scheduler_pb2
+from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
+from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer
+from penstock.scheduler import effects as out
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.frames import to_queue, to_worker
+from penstock.v1.stream_pb2 import End, Hello
+
+TICK = 0.1  # s; how late a lapsed lease may be noticed
+NANOS = 10**9
+
+QueueLink = Link[queue_pb2.DispatchRequest, queue_pb2.DispatchResponse]
+WorkerPeer = Peer[scheduler_pb2.AttachResponse, scheduler_pb2.AttachRequest]
+
+
+class SchedulerService(SchedulerServiceServicer):
+    """All streams of one scheduler."""
+
+    def __init__(self, dispatcher: Dispatcher, queues: Sequence[str], hello: Hello) -> None:
+        self._dispatcher = dispatcher
+        self._hello = hello
+        self._queues: dict[str, QueueLink] = {}
+        self._workers: dict[str, WorkerPeer] = {}
+        self._names = count(1)
+        self._shards = PeerSet(queues, self._dispatch)
+
+    async def run(self) -> None:
+        """Hold a stream to every shard until cancelled."""
+        await self._shards.run()
+
+    async def tick(self) -> None:
+        """Let time pass in the dispatcher until cancelled."""
+        while True:
+            await asyncio.sleep(TICK)
+            self._perform(self._dispatcher.tick(time.monotonic()))
+
+    async def drain(self) -> None:
+        """No more credit, then say goodbye: queues offer elsewhere, workers attach elsewhere with what they run."""
+        self._dispatcher.drain()
+        for link in self._queues.values():
+            link.end("drained")
+            await link.flush()
+        for worker in self._workers.values():
+            worker.send(scheduler_pb2.AttachResponse(end=End(reason="drained")))
+
+    def figures(self) -> dict[str, float]:
+        dispatcher = self._dispatcher
+        workers = dispatcher.fleet.values()
+        return {
+            "workers": len(workers),
+            "queues": len(dispatcher.queues),
+            "leases": len(dispatcher.leases),
+            "leases_unstarted": dispatcher.leases.unstarted,
+            "promised_blocks": sum(worker.promised_blocks for worker in workers),
+            "room": sum(worker.room for worker in workers),
+            "credits": sum(credit.held for credit in dispatcher.credits.values()),
+            "declines": dispatcher.declines,
+        }
+
+    # --------------------------------------------------------------------------------------------------------- workers
+
+    async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
+        async with accepted(context, scheduler_pb2.AttachResponse, self._hello) as peer:
+            key = f"{peer.hello.instance_id}/{next(self._names)}"
+            self._workers[key] = peer
+            try:
+                async for frame in peer:
+                    self._perform(self._from_worker(key, peer.hello, frame))
+            finally:
+                del self._workers[key]
+                self._perform(self._dispatcher.worker_lost(key))
+
+    def _from_worker(self, key: str, hello: Hello, frame: scheduler_pb2.AttachRequest) -> list[out.Effect]:
+        kind = frame.WhichOneof("frame")
+        if kind == "profile":
+            if fault := _fault(frame.profile):
+                raise InvalidArgument(fault, field="profile", reason="PROFILE_INVALID")
+            return self._dispatcher.worker_attached(key, hello.instance_id, hello.address, frame.profile)
+        if key not in self._dispatcher.fleet:
+            raise InvalidArgument("the frame after hello must be `profile`", field="profile", reason="PROFILE_INVALID")
+        match kind:
+            case "report":
+                return self._dispatcher.report(key, frame.report)
+            case "started":
+                return self._dispatcher.started(frame.started.lease_id)
+            case "released":
+                return self._dispatcher.released(key, frame.released.lease_ids)
+        return []
+
+    # ---------------------------------------------------------------------------------------------------------- queues
+
+    async def _dispatch(self, address: str) -> None:
+        async with channel(address) as to_queue_shard:
+            link = QueueLink(
+                f"queue {address}",
+                lambda: QueueServiceStub(to_queue_shard).Dispatch(),
+                queue_pb2.DispatchRequest,
+                self._hello,
+                on_frame=lambda frame: self._perform(self._from_queue(address, frame)),
+                on_up=lambda _: self._perform(self._dispatcher.queue_joined(address)),
+                on_down=lambda _: self._perform(self._dispatcher.queue_lost(address)),
+            )
+            self._queues[address] = link
+            try:
+                await link.run()
+            finally:
+                del self._queues[address]
+
+    def _from_queue(self, queue: str, frame: queue_pb2.DispatchResponse) -> list[out.Effect]:
+        match frame.WhichOneof("frame"):
+            case "offer":
+                return self._place(queue, frame.offer)
+            case "recalled":
+                return self._dispatcher.recalled(frame.recalled.ticket_ids)
+            case "head":
+                return self._dispatcher.head(queue, frame.head)
+            case "returned":
+                return self._dispatcher.returned(queue, frame.returned.model, frame.returned.tickets)
+        return []
+
+    def _place(self, queue: str, offer: queue_pb2.Offer) -> list[out.Effect]:
+        ticket, begun, begun_at = offer.ticket, time.perf_counter(), time.time()
+        effects = self._dispatcher.offer(queue, ticket, time.monotonic())
+        took = time.perf_counter() - begun
+        for effect in effects:
+            if isinstance(effect, out.Place):
+                effect.lease.placement.FromTimedelta(timedelta(seconds=took))
+                facts = {
+                    semconv.PENSTOCK_TICKET_ID: ticket.ticket_id,
+                    semconv.PENSTOCK_LEASE_ID: effect.lease.lease_id,
+                    semconv.PENSTOCK_WORKER_ID: effect.lease.worker_id,
+                }
+                start = round(begun_at * NANOS)
+                span = start_span(semconv.SPAN_PLACEMENT, ticket.traceparent, start_time=start, attributes=facts)
+                span.end(start + round(took * NANOS))
+        return effects
+
+    # --------------------------------------------------------------------------------------------------------- effects
+
+    def _perform(self, effects: Iterable[out.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case out.Catalog():
+                    frame = to_queue(effect)
+                    for each in self._queues.values():
+                        each.send(frame)
+                case out.Expect() | out.Revoke():
+                    if peer := self._workers.get(effect.worker):
+                        peer.send(to_worker(effect))
+                case _:
+                    if link := self._queues.get(effect.queue):
+                        link.send(to_queue(effect))
+
+
+def _fault(profile: scheduler_pb2.Profile) -> str:
+    if profile.model and profile.slots and profile.kv_blocks and profile.block_size and profile.context_length:
+        return ""
+    return "a profile needs model, slots, kv_blocks, block_size and context_length"
