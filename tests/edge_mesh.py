@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -235,6 +235,7 @@ class EdgeMesh:
     address: str
     inference: InferenceStub
     admin: AdminStub
+    drain: Callable[[], Awaitable[None]]  # leaves the edge's block; once
 
     def generate(self, text="hi", metadata=KEY, **fields):
         return self.inference.Generate(GenerateRequest(text=text, **fields), metadata=metadata, timeout=PATIENCE)
@@ -264,9 +265,9 @@ async def edge_mesh(workers=1, **settings) -> AsyncIterator[EdgeMesh]:
         auth, queue = FakeAuth(), FakeQueue(fakes)
         auths = await stack.enter_async_context(served(add_AdmissionServiceServicer_to_server, auth))
         queues = await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue))
-        config = EdgeConfig(
-            listen="127.0.0.1:0", auths=(auths,), queues=(queues,), instance_id="e1", drain_grace=0.0, **settings
-        )
-        server = await stack.enter_async_context(edge(config))
+        own = {"listen": "127.0.0.1:0", "auths": (auths,), "queues": (queues,), "instance_id": "e1", "drain_grace": 0.0}
+        serving = await stack.enter_async_context(AsyncExitStack())
+        server = await serving.enter_async_context(edge(EdgeConfig(**{**own, **settings})))
         to_edge = await stack.enter_async_context(channel(server.address))
-        yield EdgeMesh(auth, queue, fakes, server.address, InferenceStub(to_edge), AdminStub(to_edge))
+        inference, admin = InferenceStub(to_edge), AdminStub(to_edge)
+        yield EdgeMesh(auth, queue, fakes, server.address, inference, admin, serving.aclose)

@@ -7,7 +7,7 @@ import grpc
 import pytest
 import structlog
 
-from edge_mesh import CONTEXT, KEY, edge_mesh, text_of, token_at
+from edge_mesh import CONTEXT, KEY, PATIENCE, edge_mesh, text_of, token_at
 from penstock.chassis.errors import Overloaded, Unavailable, error_from_rpc
 from penstock.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
@@ -44,6 +44,15 @@ async def some_tokens(call, count):
     while len(ids) < count:
         ids += (await call.read()).delta.token_ids
     return ids
+
+
+async def refusing(mesh):
+    """Return once the edge takes no new calls."""
+    while True:
+        try:
+            await mesh.figures()
+        except grpc.aio.AioRpcError:
+            return
 
 
 async def refused(call):
@@ -238,15 +247,16 @@ async def test_a_draining_queue_is_asked_again_only_when_it_is_back():
 
 async def test_an_auth_that_dies_before_it_answers_is_asked_again():
     async with edge_mesh() as mesh:
-        answer, mesh.auth.answer = mesh.auth.answer, lambda frame: None
+        heard = asyncio.Queue()
+        answer, mesh.auth.answer = mesh.auth.answer, heard.put_nowait
         call = mesh.generate(max_output_tokens=2)
-        while not (await mesh.figures()).get("flights_reserving"):
-            pass
+        lost = (await heard.get()).reserve
+        assert (await mesh.figures())["flights_reserving"] == 1
         mesh.auth.answer = answer
         for peer in list(mesh.auth.peers):
             peer.close("killed")
         assert (await read(call))[1] == "ab"
-        assert len(mesh.auth.reserves) == 1
+        assert mesh.auth.reserves == [lost]
 
 
 async def test_a_settlement_is_said_again_until_auth_confirms_it():
@@ -345,3 +355,28 @@ async def test_each_request_of_a_log_is_one_wide_line(receiver):
     assert (line["prompt_tokens"], line["output_tokens"], line["attempts"]) == (accepted.prompt_tokens, 3, 1)
     assert 0 < line["ttft_s"] <= line["total_s"]
     assert not any("secret" in str(value) or "good" in str(value) for entry in logs for value in entry.values())
+
+
+async def test_a_drained_edge_lets_running_answers_end():
+    async with edge_mesh(drain_grace=PATIENCE) as mesh:
+        mesh.workers[0].pause_at = 3
+        call = mesh.generate(max_output_tokens=9)
+        await some_tokens(call, 3)
+        draining = asyncio.create_task(mesh.drain())
+        await refusing(mesh)
+        mesh.workers[0].go_on(1)
+        assert (await read(call))[1] == text_of(9)[3:]
+        await draining
+        assert (await mesh.auth.settles.get()).outcome == "length"
+
+
+async def test_answers_that_outlast_the_grace_are_cancelled_down_to_the_gpu():
+    async with edge_mesh() as mesh:
+        mesh.workers[0].pause_at = 3
+        call = mesh.generate(max_output_tokens=9)
+        await some_tokens(call, 3)
+        await mesh.drain()
+        assert await mesh.workers[0].cancels.get() == 1
+        assert (await mesh.auth.settles.get()).outcome == "cancelled"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await read(call)

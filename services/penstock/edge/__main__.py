@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
 from penstock.chassis.admin import AdminService
@@ -14,6 +13,7 @@ from penstock.edge.clock import Clock
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.service import InferenceService
+from penstock.edge.threads import Threads
 from penstock.edge.tower import Tower
 from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
@@ -30,7 +30,7 @@ async def run_edge(config: EdgeConfig) -> None:
 async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
     """An edge that serves; leaving the block drains it."""
     clock, hello = Clock(), Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="edge")
-    with ThreadPoolExecutor(config.tokenizer_threads, "tokenizer") as threads:
+    with Threads(config.tokenizer_threads) as threads:
         catalog = Catalog(clock, threads, patience=config.model_patience)
         tower = Tower(config, hello, catalog, clock)
         gateway = Gateway(config, tower, catalog, threads)

@@ -1,8 +1,8 @@
 """Models this edge can talk to: cards fetched from workers, tokenizers built from them."""
 
 import asyncio
-from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import structlog
@@ -12,6 +12,7 @@ from penstock.chassis.errors import InvalidArgument, NotFound, PenstockError, Un
 from penstock.edge.clock import Clock
 from penstock.edge.roster import Roster
 from penstock.edge.text.codec import TextCodec, codec_from
+from penstock.edge.threads import Threads
 from penstock.mesh.v1.queue_pb2 import Catalog as CatalogFrame
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.mesh.v1.worker_pb2 import GetModelCardRequest, ModelCard
@@ -40,7 +41,7 @@ class Model:
 class Catalog:
     """Names to models. A model is usable once its card has come and its tokenizer is built; both are kept by digest."""
 
-    def __init__(self, clock: Clock, threads: Executor, *, patience: float) -> None:
+    def __init__(self, clock: Clock, threads: Threads, *, patience: float) -> None:
         self._clock = clock
         self._threads = threads
         self._patience = patience  # s, for a model that was announced
@@ -151,8 +152,8 @@ class Catalog:
                 answer = await WorkerServiceStub(to_worker).GetModelCard(GetModelCardRequest(), timeout=CARD_TIMEOUT)
             except grpc.aio.AioRpcError as error:
                 raise error_from_rpc(error) from error
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, _model_of, answer.card, entry.card_digest)
+        card = answer.card
+        return await self._threads.run(len(card.tokenizer_json_zlib), partial(_model_of, card, entry.card_digest))
 
 
 def _model_of(card: ModelCard, digest: str) -> Model:

@@ -26,7 +26,7 @@ class EdgeConfig(ServiceConfig):
     identify_patience: float = 5.0  # s for auth to say who somebody is
     model_patience: float = 5.0  # s for a model that was announced to become usable
     worker_idle: float = 60.0  # s; then the stream to a worker that runs nothing for us is closed
-    tokenizer_threads: int = 2
+    tokenizer_threads: int = 2  # for short prompts, and as many for long ones
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)

@@ -1,9 +1,7 @@
 """The edge as its front ends see it: gRPC and HTTP both speak through these calls."""
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -18,6 +16,7 @@ from penstock.edge.passage import Passage
 from penstock.edge.planning import plan_for
 from penstock.edge.record import Record
 from penstock.edge.spec import ChatInput, Prompt, RequestSpec, TextInput
+from penstock.edge.threads import Threads
 from penstock.edge.tower import Tower
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2 import Accepted, CountTokensResponse, Delta, Finished, Model
@@ -34,7 +33,7 @@ class Gateway:
     Specs are to be valid by the public limits (`validate`) already; what depends on the model is checked here.
     """
 
-    def __init__(self, config: EdgeConfig, tower: Tower, catalog: Catalog, threads: Executor) -> None:
+    def __init__(self, config: EdgeConfig, tower: Tower, catalog: Catalog, threads: Threads) -> None:
         self._config = config
         self._tower = tower
         self._catalog = catalog
@@ -96,8 +95,8 @@ class Gateway:
         """Tokenize, then set the flight on its way. What is wrong with the request is told through its outlet."""
         try:
             model = await self._catalog.find(passage.spec.model)
-            plan = await asyncio.get_running_loop().run_in_executor(
-                self._threads,
+            plan = await self._threads.run(
+                passage.size,
                 partial(
                     plan_for,
                     passage.spec,
@@ -124,8 +123,8 @@ class Gateway:
         """Return the size of the spec's input; of the rest only its model counts."""
         await self.identify(credential)
         model = await self._catalog.find(spec.model)
-        loop = asyncio.get_running_loop()
-        ids = await loop.run_in_executor(self._threads, model.codec.prompt_ids, spec.input, datetime.now(UTC))
+        encode = partial(model.codec.prompt_ids, spec.input, datetime.now(UTC))
+        ids = await self._threads.run(_size(spec.input), encode)
         return CountTokensResponse(
             prompt_tokens=len(ids),
             context_length=model.context_length,

@@ -24,10 +24,10 @@ class RunOnWorker(Protocol):
 class Passage:
     flight: Flight
     request_id: str  # the client's name for it
-    spec: RequestSpec
-    credential: Credential
-    outlet: Outlet
-    record: Record
+    spec: RequestSpec = field(repr=False)  # a prompt
+    credential: Credential = field(repr=False)  # a secret
+    outlet: Outlet = field(repr=False)
+    record: Record = field(repr=False)
     size: int  # bytes of prompt and ids
     shard: str = ""  # that has the ticket; empty: none
     run: RunOnWorker | None = None
