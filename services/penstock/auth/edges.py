@@ -1,0 +1,35 @@
+"""Which edges are there, and which have stayed away for too long."""
+
+
+class Edges:
+    """Counts each instance's streams. An edge that reconnects within the grace was never away."""
+
+    def __init__(self, *, grace: float) -> None:
+        self._grace = grace  # s
+        self._streams: dict[str, int] = {}
+        self._away_since: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def came(self, edge_id: str) -> None:
+        """A new stream may come before the loss of the old one is noticed."""
+        self._streams[edge_id] = self._streams.get(edge_id, 0) + 1
+        self._away_since.pop(edge_id, None)
+
+    def left(self, edge_id: str, now: float) -> None:
+        self._streams[edge_id] -= 1
+        if not self._streams[edge_id]:
+            del self._streams[edge_id]
+            self._away_since[edge_id] = now
+
+    def expect(self, edge_id: str, now: float) -> None:
+        """An edge of the process before this one; its grace begins now."""
+        self._away_since.setdefault(edge_id, now)
+
+    def lapsed(self, now: float) -> list[str]:
+        """Return, once each, the edges whose grace is over."""
+        found = [edge_id for edge_id, since in self._away_since.items() if since + self._grace <= now]
+        for edge_id in found:
+            del self._away_since[edge_id]
+        return found

@@ -1,0 +1,41 @@
+"""The `auth.reserve` span: from a reservation's arrival to its being kept, or to its refusal."""
+
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+from opentelemetry.util.types import AttributeValue
+
+from penstock.chassis import semconv
+from penstock.chassis.telemetry import start_span
+from penstock.mesh.v1.admission_pb2 import Reserve
+
+NAME = "auth.reserve"
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveSpan:
+    span: Span | None  # None where the caller's trace is not recorded
+
+    @classmethod
+    def of(cls, ask: Reserve) -> "ReserveSpan":
+        if ask.traceparent[-1:] not in _SAMPLED:
+            return cls(None)
+        attributes: dict[str, AttributeValue] = {
+            semconv.PENSTOCK_REQUEST_ID: ask.request_id,
+            semconv.GEN_AI_REQUEST_MODEL: ask.model,
+            semconv.GEN_AI_REQUEST_MAX_TOKENS: ask.max_output_tokens,
+            semconv.GEN_AI_USAGE_INPUT_TOKENS: ask.prompt_tokens,
+        }
+        return cls(start_span(NAME, ask.traceparent, attributes=attributes))
+
+    def end(self, *, tenant_id: str = "", reason: str = "") -> None:
+        if self.span is None:
+            return
+        if tenant_id:
+            self.span.set_attribute(semconv.PENSTOCK_TENANT_ID, tenant_id)
+        if reason:
+            self.span.set_attribute(semconv.PENSTOCK_REASON, reason)
+        self.span.end()
+
+
+_SAMPLED = frozenset("13579bdf")  # last digit of a traceparent: bit 0 of its flags

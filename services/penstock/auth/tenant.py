@@ -1,0 +1,26 @@
+"""A tenant: who pays, of which class, and within which limits."""
+
+import re
+from dataclasses import dataclass
+
+from penstock.v1.inference_pb2 import PRIORITY_STANDARD, Priority
+
+DEFAULT_TENANT = "default"
+TENANT_ID = re.compile(r"[a-z0-9-]{1,63}")
+WEIGHTS = (0.01, 1_000.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """As the operator set it. A limit of 0 means none."""
+
+    tenant_id: str
+    priority: "Priority.ValueType" = PRIORITY_STANDARD
+    weight: float = 1.0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0  # prompt and output, as reserved
+    concurrent_requests: int = 0
+
+    def class_of(self, asked: "Priority.ValueType") -> "Priority.ValueType":
+        """The lower of its own class and the one asked for; classes count downward from the highest."""
+        return max(self.priority, asked)

@@ -1,0 +1,116 @@
+"""The bucket of one limit: never more than the limit allows, whatever is given back and when."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.auth.bucket import MINUTE, Bucket, Stretch, micros
+
+START = 1_800_000_000.0  # s; buckets run on unix time
+
+
+def test_a_full_bucket_gives_a_minutes_worth_at_once_and_then_says_exactly_when():
+    bucket = Bucket(60)
+    bucket.spend(60, START)
+    assert bucket.wait(1, START) == 1.0
+    assert bucket.wait(30, START) == 30.0
+    assert bucket.wait(1, START + 1.0) == 0.0
+    assert bucket.wait(2, START + 1.0) == 1.0
+
+
+def test_what_is_larger_than_the_bucket_never_fits():
+    assert Bucket(60).wait(61, START) is None
+
+
+def test_a_wait_that_is_kept_to_is_enough_and_a_microsecond_less_is_not():
+    bucket = Bucket(7_001)
+    bucket.spend(7_000, START)
+    wait = bucket.wait(1_000, START)
+    assert bucket.wait(1_000, START + wait) == 0.0
+    assert bucket.wait(1_000, START + wait - 0.000_001) == 0.000_001
+
+
+def test_what_was_not_used_can_be_taken_at_once():
+    bucket = Bucket(60)
+    take = bucket.take(60, START)
+    bucket.settle(take, 25)
+    assert bucket.wait(25, START) == 0.0
+    assert bucket.wait(26, START) == 1.0
+
+
+def test_giving_back_late_does_not_save_up_beyond_the_burst():
+    bucket = Bucket(60)
+    unused = bucket.take(60, START)
+    bucket.take(60, START + 60.0)
+    bucket.settle(unused, 60)
+    assert bucket.wait(1, START + 60.0) == 1.0
+
+
+def test_a_take_of_another_bucket_gives_nothing_back():
+    bucket = Bucket(60)
+    bucket.spend(60, START)
+    bucket.settle(Stretch(micros(START), 60, 1), 60)
+    assert bucket.wait(1, START) == 1.0
+
+
+def test_a_bucket_of_another_size_owes_the_same():
+    bucket = Bucket(60)
+    bucket.spend(60, START)
+    assert bucket.with_limit(120, START).wait(61, START) == 0.5
+    assert bucket.with_limit(120, START).wait(60, START) == 0.0
+    assert bucket.with_limit(30, START).wait(1, START) == 62.0  # 60 owed, of which 29 may stay
+
+
+def test_what_is_kept_over_a_restart_is_never_less_than_what_was_owed():
+    bucket = Bucket(7_001)
+    bucket.spend(6_500, START)
+    restored = Bucket(7_001, full_at=bucket.full_at)
+    assert 0 <= micros(restored.wait(1_000, START)) - micros(bucket.wait(1_000, START)) <= 1
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("wait"), st.integers(0, 40_000_000)),  # µs
+        st.tuples(st.just("take"), st.integers(0, 100)),
+        st.tuples(st.just("settle"), st.integers(0, 30), st.integers(0, 100)),
+    ),
+    max_size=60,
+)
+
+
+@given(per_minute=st.integers(1, 100), steps=STEPS)
+def test_the_bucket_is_always_as_if_each_take_had_asked_for_what_it_used(per_minute, steps):
+    bucket, at = Bucket(per_minute), micros(START)
+    takes, unsettled = [], []  # [start in µs, amount]; their positions
+    for step, first, *rest in steps:
+        if step == "wait":
+            at += first
+        elif step == "take" and bucket.wait(first, at / 1e6) == 0.0:
+            unsettled.append((len(takes), bucket.take(first, at / 1e6)))
+            takes.append([at, first])
+        elif step == "settle" and unsettled:
+            position, stretch = unsettled.pop(first % len(unsettled))
+            unused = min(rest[0], takes[position][1])
+            bucket.settle(stretch, unused)
+            takes[position][1] -= unused
+        full_at = 0
+        for start, amount in takes:
+            full_at = max(full_at, start * per_minute) + amount * MINUTE
+        assert max(bucket.full_at, at) == max(-(-full_at // per_minute), at)
+        assert len(bucket._stretches) <= len(unsettled) + 2
+        assert_never_overspent(takes, per_minute)
+
+
+def assert_never_overspent(takes, per_minute):
+    """In no window was more used than a burst and what flowed in meanwhile."""
+    for first in range(len(takes)):
+        used = 0
+        for start, amount in takes[first:]:
+            used += amount
+            assert used * MINUTE <= per_minute * (MINUTE + start - takes[first][0])
+
+
+@pytest.mark.parametrize("seconds", [0.000_001, 1_700_000_000.123_457, START])
+def test_times_are_whole_microseconds(seconds):
+    assert micros(seconds) == round(seconds * 1_000_000)
+    assert micros(micros(seconds) / 1_000_000) == micros(seconds)

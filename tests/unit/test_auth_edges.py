@@ -1,0 +1,35 @@
+"""Edges that come, go and stay away."""
+
+from penstock.auth.edges import Edges
+
+
+def test_an_edge_is_lost_once_its_grace_is_over():
+    edges = Edges(grace=30.0)
+    edges.came("edge-1")
+    edges.left("edge-1", now=100.0)
+    assert edges.lapsed(now=129.9) == []
+    assert edges.lapsed(now=130.0) == ["edge-1"]
+    assert edges.lapsed(now=200.0) == []
+
+
+def test_an_edge_that_reconnects_within_the_grace_was_never_away():
+    edges = Edges(grace=30.0)
+    edges.came("edge-1")
+    edges.left("edge-1", now=100.0)
+    edges.came("edge-1")
+    assert edges.lapsed(now=1_000.0) == []
+
+
+def test_the_new_stream_may_come_before_the_old_one_is_given_up():
+    edges = Edges(grace=30.0)
+    edges.came("edge-1"), edges.came("edge-1")
+    edges.left("edge-1", now=100.0)
+    assert len(edges) == 1
+    assert edges.lapsed(now=1_000.0) == []
+
+
+def test_edges_of_the_process_before_have_one_grace_to_come_back():
+    edges = Edges(grace=30.0)
+    edges.expect("edge-1", now=100.0), edges.expect("edge-2", now=100.0)
+    edges.came("edge-2")
+    assert edges.lapsed(now=130.0) == ["edge-1"]

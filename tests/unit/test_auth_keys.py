@@ -1,0 +1,151 @@
+"""Keys: what they look like, what is kept of them, who is let in and what the others hear."""
+
+import hmac
+from dataclasses import replace
+
+import pytest
+
+from penstock.auth import keys
+from penstock.auth.keys import Key, KeyRing, key_id_of, mint
+from penstock.auth.salt import cache_salt
+from penstock.auth.secret_file import secret_beside
+from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
+
+NOW = 1_800_000_000.0  # s
+
+
+def ring_with(**fields):
+    """A key ring with one key, and what its owner shows."""
+    ring = KeyRing(b"pepper")
+    key_id, bearer = mint()
+    ring.put(Key(key_id=key_id, tenant_id="acme", digest=ring.digest(bearer), created_at=NOW, **fields))
+    return ring, bearer
+
+
+def test_a_key_names_its_public_part_and_has_at_least_128_random_bits():
+    key_id, bearer = mint()
+    assert key_id_of(bearer) == key_id
+    secret = bearer.removeprefix(f"pk_{key_id}_")
+    assert len(secret) * 5 >= 128  # base32
+    assert len({mint()[1] for _ in range(100)}) == 100
+
+
+TAIL = "a" * 40
+
+
+@pytest.mark.parametrize(
+    "bearer",
+    ["", "pk_", "pk_a_short", f"sk_dev_{TAIL}", f"pk_dev_{TAIL}\n", f"pk_DEV_{TAIL}", f"pk__{TAIL}", f"pk_a_b_{TAIL}"],
+)
+def test_what_does_not_look_like_a_key_has_no_public_part(bearer):
+    assert key_id_of(bearer) == ""
+
+
+def test_the_secret_is_not_kept():
+    ring, bearer = ring_with()
+    [key] = ring.of_tenant()
+    assert key.digest == hmac.digest(b"pepper", bearer.encode(), "sha256")
+    assert bearer.split("_")[2] not in repr(key)
+
+
+def test_a_key_identifies_its_tenant():
+    ring, bearer = ring_with()
+    assert ring.identify(bearer, loopback=False, now=NOW).tenant_id == "acme"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"revoked_at": NOW}, "KEY_REVOKED"),
+        ({"expires_at": NOW}, "KEY_EXPIRED"),
+    ],
+)
+def test_an_ended_key_is_refused_to_its_owner_with_the_reason(fields, reason):
+    ring, bearer = ring_with(**fields)
+    with pytest.raises(Unauthenticated) as refusal:
+        ring.identify(bearer, loopback=True, now=NOW)
+    assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize("state", [{}, {"revoked_at": NOW}, {"expires_at": NOW}, {"loopback_only": True}])
+def test_who_does_not_know_the_secret_hears_nothing_of_the_key(state):
+    ring, bearer = ring_with(**state)
+    guess = bearer[:-1] + ("a" if bearer[-1] != "a" else "b")
+    with pytest.raises(Unauthenticated) as refusal:
+        ring.identify(guess, loopback=True, now=NOW)
+    assert refusal.value.reason == "KEY_UNKNOWN"
+
+
+def test_nothing_shown_is_told_apart_from_something_unknown():
+    ring, _ = ring_with()
+    with pytest.raises(Unauthenticated) as refusal:
+        ring.identify("", loopback=True, now=NOW)
+    assert refusal.value.reason == "KEY_MISSING"
+
+
+@pytest.mark.parametrize("bearer", ["nonsense", "pk_aaaaaaaa_" + "a" * 32, "' OR 1=1 --", "ключ"])
+def test_an_unknown_key_costs_one_hash_and_one_comparison_like_a_known_one(bearer, monkeypatch):
+    ring, _ = ring_with()
+    compared = []
+    monkeypatch.setattr(keys.hmac, "compare_digest", lambda a, b: compared.append((len(a), len(b))) or False)
+    with pytest.raises(Unauthenticated):
+        ring.identify(bearer, loopback=True, now=NOW)
+    assert compared == [(32, 32)]
+
+
+def test_a_loopback_key_works_on_loopback_alone():
+    ring, bearer = ring_with(loopback_only=True)
+    assert ring.identify(bearer, loopback=True, now=NOW)
+    with pytest.raises(PermissionDenied) as refusal:
+        ring.identify(bearer, loopback=False, now=NOW)
+    assert refusal.value.reason == "LOOPBACK_ONLY"
+
+
+def test_the_first_revocation_counts():
+    ring, bearer = ring_with()
+    key_id = key_id_of(bearer)
+    assert ring.revoke(key_id, NOW).revoked_at == NOW
+    assert ring.revoke(key_id, NOW + 5).revoked_at == NOW
+    with pytest.raises(NotFound) as refusal:
+        ring.revoke("nobody", NOW)
+    assert refusal.value.reason == "KEY_UNKNOWN"
+
+
+def test_keys_are_listed_by_age_and_by_tenant():
+    ring, _ = ring_with()
+    [old] = ring.of_tenant()
+    ring.put(replace(old, key_id="newer", created_at=NOW + 1))
+    ring.put(replace(old, key_id="others", tenant_id="blue", created_at=NOW - 1))
+    assert [each.key_id for each in ring.of_tenant()] == ["others", old.key_id, "newer"]
+    assert [each.key_id for each in ring.of_tenant("acme")] == [old.key_id, "newer"]
+
+
+def test_salts_differ_by_tenant_and_by_mesh_and_stay_the_same():
+    assert len(cache_salt(b"mesh", "acme")) == 16
+    assert cache_salt(b"mesh", "acme") == cache_salt(b"mesh", "acme")
+    assert len({cache_salt(b"mesh", "acme"), cache_salt(b"mesh", "blue"), cache_salt(b"other", "acme")}) == 3
+
+
+def test_a_secret_is_made_once_and_only_its_owner_may_read_it(tmp_path):
+    store = str(tmp_path / "auth.sqlite")
+    made = secret_beside(store, "pepper")
+    assert len(made) == 32
+    assert secret_beside(store, "pepper") == made
+    assert secret_beside(store, "mesh-secret") != made
+    assert (tmp_path / "auth.sqlite.pepper").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_secret_that_others_may_read_or_that_was_cut_short_stops_the_start(tmp_path):
+    store = str(tmp_path / "auth.sqlite")
+    secret_beside(store, "pepper")
+    path = tmp_path / "auth.sqlite.pepper"
+    path.write_text("abcd")
+    with pytest.raises(ValueError, match="backup"):
+        secret_beside(store, "pepper")
+    path.chmod(0o644)
+    with pytest.raises(ValueError, match="chmod 600"):
+        secret_beside(store, "pepper")
+
+
+def test_secrets_of_a_store_in_memory_are_new_each_time():
+    assert secret_beside(":memory:", "pepper") != secret_beside(":memory:", "pepper")
