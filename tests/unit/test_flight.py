@@ -8,7 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.chassis.errors import Aborted, DeadlineExceeded, InvalidArgument, Overloaded, QuotaExceeded, Unavailable
+from penstock.chassis.errors import (
+    Aborted,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    Overloaded,
+    QuotaExceeded,
+    Unavailable,
+)
 from penstock.edge.effects import (
     Accept,
     Cancelled,
@@ -142,7 +150,9 @@ def test_stages_add_up_even_when_others_claim_more_time_than_there_was():
     give(flight, "a", now=11.0)
     flight.run_finished(FINISH_REASON_LENGTH, 1, 0, RunTimes(decode=timedelta(seconds=99)), 11.0)
     assert flight.timeline.total == 11.0
-    assert flight.timeline.seconds("worker", "decode") == 3.0  # 11 s less 2 before the queue, 5 in it and 1 of placement
+    assert (
+        flight.timeline.seconds("worker", "decode") == 3.0
+    )  # 11 s less 2 before the queue, 5 in it and 1 of placement
     assert flight.timeline.seconds("network", "dispatch") == 0.0
 
 
@@ -296,8 +306,23 @@ def test_half_an_answer_waits_for_a_worker_to_come_back():
     assert flight.shed(Unavailable("", reason="NO_WORKER", retry_after=2.0), 14.0) == []
     assert flight.wake_at == 16.0
     assert flight.tick(16.0) == [Enqueue()]
+    assert flight.shed(Unavailable("", reason="NO_WORKER"), 17.0) == []
+    assert flight.wake_at == 17.25
     error = Unavailable("", reason="NO_WORKER", retry_after=8.0)
     assert flight.shed(error, 17.0) == [Fail(error), Settle(3, 1, "shed")]  # 8 s more would pass the patience
+
+
+def test_a_new_request_hears_at_once_that_nobody_can_serve_it():
+    flight = queued_flight()
+    error = Unavailable("", reason="NO_WORKER", retry_after=2.0)
+    assert flight.shed(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
+
+
+def test_a_reason_that_is_over_in_a_moment_is_waited_out():
+    flight = queued_flight()
+    assert flight.shed(NotFound("", reason="MODEL_UNKNOWN"), 3.0, is_passing=True) == []
+    assert flight.wake_at == 3.25
+    assert flight.tick(3.25) == [Enqueue()]
 
 
 def test_a_lost_queue_means_another_one():

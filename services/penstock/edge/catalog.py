@@ -65,6 +65,9 @@ class Catalog:
         """The shard is not there any more, by its operator's word and not for a moment."""
         self._roster.forget(shard, self._clock.now())
 
+    def knows(self, name: str) -> bool:
+        return name in self._entries()
+
     async def find(self, name: str) -> Model:
         """Return a model by name, or the only one for an empty name; waits while its card is on its way.
 
@@ -76,7 +79,7 @@ class Catalog:
                     await self._changed.wait()
                 return model
         except TimeoutError:
-            if name and name not in self._entries():
+            if name and not self.knows(name):
                 raise self._unknown(name) from None
             text = "no worker serves a model yet" if not name else f"the card of {name} cannot be fetched"
             raise Unavailable(f"{text}; retry in a moment", reason="NO_WORKER", retry_after=1.0) from None

@@ -145,11 +145,13 @@ class Flight:
             self._go(State.QUEUED, give_up_at=min(self._give_up_at, now + self._limits.patience))
         return []
 
-    def shed(self, error: PenstockError, now: float) -> list[Effect]:
+    def shed(self, error: PenstockError, now: float, *, is_passing: bool = False) -> list[Effect]:
+        """The queue will not serve the ticket; `is_passing`: for a reason that is over in a moment."""
         if self.state is not State.QUEUED:
             return []
-        if self._may_wait_for_a_worker(error, now):
-            self._go(State.QUEUED, enqueue_at=now + (error.retry_after or 0.0))
+        wait = error.retry_after or self._limits.retry
+        if is_passing or self._may_wait_for_a_worker(error, now + wait):
+            self._go(State.QUEUED, enqueue_at=now + wait)
             return []
         return [*self._told(Fail(error)), *self._end("shed")]
 
@@ -270,14 +272,9 @@ class Flight:
         self._go(State.QUEUED, give_up_at=self._give_up_at if self.state is State.QUEUED else math.inf)
         return [Enqueue()]
 
-    def _may_wait_for_a_worker(self, error: PenstockError, now: float) -> bool:
+    def _may_wait_for_a_worker(self, error: PenstockError, until: float) -> bool:
         """Half an answer is worth waiting for: its worker may be starting again at this moment."""
-        return (
-            self.attempt > 1
-            and error.reason == "NO_WORKER"
-            and error.retry_after is not None
-            and now + error.retry_after < self._lost_at + self._limits.patience
-        )
+        return error.reason == "NO_WORKER" and self.attempt > 1 and until < self._lost_at + self._limits.patience
 
     def _give_up(self, now: float) -> list[Effect]:
         if self.state is State.LEASED:

@@ -18,4 +18,5 @@ class State(StrEnum):
 class FlightLimits:
     max_attempts: int = 4  # runs, the first included
     patience: float = 30.0  # s without auth, without any queue, or mid-answer without any worker
+    retry: float = 0.25  # s between asks for what is missing for a moment
     receipt_timeout: float = 30.0  # s; after it a worker that lives but does not answer a cancel is not waited for

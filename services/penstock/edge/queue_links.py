@@ -127,4 +127,6 @@ class QueueLinks:
             self._control.apply(passage, passage.flight.queue_lost())
         else:
             error = error_from_failure(shed.failure)
-            self._control.apply(passage, passage.flight.shed(error, self._control.now()))
+            # A shard that started a moment ago has not heard of every model yet.
+            is_passing = error.reason == "MODEL_UNKNOWN" and self._catalog.knows(passage.flight.model)
+            self._control.apply(passage, passage.flight.shed(error, self._control.now(), is_passing=is_passing))
