@@ -172,6 +172,19 @@ async def test_a_dead_engine_is_told_at_once_and_replaced(model):
         assert (await worker.at_rest())["restarts"] == 1
 
 
+async def test_an_engine_that_hangs_over_its_work_is_replaced(model):
+    async with running_worker(model, stall_after=0.5) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, tokens=400)
+        await edge.first_token(1)
+        [engine] = engine_processes()
+        engine.suspend()
+        _, ends = await edge.answers(1)
+        assert ends[1].failure.reason == "ENGINE_DIED"
+        await worker.scheduler.profiles.get()
+        assert [each.pid for each in engine_processes()] != [engine.pid]
+
+
 async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_nobody(model):
     runs = 32  # enough tokens per frame to fill the window well before the answers end
     many = {"stream_frames": 128, "slots": runs + 1, "kv_blocks": 2_000, "sim_base_s": 0.0005}

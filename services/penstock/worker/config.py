@@ -31,6 +31,8 @@ class WorkerConfig(ServiceConfig):
     park_for: float = 1.0  # s that a START waits for its lease's announcement: the two come by different ways
     stream_frames: int = 4_096  # frames waiting for one edge; beyond them its stream is closed, as it does not read
 
+    stall_after: float = 60.0  # s without a step while there is work: the engine hangs, and is killed and replaced
+
     model: str = "SmolLM2-135M-Instruct"  # a known name, a Hugging Face folder, a .gguf or a .bin file
     engine: EngineKind = EngineKind.TORCH
     batching: BatchingKind = BatchingKind.CONTINUOUS
@@ -56,6 +58,8 @@ class WorkerConfig(ServiceConfig):
         for name in ("slots", "token_budget", "block_size", "kv_bytes", "stream_frames"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.stall_after <= 0:
+            raise ValueError("stall_after must be above 0")
         for name in ("park_for", "kv_blocks", "torch_threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")

@@ -38,11 +38,15 @@ class EngineLink:
         self._on_down = on_down
         self._pipe: EnginePipe | None = None
         self._was_ever_ready = False
-        self.pid: int | None = None
+        self._process: Process | None = None
         self.starts = 0
 
     def __repr__(self) -> str:
         return f"<EngineLink pid {self.pid}, {self.starts} starts>"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
 
     @property
     def restarts(self) -> int:
@@ -59,6 +63,11 @@ class EngineLink:
         self._pipe.send(message)
         return True
 
+    def kill(self) -> None:
+        """End a process that does not answer; it is noticed and replaced like any that died."""
+        if self._process:
+            self._process.kill()
+
     async def run(self) -> None:
         """Keep an engine until cancelled. Raises EngineFailed when the first one never became ready."""
         wait = BACKOFF[0]
@@ -67,14 +76,15 @@ class EngineLink:
             status = await self._run_once()
             if not self._was_ever_ready:
                 raise EngineFailed(f"the engine could not start (exit status {status}); its log says why")
-            wait = BACKOFF[0] if time.monotonic() - began > HEALTHY_AFTER else min(2 * wait, BACKOFF[1])
+            if time.monotonic() - began > HEALTHY_AFTER:
+                wait = BACKOFF[0]
             log.error("engine_died", status=status, restart_in_s=wait)
             await asyncio.sleep(wait)
+            wait = min(2 * wait, BACKOFF[1])
 
     async def _run_once(self) -> int:
         """Run one engine process to its end; returns its exit status, and leaves no process whatever happens."""
-        process, self._pipe = await self._start()
-        self.pid = process.pid
+        self._process, self._pipe = await self._start()
         self.starts += 1
         try:
             await self._pipe.lost
@@ -82,8 +92,8 @@ class EngineLink:
         finally:
             self._pipe.close()
             self._pipe = None
-            status = await _reap(process)
-            self.pid = None
+            status = await _reap(self._process)
+            self._process = None
         return status
 
     async def _start(self) -> tuple[Process, EnginePipe]:

@@ -51,6 +51,8 @@ class Front:
         self._peers: dict[int, EdgePeer] = {}
         self._streams = 0  # opened since the start
         self._is_over = False
+        self._heard = 0  # messages of engines
+        self._stall_after = config.stall_after
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._changed = asyncio.Event()
@@ -132,6 +134,7 @@ class Front:
     # What the engine does.
 
     def _hear_engine(self, message: object) -> None:
+        self._heard += 1
         match message:
             case Stepped(result=result, capacity=capacity, took_s=took):
                 self._step(result, capacity, took)
@@ -167,6 +170,16 @@ class Front:
         self.attachment.detach("the engine died")
 
     # What time does.
+
+    async def watch_engine(self) -> None:
+        """Kill an engine that has work and takes no step: nothing else would ever end its runs."""
+        while True:
+            await self._until(lambda: bool(self.book.running))
+            heard = self._heard
+            await asyncio.sleep(self._stall_after)
+            if self.book.running and heard == self._heard:
+                log.error("engine_hangs", silent_s=self._stall_after)
+                self.engine.kill()
 
     def _expire(self) -> None:
         self._armed_for = None

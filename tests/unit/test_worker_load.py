@@ -1,0 +1,59 @@
+"""What a worker's scheduler hears of its fullness and pace."""
+
+from dataclasses import replace
+
+from penstock.worker.interface import Capacity, StepResult
+from penstock.worker.load import Load, load_of
+from penstock.worker.pace import Pace
+
+CAPACITY = Capacity(
+    slots=8,
+    slots_free=5,
+    blocks=100,
+    blocks_free=60,
+    blocks_cached=10,
+    blocks_promised=25,
+    block_size=16,
+    waiting=2,
+    running=3,
+    prefill_backlog_tokens=77,
+)
+LOAD = Load(running=5, free_blocks=35, prefill_backlog_tokens=77, step_time=0.01, tokens_per_second=100.0)
+
+
+def test_promised_blocks_are_not_free():
+    load = load_of(CAPACITY, Pace())
+    assert load == Load(running=5, free_blocks=35, prefill_backlog_tokens=77, step_time=None, tokens_per_second=0.0)
+
+
+def test_promises_beyond_what_is_free_leave_nothing_rather_than_less():
+    assert load_of(replace(CAPACITY, blocks_promised=61), Pace()).free_blocks == 0
+
+
+def test_any_change_of_a_count_is_news_and_a_small_one_of_pace_is_not():
+    assert LOAD.is_news_after(None)
+    assert replace(LOAD, free_blocks=34).is_news_after(LOAD)
+    assert replace(LOAD, step_time=0.02).is_news_after(LOAD)
+    assert replace(LOAD, tokens_per_second=120.0).is_news_after(LOAD)
+    assert not replace(LOAD, step_time=0.0105, tokens_per_second=105.0).is_news_after(LOAD)
+
+
+def test_the_first_step_sets_the_pace():
+    pace = Pace()
+    pace.note(StepResult(1, prefill_tokens=30, decode_seqs=10), 0.02)
+    assert pace.step_time == 0.02
+    assert pace.tokens_per_second == 2000.0
+
+
+def test_a_step_without_work_does_not_count():
+    pace = Pace()
+    pace.note(StepResult(1, prefill_tokens=30, decode_seqs=10), 0.02)
+    pace.note(StepResult(2), 5.0)
+    assert pace.step_time == 0.02
+
+
+def test_long_steps_weigh_by_their_time():
+    pace = Pace()
+    for number in range(200):
+        pace.note(StepResult(number, decode_seqs=10), 0.01 if number % 2 else 0.03)
+    assert 480 < pace.tokens_per_second < 520  # 20 tokens in 40 ms, not the mean of 1000 and 333

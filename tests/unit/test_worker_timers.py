@@ -1,0 +1,44 @@
+"""What falls due when, against a plain dictionary."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.worker.timers import Timers
+
+MOMENTS = st.integers(0, 50).map(float)
+KEYS = st.integers(0, 9)
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), KEYS, MOMENTS),
+        st.tuples(st.just("drop"), KEYS, st.none()),
+        st.tuples(st.just("due"), st.none(), MOMENTS),
+    ),
+    max_size=300,
+)
+
+
+@given(CALLS)
+def test_exactly_what_was_set_last_and_not_dropped_falls_due(calls):
+    timers, plain = Timers(), {}
+    for verb, key, at in calls:
+        if verb == "set":
+            timers.set(key, at)
+            plain[key] = at
+        elif verb == "drop":
+            timers.drop(key)
+            plain.pop(key, None)
+        else:
+            due = timers.due(at)
+            assert sorted(due) == sorted(each for each, moment in plain.items() if moment <= at)
+            moments = [plain.pop(each) for each in due]
+            assert moments == sorted(moments)
+        assert timers.next == min(plain.values(), default=None)
+        assert len(timers) == len(plain)
+
+
+def test_what_is_dropped_early_does_not_pile_up():
+    timers = Timers()
+    for number in range(10_000):
+        timers.set(number, 1e9)
+        timers.drop(number)
+    assert len(timers._heap) <= 65
