@@ -14,7 +14,6 @@ import structlog
 from penstock.auth import rows
 from penstock.auth.schema import migrate
 from penstock.auth.store import Barrier, Books, Change, Charged, Then
-from penstock.chassis.errors import Unavailable
 
 log = structlog.get_logger()
 
@@ -26,10 +25,8 @@ LAST_TRIES = 10  # before charges that cannot be kept are given up at the end of
 Entry = tuple[Change, Then]
 
 
-class StoreClosed(Unavailable):
+class StoreClosed(Exception):
     """Written to after the end."""
-
-    default_reason = "STORE_UNAVAILABLE"
 
 
 @dataclass(eq=False)
@@ -50,7 +47,7 @@ class SqliteStore:
 
     def write(self, change: Change, then: Then) -> None:
         if self._closing.is_set():
-            then(StoreClosed("auth is ending; ask again", retry_after=1.0))
+            then(StoreClosed("the store is closed"))
             return
         self.pending += 1
         self._entries.put((change, then))
