@@ -1,8 +1,7 @@
 """`python -m penstock.edge`: the whole object graph of an edge."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, main, stop_requested
@@ -12,6 +11,8 @@ from penstock.edge.catalog import Catalog
 from penstock.edge.clock import Clock
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
+from penstock.edge.http import HttpFront
+from penstock.edge.http_server import serving_http
 from penstock.edge.service import InferenceService
 from penstock.edge.threads import Threads
 from penstock.edge.tower import Tower
@@ -36,6 +37,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
         gateway = Gateway(config, tower, catalog, threads)
         async with background(catalog.run(), tower.run()):
             async with (
+                serving_http(config.http_listen, HttpFront(gateway, tower.has_joined.is_set), config.drain_grace),
                 serving(
                     config.listen,
                     [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
@@ -47,8 +49,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 background(_ready_once_joined(tower, server)),
             ):
                 yield server
-            with suppress(TimeoutError):
-                await asyncio.wait_for(tower.landed(), LANDING)
+            await tower.landed(within=LANDING)
 
 
 async def _ready_once_joined(tower: Tower, server: Server) -> None:

@@ -1,14 +1,41 @@
-"""The HTTP listener beside the gRPC one, on the same loop."""
+"""The HTTP listener beside the gRPC one, on the same loop: from bound port to drained."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import structlog
 import uvicorn
 
+from penstock.chassis.lifecycle import background, this_stop
+from penstock.chassis.server import CLEANUP_GRACE, advertised
+from penstock.edge.http import HttpFront
+
 log = structlog.get_logger()
+
+KEEP_ALIVE = 3_700  # s; longer than clients and proxies keep idle connections, so that it is they who close them
+STALLED = 30_000  # ms that a client may leave what we wrote unacknowledged; then its connection counts as dead
+BACKLOG = 2_048  # connections not accepted yet
+
+
+@asynccontextmanager
+async def serving_http(listen: str, front: HttpFront, drain_grace: float) -> AsyncIterator[str]:
+    """Serve `front` at host:port and give the address; nothing, where `listen` is empty.
+
+    The drain begins when the process is asked to stop, or else when the block is left, which waits for it.
+    Raises OSError when `listen` cannot be bound.
+    """
+    if not listen:
+        yield ""
+        return
+    listener = _Listener(listen, front, drain_grace)
+    async with background(listener.serve(), listener.drain_at_stop()):
+        log.info("http_listening", address=listener.address)
+        try:
+            yield listener.address
+        finally:
+            await listener.drain()
 
 
 class _Server(uvicorn.Server):
@@ -18,30 +45,63 @@ class _Server(uvicorn.Server):
         yield
 
 
-@asynccontextmanager
-async def serving_http(listen: str, app: Any, *, drain_grace: float) -> AsyncIterator[str]:
-    """Serve `app` until the block is left, then let running answers end within the grace. Gives host:port."""
-    host, _, port = listen.rpartition(":")
-    config = uvicorn.Config(
-        app,
-        host=host.strip("[]"),
-        port=int(port),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # who called is for the edge to judge, by connection and headers together
-        timeout_graceful_shutdown=max(1, round(drain_grace)),
-    )
-    socket = config.bind_socket()
-    server = _Server(config)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve(sockets=[socket]))
-        address = f"{host}:{socket.getsockname()[1]}"
-        log.info("http_listening", address=address)
+class _Listener:
+    """One bound port and the server on it."""
+
+    def __init__(self, listen: str, front: HttpFront, drain_grace: float) -> None:
+        self._front = front
+        self._drain_grace = drain_grace
+        self._is_closed = asyncio.Event()
+        self._socket = _bound(listen)
+        self.address = advertised(listen, self._socket.getsockname()[1], "")
+        self._server = _Server(
+            uvicorn.Config(
+                front,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # who called is for the edge to judge, by connection and headers together
+                timeout_keep_alive=KEEP_ALIVE,
+                backlog=BACKLOG,
+            )
+        )
+
+    async def serve(self) -> None:
         try:
-            yield address
+            await self._server.serve(sockets=[self._socket])
         finally:
-            server.should_exit = True
+            self._is_closed.set()
+
+    async def drain_at_stop(self) -> None:
+        await this_stop().asked.wait()
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Take nothing new, close idle connections, let answers end within the grace, then end the rest."""
+        self._server.should_exit = True
+        async with background(self._lose_patience()):
+            await self._is_closed.wait()
+
+    async def _lose_patience(self) -> None:
+        stop = this_stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_grace if stop.grace is None else stop.grace):
+                await stop.hurried.wait()
+        self._front.cut()
+        await asyncio.sleep(CLEANUP_GRACE)
+        self._server.force_exit = True
+
+
+def _bound(listen: str) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
+    bound.setblocking(False)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted connections inherit it
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED)
+    return bound

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from contextlib import suppress
 
 import structlog
 
@@ -61,12 +62,14 @@ class Tower:
         if self.auth.is_up and self.queues.links_up:
             self.has_joined.set()
 
-    async def landed(self) -> None:
-        """Wait until nothing is under way and auth has confirmed every settlement."""
-        while self.flights:
-            self._has_landed.clear()
-            await self._has_landed.wait()
-        await self.auth.all_settled()
+    async def landed(self, *, within: float) -> None:
+        """Wait at most `within` seconds until nothing is under way and auth has confirmed every settlement."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self.flights:
+                    self._has_landed.clear()
+                    await self._has_landed.wait()
+                await self.auth.all_settled()
 
     def open(self, passage: Passage) -> None:
         """Take a flight in (`flights.check_room` says whether there is room)."""

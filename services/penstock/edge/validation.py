@@ -26,6 +26,10 @@ def validate(spec: RequestSpec, called: Mapping[str, str] = _AS_IN_SPEC) -> None
         )
 
 
+def is_request_id(text: str) -> bool:
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
 def _violations(spec: RequestSpec) -> Violations:
     yield from _names(spec)
     yield from _prompt(spec)
@@ -34,7 +38,7 @@ def _violations(spec: RequestSpec) -> Violations:
 
 
 def _names(spec: RequestSpec) -> Violations:
-    if not _REQUEST_ID.fullmatch(spec.request_id):
+    if not is_request_id(spec.request_id):
         yield "request_id", f"is at most {limits.REQUEST_ID_CHARS} characters of letters, digits and ._:-"
     yield from _at_most("model", _size(spec.model), limits.MODEL_BYTES, "bytes")
     if spec.priority not in Priority.values():

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import orjson
 
-from penstock.chassis.errors import PenstockError, QuotaExceeded
+from penstock.chassis.errors import PenstockError, QuotaExceeded, Unimplemented
 from penstock.edge.openai.fields import BodyTooLarge
 
 _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
@@ -49,6 +49,16 @@ _CODE: Mapping[str, str] = MappingProxyType(
 )
 
 
+class MethodNotAllowed(Unimplemented):
+    """The path is served, by another method."""
+
+    default_reason = "METHOD_NOT_ALLOWED"
+
+    def __init__(self, path: str, allowed: str) -> None:
+        super().__init__(f"{path} answers to {allowed} only")
+        self.allowed = allowed
+
+
 @dataclass(frozen=True, slots=True)
 class HttpError:
     status: int
@@ -66,6 +76,8 @@ def http_status(error: PenstockError) -> int:
         return 429
     if isinstance(error, BodyTooLarge):
         return 413
+    if isinstance(error, MethodNotAllowed):
+        return 405
     return _STATUS.get(error.code, 500)
 
 
@@ -91,6 +103,8 @@ def _headers(error: PenstockError, status: int) -> dict[str, str]:
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))  # whole seconds by its standard
         headers["retry-after-ms"] = str(math.ceil(error.retry_after * 1000))
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = error.allowed
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers

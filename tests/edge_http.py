@@ -1,0 +1,156 @@
+"""The edge's HTTP front on a real port, over a gateway whose every event is the test's to give."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+import httpx2
+import openai
+
+from penstock.chassis.errors import PenstockError
+from penstock.edge.effects import Emit
+from penstock.edge.http import HttpFront
+from penstock.edge.http_server import serving_http
+from penstock.edge.outlet import AnswerStream
+from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
+
+PATIENCE = 30.0  # s; a bound for what must happen
+
+
+class Call:
+    """One request as the gateway got it; says what the test says."""
+
+    def __init__(self, spec, credential, traceparent):
+        self.spec = spec
+        self.credential = credential
+        self.traceparent = traceparent
+        self.stream = AnswerStream()
+        self.left = asyncio.Event()
+        self.said = 0
+
+    def accept(self):
+        self.stream.accepted(Accepted(request_id=self.spec.request_id, model="tiny", prompt_tokens=3))
+
+    def say(self, *texts):
+        for text in texts:
+            self.stream.emit(Emit(text, [self.said], self.said, ()))
+            self.said += 1
+
+    def finish(self, reason=FINISH_REASON_STOP):
+        usage = Usage(prompt_tokens=3, output_tokens=self.said, cached_prompt_tokens=2)
+        self.stream.finished(Finished(reason=reason, usage=usage))
+
+    def fail(self, error: PenstockError):
+        self.stream.failed(error)
+
+    async def is_left(self):
+        async with asyncio.timeout(PATIENCE):
+            await self.left.wait()
+
+
+class FakeGateway:
+    """Takes every request and leaves the rest to the test."""
+
+    def __init__(self):
+        self._calls = asyncio.Queue()
+        self.refusal: Exception | None = None
+        self.credentials = []
+
+    @asynccontextmanager
+    async def generate(self, spec, credential, *, traceparent="", time_left=None):
+        if self.refusal:
+            raise self.refusal
+        call = Call(spec, credential, traceparent)
+        self._calls.put_nowait(call)
+        try:
+            yield call.stream
+        finally:
+            call.left.set()
+
+    async def list_models(self, credential):
+        if self.refusal:
+            raise self.refusal
+        self.credentials.append(credential)
+        return [Model(name="org/tiny", context_length=64), Model(name="tiny", context_length=512)]
+
+    @property
+    def was_called(self):
+        return not self._calls.empty()
+
+    async def call(self) -> Call:
+        async with asyncio.timeout(PATIENCE):
+            return await self._calls.get()
+
+
+class Edge:
+    """What a test holds of the served front."""
+
+    def __init__(self, front, gateway, address, http, api):
+        self.front = front
+        self.gateway = gateway
+        self.address = address
+        self.http = http  # a plain client
+        self.api = api  # the OpenAI client, unmodified
+
+    def post(self, path="/v1/completions", **body):
+        return self.http.post(path, json={"prompt": "hi", **body})
+
+    async def connect(self):
+        host, port = self.address.split(":")
+        return await asyncio.open_connection(host, int(port))
+
+    async def refuses_connections(self):
+        """Wait until nobody listens any more."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    _, writer = await self.connect()
+                    writer.close()
+                    await writer.wait_closed()
+                except ConnectionError:
+                    return
+
+    @asynccontextmanager
+    async def reading(self, **body):
+        """A stream that was accepted: the response as it comes, and the call behind it."""
+        request = self.http.build_request("POST", "/v1/completions", json={"prompt": "hi", "stream": True, **body})
+        sent = asyncio.create_task(self.http.send(request, stream=True))
+        call = await self.gateway.call()
+        call.accept()
+        response = await sent
+        try:
+            yield response, call
+        finally:
+            await response.aclose()
+
+    @asynccontextmanager
+    async def blind(self):
+        """A stream whose client sends its request and then reads only what the test reads."""
+        reader, writer = await self.connect()
+        try:
+            body = b'{"prompt":"hi","stream":true}'
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            call = await self.gateway.call()
+            call.accept()
+            yield reader, writer, call
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@asynccontextmanager
+async def http_edge(*, drain_grace=5.0, is_ready=lambda: True, **front) -> AsyncIterator[Edge]:
+    gateway = FakeGateway()
+    served = HttpFront(gateway, is_ready, **front)
+    async with serving_http("127.0.0.1:0", served, drain_grace) as address:
+        base = f"http://{address}"
+        async with (
+            httpx.AsyncClient(base_url=base, timeout=PATIENCE) as http,
+            openai.AsyncOpenAI(
+                base_url=f"{base}/v1", api_key="k", max_retries=0, http_client=httpx2.AsyncClient(timeout=PATIENCE)
+            ) as api,
+        ):
+            yield Edge(served, gateway, address, http, api)
