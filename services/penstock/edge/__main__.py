@@ -19,8 +19,6 @@ from penstock.edge.tower import Tower
 from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
 
-LANDING = 3.0  # s, after the last client has gone: for the receipts of cancels and the last settlements
-
 
 async def run_edge(config: EdgeConfig) -> None:
     async with edge(config):
@@ -49,7 +47,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 background(_ready_once_joined(tower, server)),
             ):
                 yield server
-            await tower.landed(within=LANDING)
+            await tower.landed()
 
 
 async def _ready_once_joined(tower: Tower, server: Server) -> None:

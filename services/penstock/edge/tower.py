@@ -34,6 +34,8 @@ from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
 
+LANDING = 3.0  # s, after the last client has gone: for the receipts of cancels and the last settlements
+
 
 class Tower:
     """All flights of this process and the links they use. Everything here happens between awaits."""
@@ -62,10 +64,10 @@ class Tower:
         if self.auth.is_up and self.queues.links_up:
             self.has_joined.set()
 
-    async def landed(self, *, within: float) -> None:
-        """Wait at most `within` seconds until nothing is under way and auth has confirmed every settlement."""
+    async def landed(self) -> None:
+        """Wait until nothing is under way and auth has confirmed every settlement, or it takes too long."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(LANDING):
                 while self.flights:
                     self._has_landed.clear()
                     await self._has_landed.wait()
