@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import Unavailable, error_from_failure
+from penstock.chassis.lifecycle import background
 from penstock.chassis.streams import Link
 from penstock.edge import frames
 from penstock.edge.effects import Settle
@@ -23,6 +24,8 @@ from penstock.mesh.v1.admission_pb2 import (
 )
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 from penstock.v1.stream_pb2 import Hello
+
+REMIND_EVERY = 5.0  # s
 
 AuthStream = Link[AdmitRequest, AdmitResponse]
 
@@ -58,7 +61,8 @@ class AuthLink:
         return len(self._unsettled)
 
     async def run(self) -> None:
-        await self._peers.run()
+        async with background(self._remind()):
+            await self._peers.run()
 
     async def all_settled(self) -> None:
         await self._settled.wait()
@@ -86,6 +90,14 @@ class AuthLink:
             raise Unavailable("auth does not answer", reason="AUTH_LOST", retry_after=1.0) from None
         finally:
             del self._asked[request_id]
+
+    async def _remind(self) -> None:
+        """Say again what auth heard and did not confirm, as when its store could not be written."""
+        while True:
+            before = set(self._unsettled)
+            await asyncio.sleep(REMIND_EVERY)
+            for reservation_id in before & self._unsettled.keys():
+                self._say(self._unsettled[reservation_id])
 
     def _say(self, frame: AdmitRequest) -> None:
         if self._chosen:
