@@ -21,7 +21,7 @@ PATIENCE = 30.0  # s; a bound for what must happen, never a wait for what may
 RESIDUE = {
     "edge": ("flights", "reservations_open"),
     "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
-    "queue": ("waiting", "waiting_tokens", "offered", "leased"),
+    "queue": ("waiting", "waiting_tokens", "offered"),
     "scheduler": ("leases", "promised_blocks"),
     "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked"),
 }

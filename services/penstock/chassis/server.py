@@ -31,6 +31,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", 10_000),  # per connection; a proxy brings all its clients on a few
+    # C-core cancels calls at random once a thousand wait for the loop to take them: a burst is the queue's to judge.
+    ("grpc.server.max_pending_requests", 10_000),
+    ("grpc.server.max_pending_requests_hard_limit", 20_000),
     ("grpc.so_reuseport", 0),  # a second process on the port must fail, not take half of the calls
     # Clients ping every second on silent streams; C-core's default of 5 minutes would close them for it.
     ("grpc.http2.min_ping_interval_without_data_ms", 300),
