@@ -121,6 +121,8 @@ class Attachment:
         return SchedulerServiceStub(self._channels[address]).Attach()
 
     def _introduce(self, _: Hello) -> None:
+        if not self._wanted.is_set():  # unwanted while it connected: `run` is about to end it
+            return
         self._down.clear()
         self._told = None
         self._link.send(pb.AttachRequest(profile=self._profile()))
