@@ -12,7 +12,7 @@ AT_ONCE = 40  # more than the slots below, so that some leave while they wait
 
 
 async def leave_grpc(client, rng):
-    call = client.generate(**greedy("many words " * rng.randrange(1, 60), 200))
+    call = client.generate(**greedy("many words " * rng.randrange(1, 30), 200))
     stay = rng.choice([0, 0, 1, 2, rng.randrange(60)])
     seen = 0
     try:
@@ -27,7 +27,7 @@ async def leave_grpc(client, rng):
 
 
 async def leave_http(http, rng):
-    body = {"prompt": "many words " * rng.randrange(1, 60), "max_tokens": 200, "stream": True, "ignore_eos": True}
+    body = {"prompt": "many words " * rng.randrange(1, 30), "max_tokens": 200, "stream": True, "ignore_eos": True}
     stay = rng.choice([0, 1, rng.randrange(60)])
     async with http.stream("POST", "/completions", json=body) as response:
         assert response.status_code == httpx.codes.OK, await response.aread()

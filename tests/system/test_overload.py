@@ -33,7 +33,7 @@ async def test_the_request_beyond_the_bound_hears_so_at_once_while_the_others_fi
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {mesh.api_key}"}) as http:
             answer = await http.post(f"http://{mesh.plan.http}/v1/completions", json={"prompt": "x", "max_tokens": 1})
         assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
-        assert answer.json()["error"]["code"] == "QUEUE_FULL"
+        assert answer.json()["error"]["code"] == "queue_full"
         assert int(answer.headers["retry-after"]) >= 1
         assert float(answer.headers["retry-after-ms"]) > 0
 

@@ -82,6 +82,6 @@ def _chat_event(event: dict[str, Any], history: History) -> None:
 
 def _refused(history: History, response: httpx.Response, body: dict[str, Any]) -> None:
     wait = response.headers.get("retry-after-ms")
-    reason = str(body.get("error", {}).get("code") or response.status_code)
+    reason = str(body.get("error", {}).get("code") or response.status_code).upper()
     code = CODES.get(response.status_code, f"HTTP_{response.status_code}")
     history.end(clock(), reason, code, float(wait) / 1000 if wait else None)
