@@ -1,4 +1,7 @@
-"""The OpenAI API over HTTP: paths to calls of the gateway, and back. Raw ASGI, for what a framework costs per token."""
+"""The OpenAI API over HTTP: paths to calls of the gateway, and back.
+
+Plain ASGI: a framework's layers around `send` cost 2 us of every token's 10, and there are seven paths.
+"""
 
 import time
 from collections.abc import Awaitable, Callable
