@@ -1,0 +1,98 @@
+"""The unmodified OpenAI client against a whole mesh with a real model."""
+
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+
+from mesh import at_rest, figure, running_mesh
+
+CONTEXT = 512  # tokens of the tiny model
+HI = [{"role": "user", "content": "hi"}]
+GREEDY = {"temperature": 0.0, "extra_body": {"ignore_eos": True, "a_field_nobody_knows": {"of": ["any", "shape"]}}}
+
+
+@asynccontextmanager
+async def client(mesh, key=""):
+    base_url = f"http://{mesh.plan.http}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=key or mesh.api_key, max_retries=0) as api:
+        yield api
+
+
+async def test_the_openai_client_streams_and_is_refused_as_it_expects(tiny_model):
+    async with running_mesh(engine="torch", model=tiny_model) as mesh:
+        async with client(mesh) as api:
+            model = await the_only_model(api)
+            text = await a_response_is_streamed(api, model)
+            assert await the_same_response_is_whole(api, model) == text
+            await a_chat_is_streamed(api, model)
+            await a_long_prompt_is_refused_with_its_numbers(api, model)
+            await a_client_that_leaves_frees_the_engine(api, model, mesh)
+        await a_wrong_key_is_refused(mesh, model)
+        await at_rest(mesh)
+
+
+async def the_only_model(api):
+    listed = await api.models.list()
+    assert len(listed.data) == 1
+    assert (await api.models.retrieve(listed.data[0].id)).id == listed.data[0].id
+    return listed.data[0].id
+
+
+async def a_response_is_streamed(api, model):
+    stream = await api.responses.create(model=model, input="hi", stream=True, **GREEDY)
+    events = [event async for event in stream]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 1
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == "".join(deltas)
+    usage = last.response.usage
+    assert usage.input_tokens > 0
+    assert usage.output_tokens > len(deltas) / 2
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    return last.response.output_text
+
+
+async def the_same_response_is_whole(api, model):
+    response = await api.responses.create(model=model, input="hi", **GREEDY)
+    assert response.status == "completed"
+    return response.output_text
+
+
+async def a_chat_is_streamed(api, model):
+    stream = await api.chat.completions.create(
+        model=model,
+        messages=HI,
+        max_completion_tokens=24,
+        stream=True,
+        stream_options={"include_usage": True},
+        **GREEDY,
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], 24)
+
+
+async def a_long_prompt_is_refused_with_its_numbers(api, model):
+    with pytest.raises(openai.BadRequestError) as refused:
+        await api.responses.create(model=model, input="word " * 2 * CONTEXT, stream=True)
+    assert refused.value.code == "context_length_exceeded"
+    assert f"do not fit the context of {CONTEXT} tokens" in str(refused.value)
+
+
+async def a_client_that_leaves_frees_the_engine(api, model, mesh):
+    stream = await api.completions.create(model=model, prompt="hi", max_tokens=400, stream=True, **GREEDY)
+    await anext(aiter(stream))
+    await stream.close()
+    await at_rest(mesh)
+    assert await figure(mesh, "edge", "cancels") == await figure(mesh, "edge", "receipts") == 1
+
+
+async def a_wrong_key_is_refused(mesh, model):
+    async with client(mesh, key="sk-wrong") as api:
+        for stream in (True, False):
+            with pytest.raises(openai.AuthenticationError) as refused:
+                await api.chat.completions.create(model=model, messages=HI, stream=stream)
+            assert refused.value.code == "invalid_api_key"
