@@ -15,6 +15,14 @@ def test_a_pool_gives_out_each_block_once():
     assert repr(pool) == "<BlockPool 4/4 used, 0 cached>"
 
 
+def test_a_block_given_back_is_the_next_to_be_used():
+    pool = BlockPool(blocks=100, block_size=16)
+    table = pool.open([], 3)
+    kept = list(table)
+    pool.release(table)
+    assert sorted(pool.open([], 3)) == sorted(kept)
+
+
 def test_a_table_that_does_not_fit_takes_nothing():
     pool = BlockPool(blocks=4, block_size=16)
     assert pool.open([], 5) is None

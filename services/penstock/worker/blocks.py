@@ -1,6 +1,6 @@
 """The KV blocks of one engine: who holds which, which content is still worth keeping. Knows no tensors."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
@@ -17,7 +17,7 @@ class BlockPool:
         self.blocks = blocks
         self.block_size = block_size  # tokens
         self._references = [0] * blocks
-        self._unused = deque(range(blocks))
+        self._unused = list(range(blocks))  # last in, first out: memory in use stays small and warm
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
@@ -90,7 +90,7 @@ class BlockPool:
 
     def _take(self) -> int:
         if self._unused:
-            block = self._unused.popleft()
+            block = self._unused.pop()
         else:
             block, _ = self._cached.popitem(last=False)
             del self._block_of[self._name_of.pop(block)]

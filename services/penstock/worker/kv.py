@@ -1,5 +1,7 @@
 """The memory behind the block pool: K and V of every position, for every layer, allocated once."""
 
+from math import prod
+from mmap import mmap
 from typing import NamedTuple
 
 import torch
@@ -24,9 +26,17 @@ def allocate_kv(
     shape: ModelShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[LayerKv]:
     size = (2, blocks, block_size, shape.kv_heads, shape.head_size)
-    # Zeroed, not empty: padded rows of a gather read slots never written, and 0 * NaN would be NaN.
-    layers = (torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers))
-    return [LayerKv(k, v) for k, v in layers]
+    return [LayerKv(*_zeros(size, dtype, device)) for _ in range(shape.layers)]
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeroed, not empty: padded rows of a gather read slots never written, and 0 * NaN would be NaN.
+
+    On a CPU the system gives memory as it is first written, so a large pool costs what is used of it.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    return torch.frombuffer(mmap(-1, prod(size) * dtype.itemsize), dtype=dtype).view(size)
 
 
 def blocks_for(kv_bytes: int, shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
