@@ -230,12 +230,16 @@ class FakeWorker(WorkerServiceServicer):
 @dataclass
 class EdgeMesh:
     auth: FakeAuth
-    queue: FakeQueue
+    queues: list[FakeQueue]
     workers: list[FakeWorker]
     address: str
     inference: InferenceStub
     admin: AdminStub
     drain: Callable[[], Awaitable[None]]  # leaves the edge's block; once
+
+    @property
+    def queue(self):
+        return self.queues[0]
 
     def generate(self, text="hi", metadata=KEY, **fields):
         return self.inference.Generate(GenerateRequest(text=text, **fields), metadata=metadata, timeout=PATIENCE)
@@ -257,17 +261,17 @@ async def served(add, servicer) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def edge_mesh(workers=1, **settings) -> AsyncIterator[EdgeMesh]:
+async def edge_mesh(workers=1, shards=1, **settings) -> AsyncIterator[EdgeMesh]:
     async with AsyncExitStack() as stack:
         fakes = [FakeWorker(f"w{number + 1}") for number in range(workers)]
         for fake in fakes:
             fake.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, fake))
-        auth, queue = FakeAuth(), FakeQueue(fakes)
+        auth, queues = FakeAuth(), [FakeQueue(fakes) for _ in range(shards)]
         auths = await stack.enter_async_context(served(add_AdmissionServiceServicer_to_server, auth))
-        queues = await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue))
-        own = {"listen": "127.0.0.1:0", "auths": (auths,), "queues": (queues,), "instance_id": "e1", "drain_grace": 0.0}
+        at = [await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue)) for queue in queues]
+        own = {"listen": "127.0.0.1:0", "auths": (auths,), "queues": tuple(at), "instance_id": "e1", "drain_grace": 0.0}
         serving = await stack.enter_async_context(AsyncExitStack())
         server = await serving.enter_async_context(edge(EdgeConfig(**{**own, **settings})))
         to_edge = await stack.enter_async_context(channel(server.address))
         inference, admin = InferenceStub(to_edge), AdminStub(to_edge)
-        yield EdgeMesh(auth, queue, fakes, server.address, inference, admin, serving.aclose)
+        yield EdgeMesh(auth, queues, fakes, server.address, inference, admin, serving.aclose)

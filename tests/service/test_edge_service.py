@@ -233,6 +233,26 @@ async def test_a_queue_that_starts_again_gets_its_waiting_tickets_back():
         assert (second.attempt, second.enqueue_unix_nano) == (1, first.enqueue_unix_nano)
 
 
+async def test_a_lost_shards_tickets_go_to_another_at_once():
+    async with edge_mesh(shards=2) as mesh:
+        while (await mesh.figures())["queue_links_up"] < 2:
+            pass
+        for queue in mesh.queues:
+            queue.is_holding = True
+        reading = asyncio.create_task(read(mesh.generate(max_output_tokens=2)))
+        held = [asyncio.create_task(queue.held.get()) for queue in mesh.queues]
+        await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+        home, other = mesh.queues if held[0].done() else reversed(mesh.queues)
+        assert not other.tickets
+        other.is_holding = False
+        for peer in list(home.peers):
+            peer.close("killed")
+        assert (await reading)[1] == "ab"
+        assert other.tickets == home.tickets
+        for waiting in held:
+            waiting.cancel()
+
+
 async def test_a_draining_queue_is_asked_again_only_when_it_is_back():
     async with edge_mesh() as mesh:
         mesh.queue.sheds.append(Unavailable("drains", reason="DRAINING", retry_after=1.0))

@@ -181,3 +181,17 @@ async def test_a_handle_used_twice_ends_the_session():
             while await call.read() is not grpc.aio.EOF:
                 pass
         assert error_from_rpc(failure.value).reason == "HANDLE_IN_USE"
+
+
+async def test_a_fault_of_ours_ends_one_request_and_not_its_session(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a secret of the edge")
+
+    async with edge_mesh() as mesh, session(mesh) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.edge.gateway.plan_for", fail)
+            client.generate(1)
+            failure = (await client.next("failed")).failure
+            assert (failure.reason, failure.message) == ("INTERNAL", "internal error")
+        client.generate(1, max_output_tokens=2)
+        assert (await client.next("finished")).handle == 1

@@ -22,7 +22,7 @@ from penstock.v1.inference_pb2 import Model as ModelMessage
 log = structlog.get_logger()
 
 CARD_TIMEOUT = 10.0  # s; a large tokenizer is 5 MB
-RETRY_AFTER = 0.5  # s, between tries to fetch a card
+RETRY = (0.5, 15.0)  # s between tries to fetch a card, first and longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +135,15 @@ class Catalog:
 
     async def _load(self, digest: str) -> None:
         """Fetch one card and build its tokenizer, again and again for as long as the card is wanted."""
+        wait = RETRY[0]
         try:
             while entry := next((each for each in self._entries().values() if each.card_digest == digest), None):
                 try:
                     self._models[digest] = await self._fetch(entry)
                 except (PenstockError, OSError) as error:
                     log.warning("model_card_failed", model=entry.model, worker=entry.worker_address, error=str(error))
-                    await asyncio.sleep(RETRY_AFTER)
+                    await asyncio.sleep(wait)
+                    wait = min(2 * wait, RETRY[1])
                 else:
                     log.info("model_ready", model=entry.model, card_digest=digest)
                     return

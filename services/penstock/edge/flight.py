@@ -157,7 +157,7 @@ class Flight:
 
     def leased(self, lease: Lease, now: float) -> list[Effect]:
         if self.state is State.QUEUED and lease.attempt == self.attempt:
-            self._run, self.worker_id = Run(lease, self.output_tokens), lease.worker_id
+            self._run, self.worker_id = Run(lease, self.output_tokens, now), lease.worker_id
             self._go(State.LEASED, give_up_at=now + self._run.ttl)
             return [*self._accept(), StartRun(lease)]
         if self.state in (State.QUEUED, State.LEASED, State.RUNNING):

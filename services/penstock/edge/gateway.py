@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import uuid4
 
-from penstock.chassis.errors import PenstockError
+from penstock.chassis.errors import error_from_failure, failure_from
 from penstock.edge.catalog import Catalog
 from penstock.edge.config import EdgeConfig
 from penstock.edge.flight import Flight
@@ -107,8 +107,8 @@ class Gateway:
                 ),
             )
             self._tower.flights.grow(passage, BYTES_PER_ID * len(plan.prompt_ids))
-        except PenstockError as error:
-            self._tower.fail(passage, error)
+        except Exception as error:  # noqa: BLE001  # logged there; one request's fault must not end its session
+            self._tower.fail(passage, error_from_failure(failure_from(error)))
             return
         passage.record.tokenized()
         self._tower.apply(passage, passage.flight.tokenized(plan, self._tower.now()))

@@ -18,7 +18,7 @@ def plan_for(
     """Raises InvalidArgument for what this model cannot do: prompts that do not fit, ids it does not have."""
     prompt_ids = array("I", model.codec.prompt_ids(spec.input, now))
     for position, token_id in enumerate(spec.resume_ids):
-        if token_id >= model.vocabulary_size:
+        if not 0 <= token_id < model.vocabulary_size:
             text = f"token id {token_id} at position {position} of the answer so far is not in the model's vocabulary"
             raise TokenUnknown(text, field="resume_ids")
     transcript = model.codec.transcript(spec.input, prompt_ids, spec.stop)

@@ -13,9 +13,10 @@ from penstock.mesh.v1.worker_pb2 import RunTimes
 class Run:
     """A lease that this edge took up; `base` is how many output tokens there were before."""
 
-    def __init__(self, lease: Lease, base: int) -> None:
+    def __init__(self, lease: Lease, base: int, now: float) -> None:
         self.lease = lease
         self.base = base
+        self._taken_at = now
         self.has_prefilled = False
 
     @property
@@ -30,7 +31,7 @@ class Run:
         self.has_prefilled = _seconds(times.prefill) > 0
         worked = [("wait", times.wait), ("prefill", times.prefill), ("decode", times.decode)]
         after = [Part("worker", name, _seconds(length)) for name, length in worked]
-        last = now if math.isnan(last_token_at) else last_token_at
+        last = last_token_at if last_token_at >= self._taken_at else now  # else this run made none
         timeline.split(last, self._waits(), ("network", "dispatch"), after)
         timeline.lap("edge", "finish", now)
 

@@ -1,0 +1,122 @@
+"""From what a caller asks to what a worker can run."""
+
+import zlib
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge.catalog import Model
+from penstock.edge.planning import plan_for
+from penstock.edge.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.edge.text.codec import codec_from
+from penstock.mesh.v1.worker_pb2 import ModelCard
+from tiny_model import CHAT_TEMPLATE, EOS_ID, tiny_tokenizer
+
+VOCABULARY = 304
+TOKENIZER = tiny_tokenizer(VOCABULARY)
+CARD = ModelCard(
+    name="tiny",
+    vocabulary_size=VOCABULARY,
+    eos_token_ids=[EOS_ID],
+    chat_template=CHAT_TEMPLATE,
+    tokenizer_json_zlib=zlib.compress(TOKENIZER.to_str().encode()),
+)
+MODEL = Model(
+    name="tiny",
+    digest="d1",
+    context_length=64,
+    vocabulary_size=VOCABULARY,
+    eos_ids=frozenset({EOS_ID}),
+    block_size=16,
+    codec=codec_from(CARD),
+)
+SPEC = RequestSpec(request_id="", model="tiny", input=TextInput("abc"))
+
+
+def plan(**asked):
+    return plan_for(
+        replace(SPEC, **asked),
+        MODEL,
+        now=datetime(2026, 1, 1, tzinfo=UTC),
+        default_output_tokens=20,
+        draw_seed=lambda: 42,
+    )
+
+
+def ids(text):
+    return TOKENIZER.encode(text).ids
+
+
+def test_raw_text_is_tokenized_as_it_stands():
+    assert list(plan().prompt_ids) == ids("abc")
+
+
+def test_a_conversation_ends_where_the_assistant_speaks():
+    chat = plan(input=ChatInput((Message("user", "hi"),)))
+    assert TOKENIZER.decode(list(chat.prompt_ids), skip_special_tokens=False).endswith("<|im_start|>assistant\n")
+
+
+def test_an_answer_without_a_bound_gets_the_default_or_what_the_context_leaves():
+    assert plan().max_output_tokens == 20
+    assert plan(input=TextInput("x" * 60)).max_output_tokens == 4
+
+
+def test_a_bound_that_was_asked_for_is_granted_or_refused_but_never_cut():
+    assert plan(max_output_tokens=61).max_output_tokens == 61
+    with pytest.raises(InvalidArgument, match="3 prompt tokens and 62 output tokens do not fit") as failure:
+        plan(max_output_tokens=62)
+    assert (failure.value.reason, failure.value.metadata["context_length"]) == ("PROMPT_TOO_LONG", "64")
+
+
+def test_a_prompt_that_fills_the_context_leaves_no_answer():
+    assert plan(input=TextInput("x" * 63)).max_output_tokens == 1
+    with pytest.raises(InvalidArgument) as failure:
+        plan(input=TextInput("x" * 64))
+    assert failure.value.field_violations[0].field == "input"
+
+
+def test_a_seed_is_drawn_once_where_none_is_given_and_zero_is_a_seed():
+    assert plan().sampling.seed == 42
+    assert plan(seed=0).sampling.seed == 0
+    assert plan(seed=0).sampling.HasField("seed")
+
+
+def test_every_way_of_drawing_reaches_the_worker():
+    asked = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "min_p": 0.125,
+        "presence_penalty": 1.0,
+        "frequency_penalty": -1.0,
+        "repetition_penalty": 1.5,
+        "logprobs": True,
+    }
+    sampling = plan(**asked).sampling
+    assert {name: getattr(sampling, name) for name in asked} == asked
+
+
+def test_ignored_ends_of_sequence_end_nothing():
+    assert plan().eos_ids == {EOS_ID}
+    assert plan(ignore_eos=True).eos_ids == frozenset()
+
+
+def test_a_resumed_answer_goes_on_in_the_middle_of_a_stop_string():
+    resumed = plan(resume_ids=tuple(ids("ab")), stop=("bcd",))
+    assert resumed.resumed_stop == ""
+    pieces = [resumed.transcript.push(token_id) for token_id in ids("cd")]
+    assert [piece.stop_string for piece in pieces] == ["", "bcd"]
+    assert "".join(piece.text for piece in pieces) == ""
+
+
+def test_a_resumed_answer_that_met_its_stop_string_says_so():
+    assert plan(resume_ids=tuple(ids("xyz")), stop=("y",)).resumed_stop == "y"
+
+
+@pytest.mark.parametrize("asked", [{"resume_ids": (VOCABULARY,)}, {"input": TokenInput((VOCABULARY,))}])
+def test_ids_outside_the_vocabulary_are_refused(asked):
+    with pytest.raises(InvalidArgument) as failure:
+        plan(**asked)
+    assert failure.value.reason == "TOKEN_UNKNOWN"
