@@ -1,7 +1,9 @@
+from random import Random
+
 import pytest
 
 from penstock.worker.batch import Batch
-from penstock.worker.batching import Continuous
+from penstock.worker.batching import Continuous, Naive
 from penstock.worker.blocks import BlockPool
 from penstock.worker.errors import PromptTooLong
 from penstock.worker.interface import SequenceSpec
@@ -98,3 +100,50 @@ def test_a_refused_sequence_leaves_nothing_behind():
     assert not engine.has_work
     engine.add(spec(prompt=4, output=2))
     assert len(run_out(engine)[1]) == 2
+
+
+def time_for_mixed_lengths(batching):
+    """Virtual seconds for answers of which few are long, as real ones are."""
+    batch = Batch(pool=BlockPool(4000, 16), batching=batching, slots=16, context_length=2048)
+    engine = SimEngine(batch, StepLaw(), PLAIN_IDS)
+    random = Random(3)
+    for seq_id in range(160):
+        engine.add(spec(seq_id, prompt=100, output=min(1000, int(random.lognormvariate(3.5, 1.2)) + 1)))
+    elapsed = 0.0
+    while engine.has_work:
+        elapsed += engine.step().duration_s
+    return elapsed
+
+
+def test_continuous_batching_beats_static_batches_on_mixed_lengths():
+    assert time_for_mixed_lengths(Naive()) > 2 * time_for_mixed_lengths(Continuous(token_budget=512))
+
+
+def test_thousands_of_sequences_in_a_pool_too_small_leave_nothing_behind():
+    random = Random(5)
+    engine = engine_of(blocks=40, slots=16)
+    ended, cancelled, preempted = set(), set(), 0
+    for seq_id in range(3000):
+        prompt = [random.randrange(3)] * random.randrange(1, 60)
+        salt = random.choice([b"", b"a", b"b"])
+        engine.add(
+            SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=random.randrange(1, 60), cache_salt=salt)
+        )
+        if random.random() < 0.3:
+            engine.cancel(random.randrange(seq_id + 1))
+        for _ in range(random.randrange(8)):
+            result = engine.step()
+            ended |= {done.seq_id for done in result.finished}
+            cancelled |= {gone.seq_id for gone in result.cancelled}
+            preempted += result.preempted
+    while engine.has_work:
+        result = engine.step()
+        ended |= {done.seq_id for done in result.finished}
+        cancelled |= {gone.seq_id for gone in result.cancelled}
+    capacity = engine.capacity()
+    assert ended | cancelled == set(range(3000))
+    assert not ended & cancelled
+    assert preempted > 100
+    assert len(cancelled) > 100
+    assert (capacity.blocks_free, capacity.blocks_promised, capacity.slots_free) == (40, 0, 16)
+    assert repr(engine.batch).endswith(f"0 running, 0 waiting, <BlockPool 0/40 used, {capacity.blocks_cached} cached>>")
