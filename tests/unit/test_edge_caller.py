@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.edge import caller
 from penstock.edge.caller import credential_of, is_loopback
 
 LOCAL = "ipv4:127.0.0.1:5000"
@@ -76,3 +77,14 @@ def test_the_bearer_token_is_what_follows_the_scheme(header, bearer):
 
 def test_binary_metadata_is_passed_over():
     assert credential_of([("authorization", b"Bearer abc")], LOCAL).bearer == ""
+
+
+def test_a_hop_that_is_this_host_s_own_address_is_this_host(monkeypatch):
+    monkeypatch.setattr(caller, "own_addresses", lambda: frozenset({"192.0.2.7"}))
+    assert credential_of([("x-forwarded-for", "192.0.2.7")], LOCAL).loopback
+    assert not credential_of([("x-forwarded-for", "192.0.2.7")], REMOTE).loopback
+    assert not credential_of([("x-forwarded-for", "192.0.2.8")], LOCAL).loopback
+
+
+def test_this_host_s_addresses_are_those_of_its_interfaces():
+    assert "127.0.0.1" in caller.own_addresses()

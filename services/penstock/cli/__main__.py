@@ -205,8 +205,10 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 def main() -> None:
     """Entry point: a failure is one line that says what to do, and exit code 1 (2 for wrong usage)."""
     from penstock.chassis.config import ConfigError
+    from penstock.chassis.logs import configure_logs
     from penstock.cli.processes import ChildFailedError
 
+    configure_logs("error")  # a person reads what commands print; the tiers' logs are files
     try:
         cli()
     except PenstockError as error:

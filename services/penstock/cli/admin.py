@@ -127,7 +127,7 @@ def show_config(tier: str, *, as_json: bool) -> None:
     if as_json:
         answers.print_json(data=settings(config))
         return
-    answers.print(describe(config, tier), markup=False, soft_wrap=True)
+    answers.print(describe(config, tier), markup=False)
 
 
 def _table(*columns: str) -> Table:

@@ -41,7 +41,7 @@ async def generate(target: str, api_key: str, ask: Ask, *, as_json: bool) -> Non
                 first = first or time.perf_counter() - started
                 text += token.text
                 if not as_json:
-                    answers.print(token.text, end="", markup=False, soft_wrap=True)
+                    answers.print(token.text, end="", markup=False)
         seen = time.perf_counter() - started
     finished = answer.finished
     if as_json:

@@ -8,8 +8,8 @@ from penstock.v1.inference_pb2 import Timeline
 
 BAR = 36  # columns of the longest bar
 
-errors = Console(stderr=True, highlight=False)  # progress and tables; stdout is for answers
-answers = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)  # progress and tables; stdout is for answers
+answers = Console(highlight=False, soft_wrap=True)
 
 
 def mesh_table(mesh: LocalMesh, health: dict[str, str]) -> Table:

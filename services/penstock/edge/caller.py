@@ -1,8 +1,11 @@
 """Who called, as far as the connection and its headers show it."""
 
 from collections.abc import Iterable
+from functools import cache
 from ipaddress import ip_address
 from urllib.parse import unquote
+
+import psutil
 
 from penstock.mesh.v1.admission_pb2 import Credential
 
@@ -15,8 +18,8 @@ def credential_of(headers: Iterable[tuple[str, str | bytes]], peer: str) -> Cred
     """Return what a caller showed. `peer` is its address as gRPC says it (ipv4:..., ipv6:..., unix:...) or host:port.
 
     A caller counts as on loopback when the connection comes from loopback and, where a proxy stood between (it says
-    so in x-forwarded-for), every hop it lists does too: a client can put false hops before the proxy's own entry but
-    cannot take that entry away. A proxy that hides its client's address vouches for nobody.
+    so in x-forwarded-for), every hop it lists is this host: a client can put false hops before the proxy's own entry
+    but cannot take that entry away. A proxy that hides its client's address vouches for nobody.
     """
     shown: dict[str, str] = {}
     for name, value in headers:
@@ -32,8 +35,19 @@ def credential_of(headers: Iterable[tuple[str, str | bytes]], peer: str) -> Cred
 
 def _is_forwarded_from_loopback(headers: dict[str, str]) -> bool:
     if FORWARDED_FOR in headers:
-        return all(is_loopback(hop) for hop in headers[FORWARDED_FOR].split(","))
+        return all(_is_this_host(hop.strip()) for hop in headers[FORWARDED_FOR].split(","))
     return not any(name.startswith(PROXY_SIGNS) for name in headers)
+
+
+def _is_this_host(hop: str) -> bool:
+    """Envoy writes its host's first outward address for a client on loopback, so that counts as well."""
+    return is_loopback(hop) or hop in own_addresses()
+
+
+@cache
+def own_addresses() -> frozenset[str]:
+    """Addresses of this host's interfaces when first asked."""
+    return frozenset(each.address for found in psutil.net_if_addrs().values() for each in found)
 
 
 def is_loopback(peer: str) -> bool:

@@ -1,0 +1,44 @@
+"""The same mesh through Envoy: one port for gRPC and HTTP, nothing held back, and a client that leaves is noticed."""
+
+import httpx
+
+from mesh import at_rest, caller, figure, greedy, read_all, running_mesh, until
+
+TOKENS = 400  # at the simulated engine's pace: seconds
+SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)
+
+
+async def test_through_the_proxy_tokens_stream_unbuffered_and_a_disconnect_reaches_the_engine(tiny_model):
+    async with running_mesh(engine="sim", model=tiny_model, envoy=True, settings=SLOW_STEPS) as mesh:
+        worker = mesh.plan.of("worker")[0].address
+        async with caller(mesh, mesh.plan.front) as client:
+            assert len((await read_all(client.generate(**greedy("short", 3)))).token_ids) == 3
+            await leave_after_one_token_grpc(client, mesh)
+        await until(worker, lambda figures: figures["cancels"] == 1 and figures["running"] == 0)
+        await leave_after_one_token_http(mesh)
+        await until(worker, lambda figures: figures["cancels"] == 2 and figures["running"] == 0)
+        await at_rest(mesh)
+        assert await figure(mesh, "worker", "tokens_generated") < TOKENS
+
+
+async def leave_after_one_token_grpc(client, mesh):
+    call = client.generate(**greedy("long", TOKENS))
+    async for frame in call:
+        if frame.delta.token_ids:
+            break
+    assert await figure(mesh, "worker", "running") == 1  # the first token is here, the last is not made yet
+    call.cancel()
+
+
+async def leave_after_one_token_http(mesh):
+    body = {"prompt": "long", "max_tokens": TOKENS, "stream": True, "ignore_eos": True, "temperature": 0}
+    headers = {"authorization": f"Bearer {mesh.api_key}"}
+    async with (
+        httpx.AsyncClient(base_url=f"http://{mesh.plan.front}/v1", headers=headers, timeout=30.0) as http,
+        http.stream("POST", "/completions", json=body) as response,
+    ):
+        assert response.status_code == httpx.codes.OK, await response.aread()
+        async for line in response.aiter_lines():
+            if line.startswith("data:"):
+                break
+        assert await figure(mesh, "worker", "running") == 1
