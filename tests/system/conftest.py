@@ -1,6 +1,7 @@
 """System tests run real processes; none of them may touch a mesh that a person runs on the same machine."""
 
 import pytest
+
 from tiny_model import write_tiny_model
 
 

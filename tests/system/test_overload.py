@@ -4,8 +4,8 @@ import asyncio
 
 import grpc
 import httpx
-from mesh import at_rest, caller, greedy, read_all, running_mesh, until
 
+from mesh import at_rest, caller, greedy, read_all, running_mesh, until
 from penstock.chassis.errors import Overloaded, error_from_rpc
 
 DEPTH = 100

@@ -73,9 +73,10 @@ class InferenceServicer:
         """Generate runs one request and streams its tokens. The first frame is `accepted`, the last `finished`.
         Cancelling the call stops the GPU. Not idempotent; `resume` continues an earlier answer.
         INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
-        QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL or OVERLOADED with RetryInfo. UNAVAILABLE /
-        NO_WORKER when nothing serves the model. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met.
-        ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it.
+        QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
+        with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
+        cannot be reached. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when
+        workers kept failing under it; / CLIENT_TOO_SLOW when its reader fell too far behind (`resume` continues it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +85,7 @@ class InferenceServicer:
     def Session(self, request_iterator, context):
         """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
         in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
+        INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,13 +42,15 @@ class InferenceStub:
     """Generate runs one request and streams its tokens. The first frame is `accepted`, the last `finished`.
     Cancelling the call stops the GPU. Not idempotent; `resume` continues an earlier answer.
     INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
-    QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL or OVERLOADED with RetryInfo. UNAVAILABLE /
-    NO_WORKER when nothing serves the model. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met.
-    ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it.
+    QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
+    with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
+    cannot be reached. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when
+    workers kept failing under it; / CLIENT_TOO_SLOW when its reader fell too far behind (`resume` continues it).
     """
     Session: _grpc.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]
     """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
     in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
+    INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart.
     """
     CountTokens: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]
     """CountTokens renders and tokenizes an input as Generate would, and runs nothing."""
@@ -69,13 +71,15 @@ class InferenceAsyncStub(InferenceStub):
     """Generate runs one request and streams its tokens. The first frame is `accepted`, the last `finished`.
     Cancelling the call stops the GPU. Not idempotent; `resume` continues an earlier answer.
     INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
-    QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL or OVERLOADED with RetryInfo. UNAVAILABLE /
-    NO_WORKER when nothing serves the model. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met.
-    ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it.
+    QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
+    with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
+    cannot be reached. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when
+    workers kept failing under it; / CLIENT_TOO_SLOW when its reader fell too far behind (`resume` continues it).
     """
     Session: _aio.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]  # type: ignore[assignment]
     """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
     in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
+    INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart.
     """
     CountTokens: _aio.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]  # type: ignore[assignment]
     """CountTokens renders and tokenizes an input as Generate would, and runs nothing."""
@@ -99,9 +103,10 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         """Generate runs one request and streams its tokens. The first frame is `accepted`, the last `finished`.
         Cancelling the call stops the GPU. Not idempotent; `resume` continues an earlier answer.
         INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
-        QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL or OVERLOADED with RetryInfo. UNAVAILABLE /
-        NO_WORKER when nothing serves the model. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met.
-        ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it.
+        QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
+        with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
+        cannot be reached. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when
+        workers kept failing under it; / CLIENT_TOO_SLOW when its reader fell too far behind (`resume` continues it).
         """
 
     @_abc_1.abstractmethod
@@ -112,6 +117,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.SessionResponse], _abc.AsyncIterator[_inference_pb2.SessionResponse]]:
         """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
         in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
+        INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart.
         """
 
     @_abc_1.abstractmethod
