@@ -1,0 +1,110 @@
+"""The way in: one client, any number of edges and requests."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+
+from penstock.chassis.errors import PenstockError
+from penstock.client.answer import Answer
+from penstock.client.calls import Calls, Metadata
+from penstock.client.endpoints import Endpoint, Endpoints
+from penstock.client.request import Options, Prompt, count_request, generate_request
+from penstock.client.retries import RetryBudget, RetryPolicy
+from penstock.client.session import Session
+from penstock.v1.inference_pb2 import CountTokensResponse, ListModelsRequest, Model
+
+Result = TypeVar("Result")
+
+UNARY_TIMEOUT = 30.0  # s
+
+
+class Client:
+    """Talks to one edge, or to several, among which it spreads requests and goes on when one is lost.
+
+    async with Client("127.0.0.1:8080", api_key=key) as client:
+        async with client.generate("Hello", max_output_tokens=64) as answer:
+            async for piece in answer:
+                print(piece.text, end="")
+        print(answer.finished.usage)
+
+    Every call raises PenstockError, by type and with `reason` and `retry_after`; to be used on one event loop.
+    """
+
+    def __init__(
+        self,
+        *targets: str,
+        api_key: str = "",
+        credentials: grpc.ChannelCredentials | None = None,  # None: plaintext
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        if not targets:
+            raise ValueError("a client needs at least one target, host:port")
+        metadata: Metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._metadata = metadata
+        self._endpoints = Endpoints(targets, credentials)
+        self._calls = Calls(self._endpoints, metadata)
+        self._budget = RetryBudget(retries or RetryPolicy())
+
+    async def __aenter__(self) -> Self:
+        await self._endpoints.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._endpoints.close()
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+        """An answer to iterate, best within its own `async with`. Raises TypeError or ValueError for wrong options."""
+        return Answer(self._calls, generate_request(prompt, **options), self._budget)
+
+    async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> str:
+        """The whole text of an answer."""
+        async with self.generate(prompt, **options) as answer:
+            return await answer.read()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """Many requests on one stream, for as long as the block runs; what runs at its end is cancelled."""
+        session = Session(self._endpoints, self._metadata, self._budget)
+        running = asyncio.create_task(session.run())  # not a TaskGroup: it would wrap what the block raises
+        try:
+            yield session
+            await session.end()
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+    async def count_tokens(
+        self, prompt: str | Sequence[Mapping[str, str]], *, model: str = "", include_token_ids: bool = False
+    ) -> CountTokensResponse:
+        request = count_request(prompt, model)
+        request.include_token_ids = include_token_ids
+        return await self._ask(lambda to, key: to.stub.CountTokens(request, metadata=key, timeout=UNARY_TIMEOUT))
+
+    async def list_models(self) -> list[Model]:
+        request = ListModelsRequest()
+        answer = await self._ask(lambda to, key: to.stub.ListModels(request, metadata=key, timeout=UNARY_TIMEOUT))
+        return list(answer.models)
+
+    async def _ask(self, call: Callable[[Endpoint, Metadata], Awaitable[Result]]) -> Result:
+        """Call until it is answered; these calls change nothing, so asking again is harmless."""
+        attempt = 1
+        while True:
+            try:
+                answer = await self._calls.unary(call, self._budget.policy.patience)
+            except PenstockError as error:
+                wait = self._budget.wait(error, attempt, random.random())  # noqa: S311  # spreads, guards nothing
+                if wait is None:
+                    raise
+                await asyncio.sleep(wait)
+                attempt += 1
+            else:
+                self._budget.succeeded()
+                return answer

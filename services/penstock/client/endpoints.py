@@ -1,0 +1,85 @@
+"""Connections to the targets of one client."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from penstock.chassis.channels import CHANNEL_OPTIONS, channel
+from penstock.chassis.errors import Unavailable
+from penstock.client.retries import CONNECTION_LOST
+from penstock.client.rotation import Rotation
+from penstock.v1.inference_pb2_grpc import InferenceStub
+
+if TYPE_CHECKING:
+    from penstock.v1.inference_pb2_grpc import InferenceAsyncStub  # a name that only the type stubs have
+
+CONNECT = 1.0  # s; for one target while there are others
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    target: str
+    channel: grpc.aio.Channel
+    stub: "InferenceAsyncStub"
+
+
+class Endpoints:
+    """Open for as long as the client is; gives out connected endpoints in rotation."""
+
+    def __init__(self, targets: Sequence[str], credentials: grpc.ChannelCredentials | None) -> None:
+        self._targets = targets
+        self._credentials = credentials
+        self._rotation = Rotation(list(targets))
+        self._open: dict[str, Endpoint] = {}
+        self._stack = AsyncExitStack()
+
+    async def open(self) -> None:
+        for target in self._targets:
+            opened = await self._stack.enter_async_context(self._channel(target))
+            self._open[target] = Endpoint(target, opened, InferenceStub(opened))
+
+    async def close(self) -> None:
+        self._open.clear()
+        await self._stack.aclose()
+
+    def next(self) -> Endpoint:
+        """The next endpoint, connected or not."""
+        if not self._open:
+            raise RuntimeError("the client is not open; use it as `async with Client(..) as client`")
+        return self._open[self._rotation.next(time.monotonic())]
+
+    def failed(self, endpoint: Endpoint) -> None:
+        self._rotation.failed(endpoint.target, time.monotonic())
+
+    async def connected(self, patience: float) -> Endpoint:
+        """The next endpoint that is connected; raises Unavailable / CONNECTION_LOST after `patience` seconds.
+
+        Connecting is no attempt at the request: whatever fails here, no server has seen it.
+        """
+        give_up_at = time.monotonic() + patience
+        while (left := give_up_at - time.monotonic()) > 0:
+            endpoint = self.next()
+            try:
+                async with asyncio.timeout(left if len(self._rotation) == 1 else min(CONNECT, left)):
+                    await _is_ready(endpoint.channel)
+            except TimeoutError:
+                self.failed(endpoint)
+            else:
+                return endpoint
+        text = f"no connection to {', '.join(self._targets)} within {patience:.1f} s; is an edge running there?"
+        raise Unavailable(text, reason=CONNECTION_LOST)
+
+    def _channel(self, target: str) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return channel(target)
+        return grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
+
+
+async def _is_ready(connection: grpc.aio.Channel) -> None:
+    while (state := connection.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        await connection.wait_for_state_change(state)

@@ -1,0 +1,81 @@
+"""From what a caller writes to the message an edge reads."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, TypedDict, Unpack
+
+from penstock.v1.inference_pb2 import (
+    Chat,
+    CountTokensRequest,
+    GenerateRequest,
+    Message,
+    Priority,
+    Sampling,
+    TokenIds,
+)
+
+# Raw text; a conversation of {"role": .., "content": ..}; or ids of the model's own vocabulary.
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+
+class Options(TypedDict, total=False):
+    """What may be asked of an answer, all optional; None stands for absent. Ranges are those of GenerateRequest."""
+
+    model: str
+    max_output_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int
+    min_p: float
+    seed: int | None
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logprobs: bool
+    stop: Sequence[str]
+    timeout: float | None  # s, for the whole answer with all retries
+    priority: "Priority.ValueType"
+    explain: bool
+    request_id: str
+    traceparent: str
+    ignore_eos: bool
+
+
+SAMPLING = frozenset(field.name for field in Sampling.DESCRIPTOR.fields)
+
+
+def generate_request(prompt: Prompt, **options: Unpack[Options]) -> GenerateRequest:
+    """Raises TypeError for options there are none of, ValueError for what a field cannot hold."""
+    unknown = options.keys() - Options.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
+    given = {name: value for name, value in options.items() if value is not None}
+    timeout = given.pop("timeout", None)
+    sampling = {name: given.pop(name) for name in SAMPLING & given.keys()}
+    request = GenerateRequest(**given, sampling=Sampling(**sampling))  # type: ignore[arg-type]  # by name, as typed above
+    if timeout is not None:
+        set_timeout(request, float(timeout))  # type: ignore[arg-type]  # as typed above
+    _set_input(request, prompt)
+    return request
+
+
+def set_timeout(request: GenerateRequest, seconds: float) -> None:
+    request.timeout.FromNanoseconds(max(1, round(seconds * 1e9)))  # zero would mean none
+
+
+def count_request(prompt: str | Sequence[Mapping[str, str]], model: str) -> CountTokensRequest:
+    if isinstance(prompt, str):
+        return CountTokensRequest(model=model, text=prompt)
+    return CountTokensRequest(model=model, chat=_chat(prompt))
+
+
+def _set_input(request: GenerateRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif prompt and isinstance(prompt[0], Mapping):
+        request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]  # as its first element is
+    else:
+        request.token_ids.CopyFrom(TokenIds(ids=prompt))  # type: ignore[arg-type]  # as its first element is
+
+
+def _chat(messages: Sequence[Mapping[str, str]]) -> Chat:
+    return Chat(messages=[Message(role=each["role"], content=each["content"]) for each in messages])

@@ -1,0 +1,53 @@
+"""From what a caller writes to the message an edge reads."""
+
+import pytest
+
+from penstock.client.request import Options, count_request, generate_request
+from penstock.v1.inference_pb2 import PRIORITY_BATCH, Chat, GenerateRequest, Message, Sampling
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+
+
+def test_text_a_conversation_and_token_ids_are_told_apart():
+    assert generate_request("Hello").text == "Hello"
+    assert generate_request("").WhichOneof("input") == "text"
+    assert [each.role for each in generate_request(CHAT).chat.messages] == ["system", "user"]
+    assert list(generate_request([1, 2, 3]).token_ids.ids) == [1, 2, 3]
+    assert count_request(CHAT, "m").chat == Chat(messages=[Message(**each) for each in CHAT])
+    assert count_request("Hello", "m").text == "Hello"
+
+
+def test_options_go_where_they_belong():
+    request = generate_request(
+        "Hello",
+        model="m",
+        max_output_tokens=5,
+        temperature=0.0,
+        seed=7,
+        stop=["\n"],
+        timeout=1.5,
+        priority=PRIORITY_BATCH,
+    )
+    assert (request.model, request.max_output_tokens, list(request.stop)) == ("m", 5, ["\n"])
+    assert (request.sampling.temperature, request.sampling.seed) == (0.0, 7)
+    assert request.sampling.HasField("temperature")
+    assert request.timeout.ToMilliseconds() == 1_500
+    assert request.priority == PRIORITY_BATCH
+
+
+def test_none_stands_for_absent():
+    request = generate_request("Hello", max_output_tokens=None, temperature=None, seed=None, timeout=None)
+    assert request == GenerateRequest(text="Hello", sampling=Sampling())
+    assert not request.HasField("max_output_tokens")
+
+
+def test_an_unknown_option_is_refused_by_name():
+    with pytest.raises(TypeError, match="max_tokens"):
+        generate_request("Hello", max_tokens=5)
+
+
+def test_every_option_has_a_field_of_its_own():
+    fields = {each.name for message in (GenerateRequest, Sampling) for each in message.DESCRIPTOR.fields}
+    assert Options.__annotations__.keys() <= fields
+    left_out = fields - Options.__annotations__.keys()
+    assert left_out == {"text", "chat", "token_ids", "sampling", "resume"}
