@@ -19,7 +19,7 @@ class BatchingKind(StrEnum):
 
 
 class DType(StrEnum):
-    AUTO = "auto"  # bfloat16 where the device computes in it
+    AUTO = "auto"  # bfloat16 on a GPU; float32 on a CPU, where that keeps a text exact across a fault
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
