@@ -31,7 +31,7 @@ class Continuous:
         if self.token_budget < 1 or not 0.0 < self.oldest_share <= 1.0:
             raise ValueError(f"token_budget must be above 0 and oldest_share in (0, 1]: {self}")
 
-    def taken(self, members: int, running: int) -> int:  # noqa: ARG002 - a slot is free when its sequence ends
+    def taken(self, members: int, running: int) -> int:
         return running
 
     def joiners(self, members: int, slots: int) -> int:
@@ -65,5 +65,5 @@ class Naive:
     def joiners(self, members: int, slots: int) -> int:
         return 0 if members else slots
 
-    def split_prefill(self, remaining: Sequence[int], decodes: int) -> list[int]:  # noqa: ARG002 - whole prompts
+    def split_prefill(self, remaining: Sequence[int], decodes: int) -> list[int]:
         return list(remaining)

@@ -10,7 +10,7 @@ from penstock.worker.step_law import StepLaw
 class EngineOptions:
     engine: Literal["torch", "sim"] = "torch"
     model: str = "SmolLM2-135M-Instruct"  # known name, folder, .gguf or .bin file; a simulated engine takes its card
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the device computes in it
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, float32 on a CPU
     device: str = "auto"  # as torch names it; auto: cuda where there is one
     kv_bytes: int = 1 << 30  # memory of the KV pool
     kv_blocks: int = (
