@@ -77,6 +77,7 @@ class Client:
             yield session
             await session.end()
         finally:
+            session.close()
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running

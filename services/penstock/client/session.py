@@ -41,6 +41,7 @@ class Session:
         self._handles = itertools.count(1)
         self._inboxes: dict[int, Inbox] = {}  # of the requests that run
         self._up = asyncio.Event()
+        self._is_closed = False
         self._link = Link[SessionRequest, SessionResponse](
             "session",
             self._call,
@@ -60,18 +61,24 @@ class Session:
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
-        try:
-            await self._link.run()
-        finally:
-            self._fail_all(Cancelled("the session is closed"))
+        await self._link.run()
 
     async def end(self) -> None:
         """Say that nothing more comes; what still runs is cancelled with the stream."""
+        self.close()
         self._link.end("closed by the client")
         await self._link.flush()
 
+    def close(self) -> None:
+        """End what runs and take no more."""
+        self._is_closed = True
+        self._up.set()  # whoever waits for an edge is to hear of it too
+        self._fail_all(_closed())
+
     async def attempt(self, request: GenerateRequest, patience: float) -> AsyncGenerator[Event, None]:
         await self._connected(patience)
+        if self._is_closed:
+            raise _closed()
         handle, inbox = next(self._handles), Inbox()
         self._inboxes[handle] = inbox
         try:
@@ -100,7 +107,8 @@ class Session:
         return self._endpoint.stub.Session(metadata=self._metadata)
 
     def _on_down(self, reason: str) -> None:
-        self._up.clear()
+        if not self._is_closed:
+            self._up.clear()
         if self._endpoint:
             self._endpoints.failed(self._endpoint)
         self._fail_all(_lost(reason))
@@ -139,6 +147,10 @@ def deltas_of(step: SessionStep) -> Iterator[tuple[int, Delta]]:
         token_ids, logprobs = step.token_ids[start:end], step.logprobs[start:end]
         yield handle, Delta(text=text, token_ids=token_ids, first_index=first_index, logprobs=logprobs)
         start = end
+
+
+def _closed() -> Cancelled:
+    return Cancelled("the session is closed; its block was left")
 
 
 def _lost(reason: str) -> Unavailable:
