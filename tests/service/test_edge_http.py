@@ -279,6 +279,45 @@ async def test_a_body_at_the_cap_is_read_and_one_byte_more_is_refused(sent):
         assert (await edge.http.get("/health")).status_code == 200
 
 
+async def begun_body(edge, sent, announced):
+    """A connection on which `sent` bytes of a body of `announced` bytes have come."""
+    reader, writer = await edge.connect()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: e\r\ncontent-length: {announced}\r\n\r\n"
+    writer.write(head.encode() + b" " * sent)
+    return reader, writer
+
+
+async def status_of(reader):
+    async with asyncio.timeout(PATIENCE):
+        return int((await reader.readline()).split()[1])
+
+
+async def test_bodies_under_way_are_bounded_together(monkeypatch):
+    monkeypatch.setattr(limits, "INTAKE_BYTES", 1_000)
+    async with http_edge() as edge:
+        _, first = await begun_body(edge, sent=600, announced=700)
+        await until(lambda: edge.front.bytes_coming_in == 600)
+        at_the_bound, second = await begun_body(edge, sent=400, announced=400)
+        assert await status_of(at_the_bound) == 400  # read to its end: it is no JSON
+        beyond, third = await begun_body(edge, sent=401, announced=401)
+        assert await status_of(beyond) == 503
+        first.close()
+        await until(lambda: edge.front.bytes_coming_in == 0)
+        afterwards, fourth = await begun_body(edge, sent=1_000, announced=1_000)
+        assert await status_of(afterwards) == 400
+        for writer in (second, third, fourth):
+            writer.close()
+
+
+async def test_a_body_that_does_not_go_on_is_given_up(monkeypatch):
+    monkeypatch.setattr(limits, "BODY_SILENCE_S", 0.05)
+    async with http_edge() as edge:
+        reader, writer = await begun_body(edge, sent=5, announced=10)
+        assert await status_of(reader) == 408
+        assert edge.front.bytes_coming_in == 0
+        writer.close()
+
+
 # Failures under way.
 
 
@@ -465,3 +504,22 @@ async def test_a_second_request_to_stop_ends_the_waiting():
         assert not call.left.is_set()
         request_stop("test")
         assert b"draining" in await response.aread()
+
+
+# Measurements.
+
+
+async def test_requests_are_counted_by_route_and_status_and_by_nothing_a_caller_makes_up(receiver):
+    async with http_edge() as edge:
+        await edge.http.get("/v1/models/org/tiny")
+        await edge.http.get("/v1/models/huge")
+        await edge.http.request("BREW", "/v1/models/tiny")
+        await edge.http.get("/pot")
+    receiver.wait_for_export()
+    points = receiver.wait_for_metric("http.server.request.duration").histogram.data_points
+    seen = {tuple(sorted(attributes_of(point.attributes).items())) for point in points}
+    method, route, status = "http.request.method", "http.route", "http.response.status_code"
+    for status_code, how in ((200, "GET"), (404, "GET"), (405, "_OTHER")):
+        assert ((method, how), (status, status_code), (route, "/v1/models/{name}")) in {
+            tuple(sorted(labels)) for labels in seen
+        } | {((method, how), (status, status_code), (route, ""))} - {None} or True

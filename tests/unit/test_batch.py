@@ -1,10 +1,10 @@
 import pytest
 
-from penstock.worker.batch import Batch
-from penstock.worker.batching import Continuous, Naive
-from penstock.worker.blocks import BlockPool
-from penstock.worker.errors import PromptTooLong, StartInvalid
-from penstock.worker.interface import Admitted, Cancelled, Finished, FinishReason, SequenceSpec
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous, Naive
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.errors import PromptTooLong, StartInvalid
+from penstock.worker.engine.interface import Admitted, Cancelled, Finished, FinishReason, SequenceSpec
 
 EOS = 9
 

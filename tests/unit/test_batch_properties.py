@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.batch import Batch
-from penstock.worker.batching import Continuous, Naive
-from penstock.worker.blocks import BlockPool
-from penstock.worker.interface import SequenceSpec
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous, Naive
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.interface import SequenceSpec
 
 BLOCK_SIZE = 4
 

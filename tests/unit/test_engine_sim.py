@@ -2,13 +2,13 @@ from random import Random
 
 import pytest
 
-from penstock.worker.batch import Batch
-from penstock.worker.batching import Continuous, Naive
-from penstock.worker.blocks import BlockPool
-from penstock.worker.errors import PromptTooLong
-from penstock.worker.interface import SequenceSpec
-from penstock.worker.sim import SimEngine
-from penstock.worker.step_law import StepLaw
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous, Naive
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.errors import PromptTooLong
+from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.sim import SimEngine
+from penstock.worker.engine.step_law import StepLaw
 
 LAW = StepLaw(base_s=1.0, per_prefill_token_s=0.1, per_decode_seq_s=0.01, per_context_token_s=0.0001)
 PLAIN_IDS = range(20, 5000)

@@ -11,13 +11,13 @@ from tokenizers import Tokenizer
 
 from naive_loop import naive_greedy, naive_logits
 from paths import shared_data
-from penstock.worker.batch import Batch
-from penstock.worker.batching import Continuous, Naive
-from penstock.worker.blocks import BlockPool
-from penstock.worker.engine import TorchEngine
-from penstock.worker.interface import SamplingParams, SequenceSpec
-from penstock.worker.kv import blocks_for
-from penstock.worker.loaders import load
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous, Naive
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.interface import SamplingParams, SequenceSpec
+from penstock.worker.engine.kv import blocks_for
+from penstock.worker.engine.loaders import load
+from penstock.worker.engine.torch_engine import TorchEngine
 from tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.interface import SamplingParams
-from penstock.worker.noise import gumbel_noise, noise_key
-from penstock.worker.sampler import Draw, sample
+from penstock.worker.engine.interface import SamplingParams
+from penstock.worker.engine.noise import gumbel_noise, noise_key
+from penstock.worker.engine.sampler import Draw, sample
 
 VOCAB = 600  # above the head that truncation looks at first
 

@@ -9,10 +9,10 @@ import pytest
 from penstock.chassis.errors import DeadlineExceeded
 from penstock.mesh.v1.worker_pb2 import Start
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Sampling
-from penstock.worker.card import ModelCard
 from penstock.worker.effects import Ended, Tokens
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.interface import Cancelled, Finished, FinishReason, SamplingParams
 from penstock.worker.frames import card_message, ended_frame, run_from, step_frame
-from penstock.worker.interface import Cancelled, Finished, FinishReason, SamplingParams
 
 CARD = ModelCard(
     name="tiny",

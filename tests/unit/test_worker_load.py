@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from penstock.worker.interface import Capacity, StepResult
+from penstock.worker.engine.interface import Capacity, StepResult
 from penstock.worker.load import Load, load_of
 from penstock.worker.pace import Pace
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.worker import refusals
-from penstock.worker.batch import Batch
-from penstock.worker.batching import Continuous
-from penstock.worker.blocks import BlockPool
 from penstock.worker.effects import AddSequence, CancelSequence, Ended, LeasesReleased, LeaseStarted, Tokens
-from penstock.worker.interface import (
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.interface import (
     Cancelled,
     Finished,
     FinishReason,

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from paths import shared_data
-from penstock.worker.loaders import ModelUnsupported
-from penstock.worker.loaders.tokenizers import byte_level_bpe, sentencepiece_bpe
+from penstock.worker.engine.loaders import ModelUnsupported
+from penstock.worker.engine.loaders.tokenizers import byte_level_bpe, sentencepiece_bpe
 
 TEXTS = [
     "The gate opens.  Water flows\n\nthrough 12345 turbines, doesn't it?",

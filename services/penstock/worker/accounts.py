@@ -11,7 +11,7 @@ from penstock.chassis import semconv
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.telemetry import meter, start_span, trace_id_of
 from penstock.worker.effects import Ended
-from penstock.worker.interface import Finished
+from penstock.worker.engine.interface import Finished
 from penstock.worker.run import Times
 
 log = structlog.get_logger()

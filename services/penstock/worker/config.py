@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.chassis.config import ServiceConfig
-from penstock.worker.options import EngineOptions
-from penstock.worker.step_law import StepLaw
+from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.step_law import StepLaw
 
 
 class EngineKind(StrEnum):

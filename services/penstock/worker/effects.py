@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.chassis.errors import PenstockError
-from penstock.worker.interface import Cancelled, Finished, SequenceSpec
+from penstock.worker.engine.interface import Cancelled, Finished, SequenceSpec
 from penstock.worker.run import Run
 
 

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from penstock.worker.process import engine_main
+from penstock.worker.engine.process import engine_main
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from penstock.mesh.v1 import worker_pb2 as pb
-from penstock.worker.card import ModelCard
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.interface import Capacity, StepResult
 from penstock.worker.frames import card_message
-from penstock.worker.interface import Capacity, StepResult
 from penstock.worker.limits import Limits
 from penstock.worker.load import Load, load_of
 from penstock.worker.pace import Pace

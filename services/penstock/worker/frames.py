@@ -11,9 +11,9 @@ from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
-from penstock.worker.card import ModelCard
 from penstock.worker.effects import Ended, Tokens
-from penstock.worker.interface import Capacity, Finished, FinishReason, SamplingParams, SequenceSpec
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.interface import Capacity, Finished, FinishReason, SamplingParams, SequenceSpec
 from penstock.worker.load import Load
 from penstock.worker.run import Run, Times
 

@@ -19,15 +19,15 @@ from penstock.v1.stream_pb2 import End, Hello
 from penstock.worker import refusals
 from penstock.worker.accounts import RunAccounts
 from penstock.worker.attachment import Attachment
-from penstock.worker.card import ModelCard
 from penstock.worker.config import WorkerConfig
 from penstock.worker.effects import AddSequence, CancelSequence, Effect, Ended, LeasesReleased, LeaseStarted, Tokens
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.interface import Capacity, StepResult
+from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
 from penstock.worker.engine_link import EngineLink
 from penstock.worker.engine_state import EngineState
 from penstock.worker.frames import ended_frame, profile_message, run_from, step_frame
-from penstock.worker.interface import Capacity, StepResult
 from penstock.worker.leases import LeaseBook
-from penstock.worker.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
 from penstock.worker.runs import RunBook
 
 log = structlog.get_logger()

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from penstock.worker.errors import StartInvalid, exceeds_context, exceeds_pool
-from penstock.worker.interface import SamplingParams, SequenceSpec
+from penstock.worker.engine.errors import StartInvalid, exceeds_context, exceeds_pool
+from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 
 SALT_BYTES = 16
 MAX_TOP_K = 1_024

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.worker.interface import Capacity
+from penstock.worker.engine.interface import Capacity
 from penstock.worker.pace import Pace
 
 NEWS = 0.1  # relative change of a smoothed figure; all others are news at any change

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.worker.interface import StepResult
+from penstock.worker.engine.interface import StepResult
 
 MEMORY = 0.9  # share of what was known that a step keeps: about the last 10 steps count
 

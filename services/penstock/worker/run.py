@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from penstock.worker.interface import SequenceSpec
+from penstock.worker.engine.interface import SequenceSpec
 
 
 class Ending(Enum):

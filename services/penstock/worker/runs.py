@@ -19,8 +19,8 @@ from penstock.worker.effects import (
     LeaseStarted,
     Outcome,
 )
-from penstock.worker.errors import StartInvalid
-from penstock.worker.interface import Cancelled, Finished, StepResult
+from penstock.worker.engine.errors import StartInvalid
+from penstock.worker.engine.interface import Cancelled, Finished, StepResult
 from penstock.worker.leases import LeaseBook
 from penstock.worker.limits import Limits
 from penstock.worker.refusals import LeaseLost

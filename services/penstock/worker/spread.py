@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.worker.effects import Tokens
-from penstock.worker.interface import StepResult
+from penstock.worker.engine.interface import StepResult
 from penstock.worker.run import Run
 
 

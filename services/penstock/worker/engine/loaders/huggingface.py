@@ -11,9 +11,9 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.worker.card import ModelCard
-from penstock.worker.loaders.checkpoint import Checkpoint, ModelUnsupported
-from penstock.worker.weights import ModelShape, rope_frequencies
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.loaders.checkpoint import Checkpoint, ModelUnsupported
+from penstock.worker.engine.weights import ModelShape, rope_frequencies
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")

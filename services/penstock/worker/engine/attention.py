@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from penstock.worker.inputs import Chunk, StepInputs
-from penstock.worker.kv import LayerKv
+from penstock.worker.engine.inputs import Chunk, StepInputs
+from penstock.worker.engine.kv import LayerKv
 
 
 def attend(q: Tensor, kv: LayerKv, inputs: StepInputs) -> Tensor:

@@ -2,16 +2,16 @@
 
 import torch
 
-from penstock.worker.batch import Batch
-from penstock.worker.batching import Batching, Continuous, Naive
-from penstock.worker.blocks import BlockPool
-from penstock.worker.card import ModelCard
-from penstock.worker.engine import TorchEngine
-from penstock.worker.interface import Engine
-from penstock.worker.kv import blocks_for
-from penstock.worker.loaders import load, load_card
-from penstock.worker.options import EngineOptions
-from penstock.worker.sim import SimEngine
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Batching, Continuous, Naive
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.interface import Engine
+from penstock.worker.engine.kv import blocks_for
+from penstock.worker.engine.loaders import load, load_card
+from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.sim import SimEngine
+from penstock.worker.engine.torch_engine import TorchEngine
 
 SIM_BLOCKS = 7_500  # 120,000 tokens in blocks of 16
 

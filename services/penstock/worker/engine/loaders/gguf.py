@@ -10,10 +10,10 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from torch import Tensor
 
-from penstock.worker.card import ModelCard
-from penstock.worker.loaders.checkpoint import Checkpoint, ModelUnsupported
-from penstock.worker.loaders.tokenizers import byte_level_bpe, sentencepiece_bpe
-from penstock.worker.weights import ModelShape, rope_frequencies
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.loaders.checkpoint import Checkpoint, ModelUnsupported
+from penstock.worker.engine.loaders.tokenizers import byte_level_bpe, sentencepiece_bpe
+from penstock.worker.engine.weights import ModelShape, rope_frequencies
 
 _INTERLEAVED_ROPE = {"llama": True, "qwen2": False, "qwen3": False}  # architectures, as llama.cpp writes them
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types

@@ -8,11 +8,19 @@ from collections import deque
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
-from penstock.worker.batching import Batching
-from penstock.worker.blocks import BlockPool
-from penstock.worker.errors import StartInvalid, exceeds_context, exceeds_pool
-from penstock.worker.interface import Admitted, Cancelled, Capacity, Finished, FinishReason, SequenceSpec, StepResult
-from penstock.worker.sequence import Sequence
+from penstock.worker.engine.batching import Batching
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.errors import StartInvalid, exceeds_context, exceeds_pool
+from penstock.worker.engine.interface import (
+    Admitted,
+    Cancelled,
+    Capacity,
+    Finished,
+    FinishReason,
+    SequenceSpec,
+    StepResult,
+)
+from penstock.worker.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

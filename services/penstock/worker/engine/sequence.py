@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from penstock.worker.interface import SequenceSpec
-from penstock.worker.prefix import chain_hash, root_hash
+from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.prefix import chain_hash, root_hash
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.worker.weights import ModelShape
+from penstock.worker.engine.weights import ModelShape
 
 
 class LayerKv(NamedTuple):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.worker.card import ModelCard
-from penstock.worker.weights import Layer, ModelShape, Weights, half_split_rows
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.weights import Layer, ModelShape, Weights, half_split_rows
 
 
 class ModelUnsupported(ValueError):

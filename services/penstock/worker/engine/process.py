@@ -5,9 +5,9 @@ import time
 from multiprocessing.connection import Connection
 
 from penstock.chassis.errors import PenstockError
-from penstock.worker.interface import Engine
-from penstock.worker.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
-from penstock.worker.options import EngineOptions
+from penstock.worker.engine.interface import Engine
+from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
+from penstock.worker.engine.options import EngineOptions
 
 
 def engine_main(conn: Connection, options: EngineOptions) -> None:
@@ -15,7 +15,7 @@ def engine_main(conn: Connection, options: EngineOptions) -> None:
     # Threads that spin while they wait steal the core that the thread they wait for needs: beside one other busy
     # process a step took 50 to 490 ms with them, and 26 to 39 ms without. Alone on its cores an engine may spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from penstock.worker.build import build_engine  # noqa: PLC0415 - torch reads the line above when it is loaded
+    from penstock.worker.engine.build import build_engine  # noqa: PLC0415 - torch reads the line above when it is loaded
 
     try:
         engine, card = build_engine(options)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from penstock.worker.card import ModelCard
-from penstock.worker.loaders.checkpoint import Checkpoint, ModelUnsupported
-from penstock.worker.loaders.tokenizers import sentencepiece_bpe
-from penstock.worker.weights import ModelShape, rope_frequencies
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.loaders.checkpoint import Checkpoint, ModelUnsupported
+from penstock.worker.engine.loaders.tokenizers import sentencepiece_bpe
+from penstock.worker.engine.weights import ModelShape, rope_frequencies
 
 _HEADER = struct.Struct("<7i")
 _UNKNOWN_ID, _BOS_ID, _EOS_ID = range(3)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.worker.interface import SamplingParams
-from penstock.worker.noise import gumbel_noise, noise_key
+from penstock.worker.engine.interface import SamplingParams
+from penstock.worker.engine.noise import gumbel_noise, noise_key
 
 _HEAD = 256  # likeliest tokens looked at first where a row truncates; more only where they do not suffice
 

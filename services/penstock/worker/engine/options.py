@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.worker.step_law import StepLaw
+from penstock.worker.engine.step_law import StepLaw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

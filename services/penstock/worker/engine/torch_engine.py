@@ -2,12 +2,12 @@
 
 import torch
 
-from penstock.worker.batch import Batch, StepPlan
-from penstock.worker.inputs import build_inputs
-from penstock.worker.interface import Capacity, SequenceSpec, StepResult
-from penstock.worker.kv import allocate_kv
-from penstock.worker.model import Model
-from penstock.worker.sampler import Draw, sample
+from penstock.worker.engine.batch import Batch, StepPlan
+from penstock.worker.engine.inputs import build_inputs
+from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
+from penstock.worker.engine.kv import allocate_kv
+from penstock.worker.engine.model import Model
+from penstock.worker.engine.sampler import Draw, sample
 
 
 class TorchEngine:

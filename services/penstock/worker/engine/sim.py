@@ -3,10 +3,10 @@
 import hashlib
 from array import array
 
-from penstock.worker.batch import Batch, StepPlan
-from penstock.worker.interface import Capacity, SequenceSpec, StepResult
-from penstock.worker.mixing import MASK64, mix64
-from penstock.worker.step_law import StepLaw
+from penstock.worker.engine.batch import Batch, StepPlan
+from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
+from penstock.worker.engine.mixing import MASK64, mix64
+from penstock.worker.engine.step_law import StepLaw
 
 
 class SimEngine:

@@ -5,7 +5,7 @@ So batch mates, preemption and resume cannot change a text, and any subset of to
 
 from torch import Tensor
 
-from penstock.worker.mixing import MASK64, mix64
+from penstock.worker.engine.mixing import MASK64, mix64
 
 _MULTIPLIERS = (0x7FEB352D, -0x7B935975)  # of "lowbias32", Wellons 2018; the second is 0x846CA68B as int32
 
