@@ -68,6 +68,13 @@ def test_what_is_kept_over_a_restart_is_never_less_than_what_was_owed():
     assert 0 <= micros(restored.wait(1_000, START)) - micros(bucket.wait(1_000, START)) <= 1
 
 
+def test_a_bucket_remembers_no_more_than_what_may_still_change_it():
+    bucket = Bucket(60)
+    for second in range(1_000):
+        bucket.take(1, START + 2 * second)
+    assert len(bucket._stretches) == 1
+
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("wait"), st.integers(0, 40_000_000)),  # µs

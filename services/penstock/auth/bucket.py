@@ -1,6 +1,7 @@
 """One rate limit: what may be taken within a minute, and when more may be."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 MINUTE = 60_000_000  # µs
 
@@ -53,38 +54,44 @@ class Bucket:
     def take(self, amount: int, now: float) -> Stretch:
         """Take what `wait` has allowed; to be settled once."""
         at = micros(now)
-        self._full_at = max(self._full_at, at * self.per_minute) + amount * MINUTE
+        if self._full_at <= at * self.per_minute:  # full: what was taken before can change nothing any more
+            self._full_at = at * self.per_minute
+            self._stretches.clear()
+        self._full_at += amount * MINUTE
         stretch = Stretch(at, amount, 1)
         self._stretches.append(stretch)
         self._merge(len(self._stretches) - 2)
         return stretch
 
     def settle(self, stretch: Stretch, unused: int) -> None:
-        """End a take, of which `unused` was not needed. Nothing happens when the take was another bucket's."""
-        if stretch not in self._stretches:
+        """End a take, of which `unused` was not needed; nothing to do when the bucket has been full since.
+
+        Costs a look at each unsettled take since then.
+        """
+        try:
+            index = self._stretches.index(stretch)
+        except ValueError:
             return
         stretch.unsettled -= 1
         stretch.amount -= unused
         if unused:
             self._full_at = self._latest()
-        self._merge(self._stretches.index(stretch))
+        self._merge(index)
 
     def spend(self, amount: int, now: float) -> None:
         """Take for good."""
         self.settle(self.take(amount, now), 0)
 
     def with_limit(self, per_minute: int, now: float) -> "Bucket":
-        """A bucket of another size that owes the same. What is under way gives nothing back to it."""
+        """A bucket of another size that owes the same. What is under way now gives nothing back to it."""
         at = micros(now)
         owed = max(0, self._full_at - at * self.per_minute)  # amount times MINUTE
         return Bucket(per_minute, full_at=at + -(-owed // per_minute))
 
     def _latest(self) -> int:
-        taken, latest = 0, 0
-        for stretch in reversed(self._stretches):
-            taken += stretch.amount * MINUTE
-            latest = max(latest, stretch.start * self.per_minute + taken)
-        return latest
+        taken, limit = accumulate(each.amount for each in reversed(self._stretches)), self.per_minute
+        starts = (each.start for each in reversed(self._stretches))
+        return max(start * limit + amount * MINUTE for start, amount in zip(starts, taken, strict=True))
 
     def _merge(self, index: int) -> None:
         """Join a settled stretch to a neighbour, so that there are never more stretches than unsettled takes and two.
