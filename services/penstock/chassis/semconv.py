@@ -21,6 +21,12 @@ RPC_SERVER_CALL_DURATION: Final = "rpc.server.call.duration"  # s
 RPC_CLIENT_CALL_DURATION: Final = "rpc.client.call.duration"  # s
 RPC_DURATION_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
+# HTTP server metric; stable. Its buckets are those of RPC
+HTTP_REQUEST_METHOD: Final = "http.request.method"
+HTTP_RESPONSE_STATUS_CODE: Final = "http.response.status_code"
+HTTP_ROUTE: Final = "http.route"
+HTTP_SERVER_REQUEST_DURATION: Final = "http.server.request.duration"  # s
+
 # GenAI attributes
 GEN_AI_OPERATION_NAME: Final = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME: Final = "gen_ai.provider.name"

@@ -12,9 +12,12 @@ import orjson
 
 from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_from_failure, failure_from
 from penstock.chassis.lifecycle import background, this_stop
+from penstock.edge import limits
 from penstock.edge.gateway import Gateway
 from penstock.edge.http_answer import send_answer, stream_answer
 from penstock.edge.http_exchange import ClientGone, Exchange
+from penstock.edge.http_intake import Intake
+from penstock.edge.http_metrics import observe
 from penstock.edge.openai.answer import ApiAnswer
 from penstock.edge.openai.chat_answer import ChatAnswer
 from penstock.edge.openai.chat_request import parse_chat
@@ -29,7 +32,8 @@ from penstock.edge.openai.response_request import parse_response
 
 Serve = Callable[[Exchange], Awaitable[None]]
 
-MODEL = "/v1/models/"
+MODEL_PREFIX = "/v1/models/"
+MODEL = MODEL_PREFIX + "{name}"  # the rest of the path, slashes and all
 SILENCE = 10.0  # s; proxies and clients commonly give up on streams that say nothing for 30 to 60
 ELSEWHERE = 0.1  # s; another edge can be tried at once
 
@@ -42,10 +46,12 @@ class HttpFront:
         self._is_ready = is_ready
         self._silence = silence  # s, before a stream says that it lives
         self._created = int(time.time())
+        self._intake = Intake(limits.INTAKE_BYTES)
         self._running: set[Exchange] = set()
-        self._paths: dict[str, tuple[str, Serve]] = {
+        self._routes: dict[str, tuple[str, Serve]] = {
             "/health": ("GET", self._tell_health),
             "/v1/models": ("GET", self._list_models),
+            MODEL: ("GET", self._show_model),
             "/v1/responses": ("POST", partial(self._generate, parse_response, ResponseAnswer)),
             "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, ChatAnswer)),
             "/v1/completions": ("POST", partial(self._generate, parse_completion, CompletionAnswer)),
@@ -55,33 +61,42 @@ class HttpFront:
         return f"<HttpFront {len(self._running)} running>"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        began = time.perf_counter()
         exchange = Exchange(scope, receive, send, silence=self._silence)
         self._running.add(exchange)
+        has_left = False
         try:
             async with exchange.open():
                 await self._serve_of(exchange)(exchange)
         except ClientGone:
-            return
+            has_left = True
         except PenstockError as error:
             await exchange.fail(error)
         except Exception as error:  # noqa: BLE001  # logged there; its text is not for callers
             await exchange.fail(error_from_failure(failure_from(error)))
         finally:
             self._running.discard(exchange)
+            took = time.perf_counter() - began
+            observe(exchange.method, exchange.route, exchange.status, took, has_left=has_left)
 
-    def cut(self) -> None:
-        """End what still runs, each with an error that says to ask elsewhere."""
-        for exchange in list(self._running):
+    @property
+    def bytes_coming_in(self) -> int:
+        return self._intake.held
+
+    def cut(self) -> int:
+        """End what still runs, each with an error that says to ask elsewhere; return how many there were."""
+        running = list(self._running)
+        for exchange in running:
             exchange.cut(Unavailable("this edge drains; ask again", reason="DRAINING", retry_after=ELSEWHERE))
+        return len(running)
 
     def _serve_of(self, exchange: Exchange) -> Serve:
         path, method = exchange.path, exchange.method
-        found = self._paths.get(path)
-        if found is None and path.startswith(MODEL):
-            found = "GET", self._show_model
-        if found is None:
+        route = MODEL if path.startswith(MODEL_PREFIX) else path
+        if route not in self._routes:
             raise NotFound(f"nothing is served at {shown(path)}; the API is below /v1", reason="PATH_UNKNOWN")
-        allowed, serve = found
+        exchange.route = route
+        allowed, serve = self._routes[route]
         if method != allowed and (method, allowed) != ("HEAD", "GET"):
             raise MethodNotAllowed(path, allowed)
         return serve
@@ -92,7 +107,7 @@ class HttpFront:
         shape_of: Callable[..., ApiAnswer],
         exchange: Exchange,
     ) -> None:
-        request = parse(parse_body(await exchange.body()), exchange.request_id)
+        request = parse(parse_body(await exchange.body(self._intake)), exchange.request_id)
         shape = shape_of(request, created=int(time.time()))
         answer = stream_answer if request.stream else send_answer
         generating = self._gateway.generate(
@@ -107,7 +122,7 @@ class HttpFront:
 
     async def _show_model(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential)
-        await exchange.respond(200, one_model(models, exchange.path.removeprefix(MODEL), created=self._created))
+        await exchange.respond(200, one_model(models, exchange.path.removeprefix(MODEL_PREFIX), created=self._created))
 
     async def _tell_health(self, exchange: Exchange) -> None:
         """For load balancers: 503 keeps requests away, whether the edge is not there yet or about to go."""

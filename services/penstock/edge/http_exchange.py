@@ -9,8 +9,9 @@ from uuid import uuid4
 from penstock.chassis.errors import PenstockError
 from penstock.edge import limits
 from penstock.edge.caller import credential_of
+from penstock.edge.http_intake import Intake
 from penstock.edge.openai.errors import http_error
-from penstock.edge.openai.fields import BodyTooLarge
+from penstock.edge.openai.fields import BodyStalled, BodyTooLarge
 from penstock.edge.openai.sse import KEEPALIVE
 from penstock.edge.validation import is_request_id
 from penstock.mesh.v1.admission_pb2 import Credential
@@ -32,23 +33,6 @@ class ClientGone(Exception):
 class Exchange:
     """Reads a body within its cap, writes a whole response or a stream, and notices when the client leaves."""
 
-    __slots__ = (
-        "_ended_by",
-        "_fail",
-        "_is_writing",
-        "_receive",
-        "_scope",
-        "_send",
-        "_silence",
-        "_span",
-        "_written_at",
-        "headers",
-        "method",
-        "path",
-        "request_id",
-        "status",
-    )
-
     def __init__(self, scope: Any, receive: Any, send: Any, *, silence: float) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -56,6 +40,7 @@ class Exchange:
         given = self.header("x-request-id")
         # One that cannot be kept is replaced: the response says which id it was in the end.
         self.request_id = given if given and is_request_id(given) else uuid4().hex
+        self.route = ""  # that the path was found to be; empty: none
         self.status = 0  # of the response; 0 until it begins
         self._scope = scope
         self._receive = receive
@@ -79,20 +64,29 @@ class Exchange:
         host, port = self._scope.get("client") or ("", 0)
         return credential_of(self.headers, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
-    async def body(self) -> bytes:
-        """Raises BodyTooLarge, at once where the client says how much it will send."""
-        size, parts = 0, []
+    async def body(self, intake: Intake) -> bytes:
+        """Raises BodyTooLarge, at once where the client says how much it will send; BodyStalled, EDGE_FULL."""
         announced = self.header("content-length")
         _check_size(int(announced) if announced.isdecimal() else 0)
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts.append(message["body"])
-            size += len(message["body"])
-            _check_size(size)
-            if not message["more_body"]:
-                return b"".join(parts)
+        parts = []
+        with intake.body() as body:
+            while True:
+                message = await self._more()
+                body.add(len(message["body"]))
+                _check_size(body.size)
+                parts.append(message["body"])
+                if not message["more_body"]:
+                    return b"".join(parts)
+
+    async def _more(self) -> Any:
+        try:
+            async with asyncio.timeout(limits.BODY_SILENCE_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyStalled(f"nothing more of the body came in {limits.BODY_SILENCE_S:.0f} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
 
     # Answering.
 

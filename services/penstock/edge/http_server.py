@@ -61,7 +61,7 @@ class _Listener:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # below that it tells of every stranger that speaks no HTTP
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,  # who called is for the edge to judge, by connection and headers together
@@ -75,6 +75,7 @@ class _Listener:
             await self._server.serve(sockets=[self._socket])
         finally:
             self._is_closed.set()
+            log.info("http_drained", address=self.address)
 
     async def drain_at_stop(self) -> None:
         await this_stop().asked.wait()
@@ -82,6 +83,8 @@ class _Listener:
 
     async def drain(self) -> None:
         """Take nothing new, close idle connections, let answers end within the grace, then end the rest."""
+        if self._is_closed.is_set():
+            return
         self._server.should_exit = True
         async with background(self._lose_patience()):
             await self._is_closed.wait()
@@ -91,7 +94,7 @@ class _Listener:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_grace if stop.grace is None else stop.grace):
                 await stop.hurried.wait()
-        self._front.cut()
+        log.warning("http_cut", address=self.address, cut=self._front.cut())
         await asyncio.sleep(CLEANUP_GRACE)
         self._server.force_exit = True
 

@@ -10,7 +10,7 @@ import grpc
 import orjson
 
 from penstock.chassis.errors import PenstockError, QuotaExceeded, Unimplemented
-from penstock.edge.openai.fields import BodyTooLarge
+from penstock.edge.openai.fields import BodyStalled, BodyTooLarge
 
 _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
     {
@@ -59,6 +59,12 @@ class MethodNotAllowed(Unimplemented):
         self.allowed = allowed
 
 
+# Where the code alone does not say enough.
+_STATUS_OF_KIND: Mapping[type[PenstockError], int] = MappingProxyType(
+    {MethodNotAllowed: 405, BodyStalled: 408, BodyTooLarge: 413, QuotaExceeded: 429}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpError:
     status: int
@@ -72,13 +78,8 @@ def http_error(error: PenstockError) -> HttpError:
 
 
 def http_status(error: PenstockError) -> int:
-    if isinstance(error, QuotaExceeded):
-        return 429
-    if isinstance(error, BodyTooLarge):
-        return 413
-    if isinstance(error, MethodNotAllowed):
-        return 405
-    return _STATUS.get(error.code, 500)
+    known = (status for kind, status in _STATUS_OF_KIND.items() if isinstance(error, kind))
+    return next(known, _STATUS.get(error.code, 500))
 
 
 def error_body(error: PenstockError) -> dict[str, Any]:

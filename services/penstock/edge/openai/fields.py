@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from penstock.chassis.errors import InvalidArgument
+from penstock.chassis.errors import DeadlineExceeded, InvalidArgument
 from penstock.edge import limits
 
 T = TypeVar("T")
@@ -15,6 +15,12 @@ class BodyTooLarge(InvalidArgument):
     """More bytes than any request may have."""
 
     default_reason = "BODY_TOO_LARGE"
+
+
+class BodyStalled(DeadlineExceeded):
+    """A body that began and does not go on."""
+
+    default_reason = "BODY_STALLED"
 
 
 class Fields:

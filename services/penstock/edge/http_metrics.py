@@ -1,0 +1,29 @@
+"""HTTP requests as operators count them: one histogram, by route and status."""
+
+from opentelemetry.util.types import AttributeValue
+
+from penstock.chassis import semconv
+from penstock.chassis.telemetry import meter
+
+METHODS = frozenset({"GET", "HEAD", "POST"})
+OTHER = "_OTHER"  # as the convention has it: callers must not be able to make up labels
+LEFT = "client_left"
+
+_duration = meter().create_histogram(
+    semconv.HTTP_SERVER_REQUEST_DURATION,
+    unit="s",
+    description="Duration of HTTP requests, to the last byte of the answer.",
+    explicit_bucket_boundaries_advisory=list(semconv.RPC_DURATION_BUCKETS),
+)
+
+
+def observe(method: str, route: str, status: int, seconds: float, *, has_left: bool) -> None:
+    """`route` is empty for a path that is not served; `status` is 0 for a client that left before it was known."""
+    labels: dict[str, AttributeValue] = {semconv.HTTP_REQUEST_METHOD: method if method in METHODS else OTHER}
+    if route:
+        labels[semconv.HTTP_ROUTE] = route
+    if status:
+        labels[semconv.HTTP_RESPONSE_STATUS_CODE] = status
+    if has_left or status >= 500:
+        labels[semconv.ERROR_TYPE] = LEFT if has_left else str(status)
+    _duration.record(seconds, labels)
