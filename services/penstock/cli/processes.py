@@ -1,7 +1,6 @@
 """Child processes: started with a log each, watched, drained in order, never left behind."""
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -10,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.cli import child as child_program
 from penstock.cli.plan import ProcessSpec
 
 TAIL_LINES = 15
 KILL_AFTER = 25.0  # s after SIGTERM; above the tiers' own drain grace of 20 s
-PR_SET_PDEATHSIG = 1
 
 
 class ChildFailedError(Exception):
@@ -45,12 +44,6 @@ def _how(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _die_with_parent() -> None:
-    """In the child, before exec: be told to drain when the command that started it is killed (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 class Processes:
     """The children of one mesh. `on_death` hears of each that ends without being asked to."""
 
@@ -64,13 +57,12 @@ class Processes:
         log = self._logs / f"{spec.name}.log"
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
-                *spec.argv,
+                *(sys.executable, "-I", "-S", child_program.__file__, str(os.getpid()), *spec.argv),
                 env={**os.environ, **spec.environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
                 start_new_session=True,  # Ctrl-C is ours to hear; the children drain in order
-                preexec_fn=_die_with_parent,
             )
         child = Child(spec, process, log)
         self.children.append(child)
