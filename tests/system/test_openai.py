@@ -1,5 +1,6 @@
 """The unmodified OpenAI client against a whole mesh with a real model."""
 
+import json
 from contextlib import asynccontextmanager
 
 import openai
@@ -100,3 +101,19 @@ async def a_wrong_key_is_refused(mesh, model):
             with pytest.raises(openai.AuthenticationError) as refused:
                 await api.chat.completions.create(model=model, messages=HI, stream=stream)
             assert refused.value.code == "invalid_api_key"
+
+
+async def test_an_edge_that_is_asked_to_stop_ends_its_streams_first(tiny_model):
+    async with running_mesh(engine="torch", model=tiny_model) as mesh, client(mesh) as api:
+        edge = next(child for child in mesh.processes.children if child.spec.tier == "edge")
+        stream = await api.completions.create(model="", prompt="hi", max_tokens=400, stream=True, **GREEDY)
+        chunks = aiter(stream)
+        await anext(chunks)
+        edge.process.terminate()
+        rest = [chunk async for chunk in chunks]
+        assert await edge.process.wait() == 0
+        log = [json.loads(line) for line in edge.log.read_text().splitlines()]
+    assert rest[-1].choices[0].finish_reason == "length"
+    events = [line["event"] for line in log]
+    assert events.index("stop_requested") < events.index("ticket_done") < events.index("http_drained")
+    assert {line["level"] for line in log} == {"info"}
