@@ -6,7 +6,7 @@ from rich.table import Table
 from penstock.cli.mesh import LocalMesh
 from penstock.v1.inference_pb2 import Timeline
 
-BAR = 36  # columns of the longest bar
+BAR = 24  # columns of the longest bar
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)  # progress and tables; stdout is for answers
 answers = Console(highlight=False, soft_wrap=True)
