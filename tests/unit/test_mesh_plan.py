@@ -6,7 +6,7 @@ from penstock.cli.plan import MeshOptions, plan_mesh
 
 
 def planned(**asked):
-    return plan_mesh(MeshOptions(**asked), Path("/state"), "the-key", envoy="/bin/envoy")
+    return plan_mesh(MeshOptions(**asked), Path("/state"), "the-key", envoy="/bin/envoy", cores=4)
 
 
 def test_every_process_has_a_name_and_a_port_of_its_own():
@@ -54,3 +54,9 @@ def test_a_setting_reaches_the_processes_of_its_tier_alone():
     plan = planned(settings=("PENSTOCK_QUEUE_MAX_DEPTH=7",))
     with_it = [each.tier for each in plan.processes if "PENSTOCK_QUEUE_MAX_DEPTH" in each.environment]
     assert with_it == ["queue"]
+
+
+def test_the_workers_share_the_machine_s_cores():
+    threads = {each.environment["PENSTOCK_WORKER_TORCH_THREADS"] for each in planned(workers=2).of("worker")}
+    assert threads == {"2"}
+    assert planned(workers=1).of("worker")[0].environment["PENSTOCK_WORKER_TORCH_THREADS"] == "4"

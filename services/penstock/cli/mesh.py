@@ -190,7 +190,8 @@ async def local_mesh(options: MeshOptions, say: Say = _quiet) -> AsyncIterator[L
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     api_key = os.environ.get("PENSTOCK_API_KEY") or f"pk_dev_{secrets.token_hex(16)}"
-    mesh = LocalMesh(options, plan_mesh(options, folder, api_key, envoy_program()), folder, api_key)
+    plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=os.cpu_count() or 1)
+    mesh = LocalMesh(options, plan, folder, api_key)
     try:
         await mesh.start(say)
         write_note(mesh.note())

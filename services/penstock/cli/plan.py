@@ -53,9 +53,14 @@ class MeshPlan:
         return [each for each in self.processes if each.tier == tier]
 
 
-def plan_mesh(options: MeshOptions, folder: Path, api_key: str, envoy: str | None) -> MeshPlan:
-    """Lay out a mesh. `folder` holds the auth store and Envoy's bootstrap; `envoy` is the program, None for none."""
-    planner = _Planner(options, folder, api_key)
+def plan_mesh(
+    options: MeshOptions, folder: Path, api_key: str, *, envoy: str | None = None, cores: int = 1
+) -> MeshPlan:
+    """Lay out a mesh. `folder` holds the auth store and Envoy's bootstrap; `envoy` is the program, None for none.
+
+    The workers share `cores`: engines that each take all of them spend their steps waiting for one another.
+    """
+    planner = _Planner(options, folder, api_key, cores)
     processes = tuple(planner.processes(envoy if options.envoy else None))
     edge = next(each for each in processes if each.tier == "edge")
     front = next((each.address for each in processes if each.tier == "envoy"), "")
@@ -63,10 +68,11 @@ def plan_mesh(options: MeshOptions, folder: Path, api_key: str, envoy: str | Non
 
 
 class _Planner:
-    def __init__(self, options: MeshOptions, folder: Path, api_key: str) -> None:
+    def __init__(self, options: MeshOptions, folder: Path, api_key: str, cores: int) -> None:
         self.options = options
         self.folder = folder
         self.api_key = api_key
+        self.cores = cores
 
     def at(self, port: int, replica: int = 0) -> str:
         return f"127.0.0.1:{port - BASE_PORT + self.options.base_port + replica * REPLICA_STEP}"
@@ -101,6 +107,7 @@ class _Planner:
             MODEL=asked.model,
             ENGINE=asked.engine,
             BATCHING=asked.batching,
+            TORCH_THREADS=str(max(1, self.cores // asked.workers)),
         )
 
     def edge(self, replica: int) -> ProcessSpec:
