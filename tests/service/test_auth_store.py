@@ -117,7 +117,7 @@ async def test_changes_that_wait_share_a_commit_and_are_told_in_order(path, monk
 async def test_a_promise_that_cannot_be_kept_is_told_and_leaves_nothing(path, monkeypatch):
     async with opened_store(path) as (store, _):
         with monkeypatch.context() as patch:
-            patch.setattr(rows, "apply", disk_is_full)
+            patch.setattr(rows, "apply", half_way(rows.apply))
             with pytest.raises(sqlite3.OperationalError, match="full"):
                 await kept(store, PutTenant(ACME))
         await kept(store, Barrier())
@@ -183,6 +183,16 @@ def test_migrating_twice_changes_nothing():
         migrate(raw)
         assert raw.execute("SELECT sql FROM sqlite_master").fetchall() == before
         assert raw.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+
+
+def half_way(apply):
+    """The disk fills up once a part of the transaction is written."""
+
+    def apply_and_fail(connection, change):
+        apply(connection, change)
+        disk_is_full(connection, change)
+
+    return apply_and_fail
 
 
 def disk_is_full(connection, change):

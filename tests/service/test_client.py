@@ -15,7 +15,7 @@ from penstock.chassis.errors import (
     Unavailable,
 )
 from penstock.chassis.streams import accepted
-from penstock.client import Cancelled, Client, DeadlineExceeded, IndexGap, RetryPolicy
+from penstock.client import Cancelled, Client, DeadlineExceeded, IndexGap, RetryPolicy, endpoints, rotation
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import GenerateRequest, GenerateResponse, SessionResponse
 from penstock.v1.stream_pb2 import End, Hello
@@ -282,6 +282,47 @@ async def test_an_overload_is_not_kept_alive_by_retries():
         answers = await asyncio.gather(*(client.complete("Hello") for _ in range(20)), return_exceptions=True)
     assert all(isinstance(each, Overloaded) for each in answers)
     assert len(edge.requests) == 24
+
+
+@pytest.mark.parametrize("way", ["complete", "count_tokens"])
+async def test_what_succeeds_brings_the_budget_for_retries_back(way):
+    edge = Edge(script=[Overloaded("full", retry_after=0.001)] * 20)
+
+    async def count(request, context):
+        return pb.CountTokensResponse()
+
+    async with client_of(edge, CountTokens=count) as client:
+        await asyncio.gather(*(client.complete("Hello") for _ in range(20)), return_exceptions=True)
+        edge.script = [Overloaded("full", retry_after=0.001)]
+        with pytest.raises(Overloaded):
+            await client.complete("Hello")
+        for _ in range(70):
+            await getattr(client, way)("Hello")
+        edge.script = [Overloaded("full", retry_after=0.001)]
+        assert await client.complete("Hello") == "".join(WORDS)
+
+
+async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch):
+    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    monkeypatch.setattr(endpoints, "CONNECT", 0.2)
+    tried, is_ready = [], endpoints._is_ready
+    monkeypatch.setattr(endpoints, "_is_ready", lambda channel: tried.append(channel) or is_ready(channel))
+    async with inference() as (_, server):
+        nobody = server.address
+    edge = Edge()
+    async with inference(Generate=edge.generate) as (_, server), Client(nobody, server.address) as client:
+        for _ in range(3):
+            await client.complete("Hello")
+    assert [tried.count(each) for each in dict.fromkeys(tried)] == [1, 3]
+
+
+async def test_an_edge_that_says_it_goes_is_left_out_for_a_while(monkeypatch):
+    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    edges = [Edge(script=[Unavailable("this edge drains", reason="DRAINING", retry_after=0.001)]), Edge()]
+    async with client_of(*edges) as client:
+        for _ in range(4):
+            await client.complete("Hello")
+    assert [len(edge.requests) for edge in edges] == [1, 4]
 
 
 async def test_a_client_waits_for_an_edge_that_is_still_starting():

@@ -121,7 +121,7 @@ def test_a_reservation_nobody_was_told_of_leaves_no_trace():
     assert books.get("acme").balance.requests == 0
 
 
-def test_what_lapses_is_charged_nothing_and_its_tokens_stay_spent():
+def test_what_lapses_is_charged_nothing():
     books = accounts(tokens_per_minute=30)
     reserve(books, 1, 10, 20, now=START + 50)
     assert books.expire(START + 50 + TTL - 0.001) == []

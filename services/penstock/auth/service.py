@@ -137,7 +137,7 @@ class AdmissionService(AdmissionServiceServicer):
 
     def _refuse(self, peer: EdgePeer, request_id: str, error: PenstockError, span: ReserveSpan) -> None:
         span.end(reason=error.reason)
-        log.info("reserve_refused", request_id=request_id, reason=error.reason, retry_after=error.retry_after)
+        log.debug("reserve_refused", request_id=request_id, reason=error.reason, retry_after=error.retry_after)
         peer.send(frames.refused(request_id, error))
 
     def _settle(self, peer: EdgePeer, ask: Settle) -> None:
