@@ -1,5 +1,7 @@
 """One shard of the queue: `python -m penstock.queue`."""
 
+import time
+
 from penstock.chassis import lifecycle
 from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, stop_requested
@@ -7,7 +9,10 @@ from penstock.chassis.server import serving
 from penstock.chassis.streams import PROTOCOL
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.queue.book import TicketBook
+from penstock.queue.bounds import Bounds
 from penstock.queue.config import QueueConfig
+from penstock.queue.placed import Placed
+from penstock.queue.presence import Presence
 from penstock.queue.service import QueueService
 from penstock.v1.stream_pb2 import Hello
 
@@ -15,10 +20,9 @@ from penstock.v1.stream_pb2 import Hello
 async def run(config: QueueConfig) -> None:
     hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="queue")
     book = TicketBook(
-        max_depth=config.max_depth,
-        max_tokens=config.max_tokens,
-        worker_patience=config.worker_patience,
-        placed_memory=config.placed_memory,
+        bounds=Bounds(config.max_depth, config.max_tokens),
+        presence=Presence(patience=config.patience, warm_up=config.warm_up, started_at=time.time()),
+        placed=Placed(config.placed_memory),
     )
     service = QueueService(book, hello)
     async with serving(

@@ -1,81 +1,89 @@
 """The ticket book: who waits, who is offered to whom, who must go. Plain calls in, effects out; `now` is unix time.
 
-An edge's ticket is waiting, or offered to one scheduler; with a lease, a refusal or a withdrawal the book forgets it,
-but for the few seconds in which a withdrawal still has to find the scheduler that placed it.
+A ticket is waiting, or offered to one scheduler; with a lease, a refusal or a withdrawal the book forgets it, but for
+the few seconds in which a withdrawal still has to find the scheduler that placed it. What waits is listed in the
+order of its model, except for a short pause after a second decline.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from typing import TypeAlias
 
-from penstock.chassis.errors import DeadlineExceeded, NotFound, Overloaded, PenstockError, Unavailable
+from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from penstock.queue.bounds import NO_EXCESS, Bounds
 from penstock.queue.effects import (
     Effect,
-    Head,
     Leased,
+    Left,
     Models,
-    Offer,
     Queued,
     Recalled,
     Returned,
     Shed,
     Withdrawn,
 )
+from penstock.queue.errors import DeadlinePassed, Evicted, ModelUnknown, NoWorker, QueueFull, QueueTokensFull
+from penstock.queue.lazy_heap import LazyHeap
+from penstock.queue.placed import Placed
 from penstock.queue.policies.class_fifo import ClassFifo
 from penstock.queue.policies.order import Order
+from penstock.queue.presence import Presence, Verdict
 from penstock.queue.seats import Credit, Seat, Seats
-from penstock.queue.waiting import Place, WaitingTicket
+from penstock.queue.shelves import Shelves
+from penstock.queue.waiting import WaitingTicket
 
-UNKNOWN_RATE_RETRY = 1.0  # s; what a refused client is told before anything was measured
-RETRY_BOUNDS = (0.05, 60.0)  # s
+PAUSE = 0.1  # s after a second decline; without it a ticket that only its avoided workers have room for would circle
 
-
-@dataclass(slots=True)
-class Shelf:
-    """The tickets of one model."""
-
-    order: Order
-    waiting: int = 0
-    tokens: int = 0  # of what waits
-    sent: Head | None = None  # as last told, without its scheduler
+Timed: TypeAlias = tuple[float, int, WaitingTicket]  # when, arrival, ticket
 
 
-@dataclass(kw_only=True)
+@dataclass
+class Tally:
+    """What has happened since the start."""
+
+    leased: int = 0
+    shed: dict[str, int] = field(default_factory=dict)  # by reason
+
+
 class TicketBook:
     """All tickets of one shard."""
 
-    max_depth: int  # tickets waiting
-    max_tokens: int  # prompt + output tokens waiting
-    worker_patience: float  # s a ticket waits while no scheduler can place its model
-    placed_memory: float  # s in which a lease may still be recalled
-    new_order: Callable[[], Order] = ClassFifo
-    tickets: dict[str, WaitingTicket] = field(default_factory=dict)
-    edges: dict[str, set[str]] = field(default_factory=dict)
-    seats: Seats = field(default_factory=Seats)
-    shelves: dict[str, Shelf] = field(default_factory=dict)
-    sheds: dict[str, int] = field(default_factory=dict)  # by reason
-    waiting: int = 0
-    waiting_tokens: int = 0
-    _placed: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # scheduler, until
-    _deadlines: list[tuple[float, str]] = field(default_factory=list)
-    _orphaned: dict[str, float] = field(default_factory=dict)  # model without a scheduler: since when
-    _changed: set[str] = field(default_factory=set)  # models whose head may have to be told
+    def __init__(
+        self, *, bounds: Bounds, presence: Presence, placed: Placed, new_order: Callable[[], Order] = ClassFifo
+    ) -> None:
+        self.tickets: dict[str, WaitingTicket] = {}
+        self.seats = Seats()
+        self.shelves = Shelves(self.seats, new_order)
+        self.placed = placed
+        self.tally = Tally()
+        self._bounds = bounds
+        self._presence = presence
+        self._edges: dict[str, set[str]] = {}  # ticket ids
+        self._models: tuple[CatalogEntry, ...] = ()
+        self._deadlines: LazyHeap[Timed] = LazyHeap(self._is_here)
+        self._pauses: LazyHeap[Timed] = LazyHeap(self._is_here)
+        self._refused: dict[str, WaitingTicket] = {}  # tickets that some scheduler can never run
+        self._arrivals = 0
 
     def __repr__(self) -> str:
-        offered = len(self.tickets) - self.waiting
-        return f"<TicketBook {self.waiting}/{self.max_depth} waiting, {offered} offered, {len(self._placed)} placed>"
+        return f"<TicketBook {self.shelves.waiting.tickets} waiting, {self.offered} offered, {len(self.placed)} placed>"
 
-    # ---------------------------------------------------------------------------------------------------------- edges
+    @property
+    def offered(self) -> int:
+        return len(self.tickets) - self.shelves.waiting.tickets
+
+    # What edges do.
 
     def edge_joined(self, edge: str) -> list[Effect]:
-        self.edges[edge] = set()
-        return [Models(self.seats.models())]
+        self._edges[edge] = set()
+        return [Models(edge, self._models)]
 
     def edge_lost(self, edge: str) -> list[Effect]:
-        """Forget what the edge waited for: it owns its tickets and enqueues them again."""
-        return self._recall(self.edges.pop(edge, set()))
+        """Forget what the edge waited for: it owns its tickets and enqueues them again, with what it may not have
+        heard a lease was granted for.
+        """
+        return self._recall([*self._edges.pop(edge, ()), *self.placed.of_edge(edge)], "EDGE_LOST")
 
     def enqueue(self, ticket: WaitingTicket, now: float) -> list[Effect]:
         """Take a ticket in, or refuse it.
@@ -85,237 +93,229 @@ class TicketBook:
         """
         known = self.tickets.get(ticket.ticket_id)
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
-            return [self._queued(known)]
-        effects = self._recall([ticket.ticket_id]) if known else []
-        if refusal := self._refusal(ticket, now):
-            return [*effects, self._shed(ticket, refusal)]
-        if full := self._full(ticket):
-            victim = self._shelf(ticket.model).order.newest_below(ticket.priority)
-            if victim is None:
-                return [*effects, self._shed(ticket, full)]
-            text = "a request of a higher class needed the place; retry later"
-            self._remove(victim)
-            effects.append(self._shed(victim, Overloaded(text, reason="EVICTED", retry_after=full.retry_after)))
-        self._insert(ticket)
-        return [*effects, self._queued(ticket), *self._match(ticket.model)]
+            return [self._queued(known, now)]
+        effects = self._recall([ticket.ticket_id], "REPLACED")
+        refusal = self._refusal(ticket, now)
+        if refusal is None:
+            evicted = self._make_room(ticket, now)
+            if evicted is not None:
+                return [*effects, *evicted, *self._admit(ticket, now)]
+            refusal = self._full(ticket, now)
+        self._note_shed(refusal)
+        return [*effects, Shed(ticket.edge, ticket.ticket_id, refusal)]
 
     def withdraw(self, edge: str, ticket_ids: Iterable[str]) -> list[Effect]:
         gone = tuple(ticket_ids)
-        return [*self._recall(gone), Withdrawn(edge, gone)]
+        return [*self._recall(gone, "WITHDRAWN"), Withdrawn(edge, gone)]
 
-    # ----------------------------------------------------------------------------------------------------- schedulers
+    # What schedulers do.
 
     def scheduler_joined(self, scheduler: str) -> list[Effect]:
         self.seats[scheduler] = Seat()
         return []
 
     def scheduler_lost(self, scheduler: str, now: float) -> list[Effect]:
-        """What it was offered is back in its place; leases it gave stand or lapse without it."""
-        seat = self.seats.pop(scheduler, Seat())
-        for ticket_id in seat.offered:
-            self._give_back(self.tickets[ticket_id])
-        models = {self.tickets[ticket_id].model for ticket_id in seat.offered}
-        return [*self._catalog_changed(now), *(effect for model in models for effect in self._match(model))]
+        """Put back into its place what it was offered; leases it gave stand or lapse without it."""
+        seat = self.seats.pop(scheduler)
+        offered = [self.tickets[ticket_id] for ticket_id in seat.offered]
+        for ticket in offered:
+            self._give_back(ticket, now)
+        effects = self._catalog_changed(now)
+        for model in sorted({ticket.model for ticket in offered}):
+            effects += self.shelves.match(model)
+        return effects
 
     def catalog(self, scheduler: str, entries: Iterable[CatalogEntry], now: float) -> list[Effect]:
-        self.seats[scheduler].catalog = {entry.model: entry for entry in entries}
-        self._changed.update(self.seats[scheduler].catalog)
-        for shelf in self.shelves.values():
-            shelf.sent = None  # whoever serves it now has not heard of it
+        seat = self.seats[scheduler]
+        seat.catalog = {entry.model: entry for entry in entries}
+        for ticket in list(self._refused.values()):  # it may have other workers now
+            ticket.refused_by = tuple(each for each in ticket.refused_by if each != scheduler)
+        for model in seat.catalog:
+            self.shelves.tell_again(model)
         return self._catalog_changed(now)
 
     def credit(self, scheduler: str, model: str, given: Credit, *, once: bool) -> list[Effect]:
         credit = self.seats[scheduler].credits.setdefault(model, Credit())
-        credit.tickets += given.tickets
-        credit.max_tokens, credit.tokens_per_second = given.max_tokens, given.tokens_per_second
-        effects = self._match(model)
-        if once and credit.tickets:
+        credit.add(given)
+        effects = self.shelves.match(model)
+        if once:
             effects.append(Returned(scheduler, model, credit.tickets))
             credit.tickets = 0
         return effects
 
     def place(self, scheduler: str, lease: Lease, now: float) -> list[Effect]:
-        ticket = self._offered_to(scheduler, lease.ticket_id)
-        if ticket is None or ticket.attempt != lease.attempt:
-            return [Recalled(scheduler, (lease.ticket_id,))]
-        self._forget(ticket)
-        self._placed[ticket.ticket_id] = (scheduler, now + self.placed_memory)
-        return [Leased(ticket, lease, max(0.0, now - ticket.enqueued))]
-
-    def decline(self, scheduler: str, ticket_id: str, reason: str) -> list[Effect]:
-        ticket = self._offered_to(scheduler, ticket_id)
-        if ticket is None:
+        if not self.seats[scheduler].answered(lease.ticket_id):
             return []
-        if reason == "NO_WORKER" and not any(key != scheduler for key, _ in self.seats.serving(ticket.model)):
-            text = f"no worker can ever run {ticket.tokens} tokens of {ticket.model}; ask for fewer"
-            self._forget(ticket)
-            return [self._shed(ticket, Unavailable(text, reason="NO_WORKER"))]
-        self._give_back(ticket)
-        return self._match(ticket.model)
+        ticket = self.tickets[lease.ticket_id]
+        waited = max(0.0, now - ticket.arrived)
+        self.shelves[ticket.model].pace.note(ticket.tokens, now)
+        self.tally.leased += 1
+        self.placed.note(ticket.ticket_id, scheduler, ticket.edge, now)
+        return [Leased(ticket.edge, lease, waited), self._forget(ticket, "")]
 
-    # ---------------------------------------------------------------------------------------------------------- time
+    def decline(self, scheduler: str, ticket_id: str, reason: str, now: float) -> list[Effect]:
+        """Give an offer back. Without capacity the scheduler's other credit for the model is void as well."""
+        seat = self.seats[scheduler]
+        if not seat.answered(ticket_id):
+            return []
+        ticket = self.tickets[ticket_id]
+        if reason == "NO_WORKER":
+            ticket.refused_by = (*ticket.refused_by, scheduler)
+            self._refused[ticket_id] = ticket
+        else:
+            ticket.declines += 1
+            seat.credits[ticket.model].tickets = 0
+        self._give_back(ticket, now)
+        if self.seats.refuse(ticket):
+            return self._drop(ticket, self._never(ticket))
+        return self.shelves.match(ticket.model)
+
+    # What time does.
 
     def tick(self, now: float) -> list[Effect]:
-        """Drop what ran out of time; to be called several times a second."""
+        """Drop what ran out of time, end pauses; to be called several times a second."""
         effects: list[Effect] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            ticket = self.tickets.get(heappop(self._deadlines)[1])
-            if ticket and 0 < ticket.deadline <= now:
-                effects += self._drop(ticket, DeadlineExceeded("the request waited in the queue until its deadline"))
-        for model, since in list(self._orphaned.items()):
-            if now - since >= self.worker_patience:
-                effects += self._abandon(model, now)
-        while self._placed and next(iter(self._placed.values()))[1] <= now:
-            self._placed.popitem(last=False)
+        while (due := self._deadlines.first()) and due[0] <= now:
+            effects += self._drop(due[-1], DeadlinePassed())
+        while (due := self._pauses.first()) and due[0] <= now:
+            self._show(self._pauses.pop()[-1], now)
+            effects += self.shelves.match(due[-1].model)
+        for model in self._presence.given_up(now):
+            effects += self._abandon(model)
+        self.placed.expire(now)
         return effects
 
-    def heads(self) -> Iterator[Head]:
-        """What schedulers have not heard yet of the models' heads."""
-        for model in self._changed:
-            shelf = self._shelf(model)
-            found = shelf.order.head()
-            head = Head("", model, shelf.waiting, shelf.tokens, found[1] if found else None)
-            if head != shelf.sent:
-                shelf.sent = head
-                for scheduler, _ in self.seats.serving(model):
-                    yield Head(scheduler, model, head.waiting, head.waiting_tokens, head.key)
-        self._changed.clear()
-
-    def retry_after(self, model: str) -> float:
-        """Time until as much is served as waits now."""
-        rate = self.seats.rate(model)
-        if not rate:
-            return UNKNOWN_RATE_RETRY
-        return min(max(self._shelf(model).tokens / rate, RETRY_BOUNDS[0]), RETRY_BOUNDS[1])
-
-    # ---------------------------------------------------------------------------------------------------------- inside
+    # Admission.
 
     def _refusal(self, ticket: WaitingTicket, now: float) -> PenstockError | None:
         if 0 < ticket.deadline <= now:
-            return DeadlineExceeded("the deadline had passed before the request reached the queue")
-        if any(self.seats.serving(ticket.model)):
+            return DeadlinePassed()
+        match self._presence.verdict(ticket.model, now):
+            case Verdict.UNKNOWN:
+                return ModelUnknown(ticket.model)
+            case Verdict.GONE:
+                return NoWorker.at_present(ticket.model, self._presence.patience)
+            case _:
+                return None
+
+    def _make_room(self, ticket: WaitingTicket, now: float) -> list[Effect] | None:
+        """Evict lower classes as far as the bounds ask for it; None when that would not be enough.
+
+        Resumed work is let in above the bounds: its place was its own, and half of its answer is out already.
+        """
+        excess = self._bounds.excess(self.shelves.waiting, ticket.tokens)
+        if ticket.resumes or excess == NO_EXCESS:
+            return []
+        lower = self.shelves.evictable(ticket.priority)
+        if lower.tickets < excess.tickets or lower.tokens < excess.tokens:
             return None
-        if self.seats.models() and ticket.model not in self._orphaned:
-            return NotFound(f"no worker serves {ticket.model}; see ListModels", reason="MODEL_UNKNOWN")
-        self._orphaned.setdefault(ticket.model, now)
-        return None
-
-    def _full(self, ticket: WaitingTicket) -> Overloaded | None:
-        """The refusal of a ticket that would pass a bound; resumed work is let in above it: its place was its own."""
-        if ticket.resumes:
-            return None
-        wait = self.retry_after(ticket.model)
-        if self.waiting >= self.max_depth:
-            text = f"{self.waiting} requests are waiting, the most this queue takes; retry in {wait:.1f} s"
-            return Overloaded(text, reason="QUEUE_FULL", retry_after=wait)
-        if self.waiting_tokens + ticket.tokens > self.max_tokens:
-            text = f"{self.waiting_tokens} tokens are waiting of at most {self.max_tokens}; retry in {wait:.1f} s"
-            return Overloaded(text, reason="QUEUE_TOKENS_FULL", retry_after=wait)
-        return None
-
-    def _queued(self, ticket: WaitingTicket) -> Queued:
-        shelf, rate = self._shelf(ticket.model), self.seats.rate(ticket.model)
-        ahead = shelf.waiting - (ticket.place is Place.WAITING)
-        return Queued(ticket.edge, ticket.ticket_id, max(0, ahead), shelf.tokens / rate if rate else None)
-
-    def _match(self, model: str) -> list[Effect]:
-        """Offer tickets for as long as there are both tickets and credit."""
         effects: list[Effect] = []
-        shelf = self._shelf(model)
-        while shelf.waiting and (found := self.seats.with_credit(model)):
-            scheduler, credit = found
-            ticket = shelf.order.take(credit.max_tokens)
-            if ticket is None:
-                break
-            credit.tickets -= 1
-            self._count(ticket, -1)
-            ticket.place, ticket.scheduler = Place.OFFERED, scheduler
-            self.seats[scheduler].offered.add(ticket.ticket_id)
-            effects.append(Offer(scheduler, ticket))
+        while self._bounds.excess(self.shelves.waiting, ticket.tokens) != NO_EXCESS:
+            victim = self.shelves.next_evicted(ticket.priority)
+            effects += self._drop(victim, Evicted(self.shelves.retry_after(victim, now)))
         return effects
 
-    def _insert(self, ticket: WaitingTicket) -> None:
+    def _full(self, ticket: WaitingTicket, now: float) -> PenstockError:
+        wait = self.shelves.retry_after(ticket, now)
+        if self._bounds.excess(self.shelves.waiting, 0).tickets:
+            return QueueFull(self.shelves.waiting.tickets, wait)
+        return QueueTokensFull(ticket.tokens, self.shelves.waiting.tokens, self._bounds.max_tokens, wait)
+
+    def _admit(self, ticket: WaitingTicket, now: float) -> list[Effect]:
+        self._arrivals += 1
+        ticket.arrived, ticket.arrival = now, self._arrivals
+        queued = self._queued(ticket, now)
         self.tickets[ticket.ticket_id] = ticket
-        self.edges[ticket.edge].add(ticket.ticket_id)
+        self._edges[ticket.edge].add(ticket.ticket_id)
         if ticket.deadline:
-            heappush(self._deadlines, (ticket.deadline, ticket.ticket_id))
-        self._shelf(ticket.model).order.push(ticket)
-        self._count(ticket, 1)
+            self._deadlines.push((ticket.deadline, ticket.arrival, ticket))
+        self.shelves.count(ticket, 1)
+        self._show(ticket, now)
+        return [queued, *self.shelves.match(ticket.model)]
 
-    def _give_back(self, ticket: WaitingTicket) -> None:
+    # Moves.
+
+    def _show(self, ticket: WaitingTicket, now: float) -> None:
+        self._presence.await_again(ticket.model, now)
+        self.shelves.show(ticket)
+
+    def _give_back(self, ticket: WaitingTicket, now: float) -> None:
+        """Put an offered ticket back into its place, or aside for a moment when it comes back again and again."""
         if seat := self.seats.get(ticket.scheduler):
             seat.offered.discard(ticket.ticket_id)
-        ticket.place, ticket.scheduler = Place.WAITING, ""
-        self._shelf(ticket.model).order.push(ticket)
-        self._count(ticket, 1)
+        ticket.scheduler = ""
+        self.shelves.count(ticket, 1)
+        if ticket.declines > 1:
+            self._pauses.push((now + PAUSE, ticket.arrival, ticket))
+        else:
+            self._show(ticket, now)
 
-    def _remove(self, ticket: WaitingTicket) -> None:
-        """Take a ticket out, wherever it is."""
-        if ticket.place is Place.WAITING:
-            self._shelf(ticket.model).order.remove(ticket)
-            self._count(ticket, -1)
-        self._forget(ticket)
-
-    def _forget(self, ticket: WaitingTicket) -> None:
-        if seat := self.seats.get(ticket.scheduler):
-            seat.offered.discard(ticket.ticket_id)
-        self.edges.get(ticket.edge, set()).discard(ticket.ticket_id)
-        del self.tickets[ticket.ticket_id]
-
-    def _recall(self, ticket_ids: Iterable[str]) -> list[Effect]:
+    def _recall(self, ticket_ids: Iterable[str], reason: str) -> list[Effect]:
         """Take tickets out and tell the schedulers that know of them."""
+        effects: list[Effect] = []
         told: dict[str, list[str]] = {}
-        for ticket_id in list(ticket_ids):
+        for ticket_id in ticket_ids:
             if ticket := self.tickets.get(ticket_id):
-                if ticket.scheduler:
-                    told.setdefault(ticket.scheduler, []).append(ticket_id)
-                self._remove(ticket)
-            elif placed := self._placed.pop(ticket_id, None):
-                told.setdefault(placed[0], []).append(ticket_id)
-        return [Recalled(key, tuple(ids)) for key, ids in told.items() if key in self.seats]
+                scheduler = ticket.scheduler
+                effects.append(self._take_out(ticket, reason))
+            else:
+                scheduler = self.placed.pop(ticket_id)
+            if scheduler in self.seats:
+                told.setdefault(scheduler, []).append(ticket_id)
+        return [*effects, *(Recalled(scheduler, tuple(ids)) for scheduler, ids in told.items())]
 
     def _drop(self, ticket: WaitingTicket, error: PenstockError) -> list[Effect]:
-        return [*self._recall([ticket.ticket_id]), self._shed(ticket, error)]
+        self._note_shed(error)
+        gone = self._recall([ticket.ticket_id], error.reason)
+        return [*gone, Shed(ticket.edge, ticket.ticket_id, error)]
 
-    def _abandon(self, model: str, now: float) -> list[Effect]:
-        """No scheduler came back for a model in time: tell all who wait for it."""
+    def _abandon(self, model: str) -> list[Effect]:
+        """Tell all who wait for a model that nobody came back for it in time."""
         effects: list[Effect] = []
-        shelf = self._shelf(model)
-        while ticket := shelf.order.take(0):
-            self._count(ticket, -1)
-            self._forget(ticket)
-            text = f"no worker serves {model} at present; retry in {self.worker_patience:.0f} s"
-            effects.append(self._shed(ticket, Unavailable(text, reason="NO_WORKER", retry_after=self.worker_patience)))
-        self._orphaned[model] = now
-        if not any(ticket.model == model for ticket in self.tickets.values()):
-            del self._orphaned[model]
+        order = self.shelves[model].order
+        while found := order.head():
+            effects += self._drop(found[0], NoWorker.at_present(model, self._presence.patience))
         return effects
 
+    def _take_out(self, ticket: WaitingTicket, reason: str) -> Left:
+        """Remove a ticket from wherever it is."""
+        if ticket.scheduler:
+            self.seats[ticket.scheduler].take_back(ticket.ticket_id)
+        else:
+            self.shelves.remove(ticket)
+        return self._forget(ticket, reason)
+
+    def _forget(self, ticket: WaitingTicket, reason: str) -> Left:
+        if seat := self.seats.get(ticket.scheduler):
+            seat.offered.discard(ticket.ticket_id)
+        if waits_for := self._edges.get(ticket.edge):
+            waits_for.discard(ticket.ticket_id)
+        self._refused.pop(ticket.ticket_id, None)
+        del self.tickets[ticket.ticket_id]
+        return Left(ticket, reason)
+
     def _catalog_changed(self, now: float) -> list[Effect]:
-        for model, shelf in self.shelves.items():
-            if any(self.seats.serving(model)):
-                self._orphaned.pop(model, None)
-            elif shelf.waiting:
-                self._orphaned.setdefault(model, now)
-        return [Models(self.seats.models())]
+        models = self.seats.models()
+        self._presence.update({entry.model for entry in models}, now)
+        effects: list[Effect] = []
+        for ticket in list(self._refused.values()):
+            if self.seats.refuse(ticket):
+                effects += self._drop(ticket, self._never(ticket))
+        if models != self._models:
+            self._models = models
+            effects.append(Models("", models))
+        return effects
 
-    def _offered_to(self, scheduler: str, ticket_id: str) -> WaitingTicket | None:
-        ticket = self.tickets.get(ticket_id)
-        return ticket if ticket and ticket.scheduler == scheduler else None
+    def _never(self, ticket: WaitingTicket) -> PenstockError:
+        if ticket.avoid_workers:
+            return NoWorker.left(ticket.model, len(ticket.avoid_workers), self._presence.patience)
+        return NoWorker.large_enough(ticket.model, ticket.tokens)
 
-    def _shed(self, ticket: WaitingTicket, error: PenstockError) -> Shed:
-        self.sheds[error.reason] = self.sheds.get(error.reason, 0) + 1
-        return Shed(ticket.edge, ticket.ticket_id, error)
+    def _queued(self, ticket: WaitingTicket, now: float) -> Queued:
+        return Queued(ticket.edge, ticket.ticket_id, *self.shelves.ahead(ticket, now))
 
-    def _shelf(self, model: str) -> Shelf:
-        if model not in self.shelves:
-            self.shelves[model] = Shelf(self.new_order())
-        return self.shelves[model]
+    def _is_here(self, entry: Timed) -> bool:
+        return self.tickets.get(entry[-1].ticket_id) is entry[-1]
 
-    def _count(self, ticket: WaitingTicket, sign: int) -> None:
-        shelf = self._shelf(ticket.model)
-        shelf.waiting += sign
-        shelf.tokens += sign * ticket.tokens
-        self.waiting += sign
-        self.waiting_tokens += sign * ticket.tokens
-        self._changed.add(ticket.model)
+    def _note_shed(self, error: PenstockError) -> None:
+        self.tally.shed[error.reason] = self.tally.shed.get(error.reason, 0) + 1

@@ -22,7 +22,7 @@ class Queued:
 class Leased:
     """To an edge: its ticket has a worker."""
 
-    ticket: WaitingTicket
+    edge: str
     lease: Lease
     waited: float  # s
 
@@ -42,6 +42,14 @@ class Withdrawn:
 
     edge: str
     ticket_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """To one edge, or to every edge: the models that can be placed."""
+
+    edge: str  # empty: all
+    entries: tuple[CatalogEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +89,13 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """To every edge: the models that can be placed."""
+class Left:
+    """To the record: a ticket is out of the book, by a lease where there is no reason."""
 
-    entries: tuple[CatalogEntry, ...]
+    ticket: WaitingTicket
+    reason: str
 
 
-Effect = Queued | Leased | Shed | Withdrawn | Offer | Recalled | Returned | Head | Models
+ToEdge = Queued | Leased | Shed | Withdrawn
+ToScheduler = Offer | Recalled | Returned | Head
+Effect = ToEdge | Models | ToScheduler | Left

@@ -4,12 +4,10 @@ from datetime import timedelta
 
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
-from penstock.queue.waiting import to_frame
-
-NANOS = 10**9
+from penstock.queue.waiting import NANOS, to_frame
 
 
-def to_edge(effect: out.Queued | out.Leased | out.Shed | out.Withdrawn | out.Models) -> pb.SubmitResponse:
+def to_edge(effect: out.ToEdge | out.Models) -> pb.SubmitResponse:
     match effect:
         case out.Queued():
             queued = pb.Queued(ticket_id=effect.ticket_id, ahead_hint=effect.ahead)
@@ -28,7 +26,7 @@ def to_edge(effect: out.Queued | out.Leased | out.Shed | out.Withdrawn | out.Mod
             return pb.SubmitResponse(catalog=pb.Catalog(entries=effect.entries))
 
 
-def to_scheduler(effect: out.Offer | out.Recalled | out.Returned | out.Head) -> pb.DispatchResponse:
+def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:
     match effect:
         case out.Offer():
             return pb.DispatchResponse(offer=pb.Offer(ticket=to_frame(effect.ticket)))

@@ -1,9 +1,12 @@
 """The schedulers of a shard: what each can place, and how many tickets each may be offered."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+from penstock.queue.policies.order import Fit, FitOf
+from penstock.queue.waiting import WaitingTicket
 
 
 @dataclass(slots=True)
@@ -14,6 +17,10 @@ class Credit:
     max_tokens: int = 0  # largest ticket it can place now; 0: no bound known
     tokens_per_second: float = 0.0  # measured by its workers; 0: unknown
 
+    def add(self, given: "Credit") -> None:
+        self.tickets += given.tickets
+        self.max_tokens, self.tokens_per_second = given.max_tokens, given.tokens_per_second
+
 
 @dataclass(slots=True)
 class Seat:
@@ -22,35 +29,77 @@ class Seat:
     catalog: dict[str, CatalogEntry] = field(default_factory=dict)
     credits: dict[str, Credit] = field(default_factory=dict)
     offered: set[str] = field(default_factory=set)  # ticket ids
+    void: Counter[str] = field(default_factory=Counter)  # offers taken back that it has not answered yet
+
+    def answered(self, ticket_id: str) -> bool:
+        """Note the answer to an offer; False when the offer had been taken back by then.
+
+        A scheduler answers each offer once and in order, so the first answers are to the oldest offers.
+        """
+        if not self.void[ticket_id]:
+            del self.void[ticket_id]
+            return ticket_id in self.offered
+        self.void[ticket_id] -= 1
+        return False
+
+    def take_back(self, ticket_id: str) -> None:
+        self.offered.discard(ticket_id)
+        self.void[ticket_id] += 1
 
 
 class Seats(dict[str, Seat]):
     """All schedulers by stream."""
 
-    def serving(self, model: str) -> Iterator[tuple[str, Seat]]:
-        return ((key, seat) for key, seat in self.items() if model in seat.catalog)
+    def serving(self, model: str) -> Iterator[str]:
+        return (key for key, seat in self.items() if model in seat.catalog)
 
-    def with_credit(self, model: str) -> tuple[str, Credit] | None:
-        """The scheduler with most credit for `model`."""
-        found = [(key, seat.credits[model]) for key, seat in self.items() if model in seat.credits]
-        key, credit = max(found, key=lambda pair: pair[1].tickets, default=("", Credit()))
-        return (key, credit) if credit.tickets else None
+    @property
+    def credit(self) -> int:
+        return sum(credit.tickets for seat in self.values() for credit in seat.credits.values())
 
-    def rate(self, model: str) -> float:
-        """Tokens/s that all schedulers together get done; 0: unknown."""
+    def with_credit(self, model: str, others_than: Container[str]) -> tuple[str, Credit] | None:
+        """Return the scheduler with most credit for `model`."""
+        best: tuple[str, Credit] | None = None
+        for key, seat in self.items():
+            credit = seat.credits.get(model)
+            if credit and credit.tickets > (best[1].tickets if best else 0) and key not in others_than:
+                best = key, credit
+        return best
+
+    def refuse(self, ticket: WaitingTicket) -> bool:
+        """Whether all that could place the ticket's model have said that they can never run it."""
+        serving = set(self.serving(ticket.model))
+        return bool(serving) and serving <= set(ticket.refused_by)
+
+    def tokens_per_second(self, model: str) -> float:
+        """Return what all together get done; 0: unknown."""
         return sum(seat.credits[model].tokens_per_second for seat in self.values() if model in seat.credits)
 
     def models(self) -> tuple[CatalogEntry, ...]:
-        """One entry per model: the newest card wins, workers add up."""
-        merged: dict[str, CatalogEntry] = {}
+        """Return one entry per model: the card that most workers of one scheduler serve; workers add up."""
+        best: dict[str, CatalogEntry] = {}
+        workers: Counter[str] = Counter()
         for seat in self.values():
             for entry in seat.catalog.values():
-                known = merged.get(entry.model)
-                workers = entry.workers_hint + (known.workers_hint if known else 0)
-                merged[entry.model] = CatalogEntry(
-                    model=entry.model,
-                    card_digest=entry.card_digest,
-                    worker_address=entry.worker_address,
-                    workers_hint=workers,
-                )
-        return tuple(merged[name] for name in sorted(merged))
+                workers[entry.model] += entry.workers_hint
+                if entry.model not in best or entry.workers_hint > best[entry.model].workers_hint:
+                    best[entry.model] = entry
+        return tuple(_counted(best[model], workers[model]) for model in sorted(best))
+
+
+def fit_of(scheduler: str, max_tokens: int) -> FitOf:
+    """Say what a credit of `scheduler` can do for a ticket."""
+
+    def fit(ticket: WaitingTicket) -> Fit:
+        if scheduler in ticket.refused_by:
+            return Fit.NEVER
+        return Fit.LATER if 0 < max_tokens < ticket.tokens else Fit.NOW
+
+    return fit
+
+
+def _counted(entry: CatalogEntry, workers: int) -> CatalogEntry:
+    counted = CatalogEntry()
+    counted.CopyFrom(entry)
+    counted.workers_hint = workers
+    return counted

@@ -2,52 +2,46 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
-import structlog
-
-from penstock.chassis import semconv
-from penstock.chassis.errors import InvalidArgument
 from penstock.chassis.streams import Peer, accepted
-from penstock.chassis.telemetry import meter, start_span
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
+from penstock.queue import record
 from penstock.queue.book import TicketBook
 from penstock.queue.frames import to_edge, to_scheduler
 from penstock.queue.seats import Credit
-from penstock.queue.waiting import WaitingTicket, from_frame
+from penstock.queue.validation import TicketInvalid, check
+from penstock.queue.waiting import from_frame
 from penstock.v1.stream_pb2 import End, Hello
 
-log = structlog.get_logger()
-
 TICK = 0.05  # s; how late a deadline may be noticed
-NANOS = 10**9
-MAX_PREFIX_HASHES, MAX_AVOIDED = 64, 16
 
-_wait = meter().create_histogram(semconv.PENSTOCK_QUEUE_WAIT, unit="s")
-_shed = meter().create_counter(semconv.PENSTOCK_QUEUE_SHED)
+EdgePeer = Peer[pb.SubmitResponse, pb.SubmitRequest]
+SchedulerPeer = Peer[pb.DispatchResponse, pb.DispatchRequest]
 
 
 class QueueService(QueueServiceServicer):
-    """Both sides of one shard."""
+    """Both sides of one shard. `now` tells unix time."""
 
-    def __init__(self, book: TicketBook, hello: Hello) -> None:
+    def __init__(self, book: TicketBook, hello: Hello, *, now: Callable[[], float] = time.time) -> None:
         self._book = book
         self._hello = hello
-        self._edges: dict[str, Peer[pb.SubmitResponse, pb.SubmitRequest]] = {}
-        self._schedulers: dict[str, Peer[pb.DispatchResponse, pb.DispatchRequest]] = {}
-        self._names = count(1)
-        self._telling_heads = False
+        self._now = now
+        self._edges: dict[str, EdgePeer] = {}
+        self._schedulers: dict[str, SchedulerPeer] = {}
+        self._streams = count(1)
+        self._is_telling_heads = False
 
-    # ------------------------------------------------------------------------------------------------------- streams
+    # Streams.
 
     async def Submit(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
         async with accepted(context, pb.SubmitResponse, self._hello) as peer:
-            edge = f"{peer.hello.instance_id}/{next(self._names)}"
+            edge = f"{peer.hello.instance_id}/{next(self._streams)}"
             self._edges[edge] = peer
             try:
                 self._perform(self._book.edge_joined(edge))
@@ -59,7 +53,7 @@ class QueueService(QueueServiceServicer):
 
     async def Dispatch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
         async with accepted(context, pb.DispatchResponse, self._hello) as peer:
-            scheduler = f"{peer.hello.instance_id}/{next(self._names)}"
+            scheduler = f"{peer.hello.instance_id}/{next(self._streams)}"
             self._schedulers[scheduler] = peer
             try:
                 self._perform(self._book.scheduler_joined(scheduler))
@@ -67,16 +61,17 @@ class QueueService(QueueServiceServicer):
                     self._perform(self._from_scheduler(scheduler, frame))
             finally:
                 del self._schedulers[scheduler]
-                self._perform(self._book.scheduler_lost(scheduler, time.time()))
+                self._perform(self._book.scheduler_lost(scheduler, self._now()))
 
     async def tick(self) -> None:
         """Let time pass in the book until cancelled."""
         while True:
             await asyncio.sleep(TICK)
-            self._perform(self._book.tick(time.time()))
+            self._perform(self._book.tick(self._now()))
+            record.note_depths(self._book.shelves)
 
     def drain(self) -> None:
-        """Tell all that this shard ends: edges enqueue elsewhere, schedulers take their credit along."""
+        """Tell all that this shard ends: edges enqueue elsewhere what waits, schedulers forget their credit."""
         for edge in self._edges.values():
             edge.send(pb.SubmitResponse(end=End(reason="drained")))
         for scheduler in self._schedulers.values():
@@ -85,33 +80,35 @@ class QueueService(QueueServiceServicer):
     def figures(self) -> dict[str, float]:
         book = self._book
         return {
-            "waiting": book.waiting,
-            "waiting_tokens": book.waiting_tokens,
-            "offered": len(book.tickets) - book.waiting,
+            "waiting": book.shelves.waiting.tickets,
+            "waiting_tokens": book.shelves.waiting.tokens,
+            "offered": book.offered,
+            "leased": book.tally.leased,
+            "credits": book.seats.credit,
             "edges": len(self._edges),
             "schedulers": len(self._schedulers),
-            "credits": sum(credit.tickets for seat in book.seats.values() for credit in seat.credits.values()),
-            **{f"shed_{reason.lower()}": count for reason, count in book.sheds.items()},
+            **{f"shed_{reason.lower()}": tickets for reason, tickets in book.tally.shed.items()},
         }
 
-    # ---------------------------------------------------------------------------------------------------------- frames
+    # Frames.
 
     def _from_edge(self, edge: str, frame: pb.SubmitRequest) -> list[out.Effect]:
-        now = time.time()
         match frame.WhichOneof("frame"):
             case "enqueue":
-                return [each for ticket in frame.enqueue.tickets for each in self._enqueue(edge, ticket, now)]
+                return [each for ticket in frame.enqueue.tickets for each in self._enqueue(edge, ticket)]
             case "withdraw":
                 return self._book.withdraw(edge, frame.withdraw.ticket_ids)
         return []
 
-    def _enqueue(self, edge: str, ticket: Ticket, now: float) -> list[out.Effect]:
-        if fault := _fault(ticket):
-            return [out.Shed(edge, ticket.ticket_id, InvalidArgument(fault, reason="TICKET_INVALID"))]
-        return self._book.enqueue(from_frame(ticket, edge), now)
+    def _enqueue(self, edge: str, ticket: Ticket) -> list[out.Effect]:
+        try:
+            check(ticket)
+        except TicketInvalid as fault:
+            return [out.Shed(edge, ticket.ticket_id, fault)]
+        return self._book.enqueue(from_frame(ticket, edge), self._now())
 
     def _from_scheduler(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
-        now = time.time()
+        now = self._now()
         match frame.WhichOneof("frame"):
             case "credit":
                 given = frame.credit
@@ -120,74 +117,45 @@ class QueueService(QueueServiceServicer):
             case "place":
                 return self._book.place(scheduler, frame.place.lease, now)
             case "decline":
-                return self._book.decline(scheduler, frame.decline.ticket_id, frame.decline.reason)
+                return self._book.decline(scheduler, frame.decline.ticket_id, frame.decline.reason, now)
             case "catalog":
                 return self._book.catalog(scheduler, frame.catalog.entries, now)
         return []
 
-    # --------------------------------------------------------------------------------------------------------- effects
+    # Effects.
 
     def _perform(self, effects: Iterable[out.Effect]) -> None:
         for effect in effects:
             match effect:
+                case out.Left():
+                    record.note_left(effect, self._now())
                 case out.Models():
-                    self._tell_edges(effect)
-                case out.Leased():
-                    self._note_wait(effect)
-                    self._tell_edge(effect.ticket.edge, effect)
-                case out.Shed():
-                    _shed.add(1, {semconv.PENSTOCK_REASON: effect.error.reason})
-                    self._tell_edge(effect.edge, effect)
-                case out.Queued() | out.Withdrawn():
-                    self._tell_edge(effect.edge, effect)
+                    self._tell_models(effect)
+                case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn():
+                    self._tell_edge(effect)
                 case _:
                     self._tell_scheduler(effect)
-        if not self._telling_heads:  # once per turn of the loop, however much changed in it
-            self._telling_heads = True
+        if not self._is_telling_heads:  # once per turn of the loop, however much changed in it
+            self._is_telling_heads = True
             asyncio.get_running_loop().call_soon(self._tell_heads)
 
     def _tell_heads(self) -> None:
-        self._telling_heads = False
-        for head in self._book.heads():
+        self._is_telling_heads = False
+        for head in self._book.shelves.heads():
             self._tell_scheduler(head)
 
-    def _tell_edges(self, models: out.Models) -> None:
+    def _tell_models(self, models: out.Models) -> None:
         frame = to_edge(models)
-        for peer in self._edges.values():
-            peer.send(frame)
+        for edge, peer in self._edges.items():
+            if models.edge in ("", edge):
+                peer.send(frame)
 
-    def _tell_edge(self, edge: str, effect: out.Queued | out.Leased | out.Shed | out.Withdrawn) -> None:
-        if peer := self._edges.get(edge):
+    def _tell_edge(self, effect: out.ToEdge) -> None:
+        if isinstance(effect, out.Shed):
+            record.note_shed(effect.error.reason)
+        if peer := self._edges.get(effect.edge):
             peer.send(to_edge(effect))
 
-    def _tell_scheduler(self, effect: out.Offer | out.Recalled | out.Returned | out.Head) -> None:
+    def _tell_scheduler(self, effect: out.ToScheduler) -> None:
         if peer := self._schedulers.get(effect.scheduler):
             peer.send(to_scheduler(effect))
-
-    @staticmethod
-    def _note_wait(leased: out.Leased) -> None:
-        ticket, ended = leased.ticket, time.time()
-        _wait.record(leased.waited)
-        begun = round((ended - leased.waited) * NANOS)
-        span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=_facts(ticket))
-        span.end(round(ended * NANOS))
-
-
-def _facts(ticket: WaitingTicket) -> dict[str, str | int]:
-    return {
-        semconv.PENSTOCK_TICKET_ID: ticket.ticket_id,
-        semconv.PENSTOCK_TENANT_ID: ticket.tenant_id,
-        semconv.PENSTOCK_PRIORITY: ticket.priority,
-        semconv.PENSTOCK_ATTEMPT: ticket.attempt,
-    }
-
-
-def _fault(ticket: Ticket) -> str:
-    """What is wrong with a ticket, empty when nothing is: a bug of its edge, never of a client."""
-    if not (ticket.ticket_id and ticket.tenant_id and ticket.model and ticket.attempt and ticket.enqueue_unix_nano):
-        return "a ticket needs ticket_id, tenant_id, model, attempt and enqueue_unix_nano"
-    if not ticket.priority or not ticket.prompt_tokens or not ticket.max_output_tokens or ticket.weight <= 0:
-        return "a ticket needs priority, weight, prompt_tokens and max_output_tokens above 0"
-    if len(ticket.prefix_hashes) > MAX_PREFIX_HASHES or len(ticket.avoid_workers) > MAX_AVOIDED:
-        return f"a ticket has at most {MAX_PREFIX_HASHES} prefix_hashes and {MAX_AVOIDED} avoid_workers"
-    return ""

@@ -2,18 +2,10 @@
 
 import sys
 from dataclasses import dataclass
-from enum import IntEnum
 
 from penstock.mesh.v1.ticket_pb2 import Ticket
 
-NANO = 1e-9
-
-
-class Place(IntEnum):
-    """Where a ticket of the book is."""
-
-    WAITING = 0
-    OFFERED = 1  # a scheduler looks for a worker
+NANOS = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -31,12 +23,18 @@ class WaitingTicket:
     deadline: float  # 0: none
     enqueued: float  # first enqueue, on whatever shard
     attempt: int
-    prefix_hashes: bytes  # packed as on the wire: 8 bytes each
-    avoid_workers: tuple[str, ...]
-    traceparent: str
-    place: Place = Place.WAITING
+    prefix_hashes: bytes = b""  # packed as on the wire: 8 bytes each
+    avoid_workers: tuple[str, ...] = ()
+    traceparent: str = ""
+
+    # Where it stands in this book.
+    arrived: float = 0.0  # s; here, for this attempt
+    arrival: int = 0  # counts arrivals here: settles ties, so that a ticket given back finds its very place
+    listing: int = 0  # odd while an order holds it; each change outdates the entries that heaps still have of it
     scheduler: str = ""  # that it is offered to
-    passed_by: int = 0  # smaller tickets that went first because it did not fit
+    passed_by: int = 0  # tickets that went first because it did not fit
+    declines: int = 0
+    refused_by: tuple[str, ...] = ()  # schedulers none of whose workers can ever run it
 
     @property
     def tokens(self) -> int:
@@ -44,11 +42,16 @@ class WaitingTicket:
 
     @property
     def resumes(self) -> bool:
+        """Half an answer is out already: it goes first in its class and is never evicted."""
         return self.attempt > 1
+
+    @property
+    def is_listed(self) -> bool:
+        return bool(self.listing & 1)
 
 
 def from_frame(ticket: Ticket, edge: str) -> WaitingTicket:
-    """Names that many tickets share are kept once."""
+    """Keep a ticket of the wire; names that many tickets share are kept once."""
     hashes = b"".join(each.to_bytes(8, "little") for each in ticket.prefix_hashes)
     return WaitingTicket(
         ticket_id=ticket.ticket_id,
@@ -59,8 +62,8 @@ def from_frame(ticket: Ticket, edge: str) -> WaitingTicket:
         weight=ticket.weight,
         prompt_tokens=ticket.prompt_tokens,
         max_output_tokens=ticket.max_output_tokens,
-        deadline=ticket.deadline_unix_nano * NANO,
-        enqueued=ticket.enqueue_unix_nano * NANO,
+        deadline=ticket.deadline_unix_nano / NANOS,
+        enqueued=ticket.enqueue_unix_nano / NANOS,
         attempt=ticket.attempt,
         prefix_hashes=hashes,
         avoid_workers=tuple(sys.intern(each) for each in ticket.avoid_workers),
@@ -78,8 +81,8 @@ def to_frame(ticket: WaitingTicket) -> Ticket:
         model=ticket.model,
         prompt_tokens=ticket.prompt_tokens,
         max_output_tokens=ticket.max_output_tokens,
-        deadline_unix_nano=round(ticket.deadline / NANO),
-        enqueue_unix_nano=round(ticket.enqueued / NANO),
+        deadline_unix_nano=round(ticket.deadline * NANOS),
+        enqueue_unix_nano=round(ticket.enqueued * NANOS),
         attempt=ticket.attempt,
         prefix_hashes=[int.from_bytes(packed[at : at + 8], "little") for at in range(0, len(packed), 8)],
         avoid_workers=ticket.avoid_workers,

@@ -1,75 +1,61 @@
 """Strict classes, first come first served within each; resumed work at the head of its class."""
 
-from penstock.queue.policies.lazy_heap import Entry, LazyHeap
-from penstock.queue.policies.order import Key
+from penstock.queue.policies.lane import Lane
+from penstock.queue.policies.order import FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
-
-LOOK_PAST = 16  # tickets looked at behind one that does not fit
-MAX_PASSES = 32  # times smaller tickets may go before one that does not fit; then all wait for it
 
 
 class ClassFifo:
-    """Two heaps per class: what is served first, and what is evicted first.
-
-    A ticket too large for the credit at hand is passed by smaller ones behind it, at most MAX_PASSES times: then
-    nothing of its class or below goes first, workers run empty, and it fits.
-    """
+    """One lane per class; a class is served when those above it are empty."""
 
     def __init__(self) -> None:
-        self._alive: dict[str, int] = {}
-        self._first: dict[int, LazyHeap] = {}
-        self._newest: dict[int, LazyHeap] = {}
-        self._arrivals = 0
+        self._lanes: dict[int, Lane] = {}  # by priority, ascending
 
-    def __len__(self) -> int:
-        return len(self._alive)
+    @property
+    def load(self) -> Load:
+        return _sum([lane.load for lane in self._lanes.values()])
 
     def push(self, ticket: WaitingTicket) -> None:
-        self._arrivals += 1
-        self._alive[ticket.ticket_id] = self._arrivals
-        for heaps in (self._first, self._newest):
-            heaps.setdefault(ticket.priority, LazyHeap(self._alive))
-        self._first[ticket.priority].push((not ticket.resumes, ticket.enqueued), self._arrivals, ticket)
-        self._newest[ticket.priority].push((ticket.resumes, -ticket.enqueued), self._arrivals, ticket)
+        if ticket.priority not in self._lanes:
+            self._lanes = dict(sorted([*self._lanes.items(), (ticket.priority, Lane())]))
+        self._lanes[ticket.priority].push(ticket)
 
     def remove(self, ticket: WaitingTicket) -> None:
-        self._alive.pop(ticket.ticket_id, None)
+        if lane := self._lanes.get(ticket.priority):
+            lane.remove(ticket)
 
-    def take(self, max_tokens: int) -> WaitingTicket | None:
-        for priority in sorted(self._first):
-            ticket, is_barred = self._take_from(self._first[priority], max_tokens)
-            if ticket:
-                self.remove(ticket)
+    def take(self, fit: FitOf) -> WaitingTicket | None:
+        for lane in self._lanes.values():
+            ticket, is_barred = lane.take(fit)
             if ticket or is_barred:
                 return ticket
         return None
 
     def head(self) -> tuple[WaitingTicket, Key] | None:
-        for priority in sorted(self._first):
-            if ticket := self._first[priority].first():
-                return ticket, Key(priority, 0.0, ticket.enqueued)
+        for lane in self._lanes.values():
+            if ticket := lane.first():
+                return ticket, _key(ticket)
         return None
 
-    def newest_below(self, priority: int) -> WaitingTicket | None:
-        for lowest in sorted(self._newest, reverse=True):
-            if lowest <= priority:
-                return None
-            if ticket := self._newest[lowest].first():
-                return ticket
+    def ahead(self, ticket: WaitingTicket) -> Load:
+        loads = [lane.load for priority, lane in self._lanes.items() if priority < ticket.priority]
+        if own := self._lanes.get(ticket.priority):
+            loads.append(own.resumed if ticket.resumes else own.load)
+        return _sum(loads)
+
+    def evictable(self, priority: int) -> Load:
+        return _sum([lane.evictable for lower, lane in self._lanes.items() if lower > priority])
+
+    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+        for lowest in reversed(self._lanes):
+            if lowest > priority and (ticket := self._lanes[lowest].newest()):
+                return ticket, _key(ticket)
         return None
 
-    @staticmethod
-    def _take_from(heap: LazyHeap, max_tokens: int) -> tuple[WaitingTicket | None, bool]:
-        """The first that fits, and whether one that does not fit bars all behind it."""
-        passed: list[Entry] = []
-        found, is_barred = None, False
-        while len(passed) < LOOK_PAST and not is_barred and (ticket := heap.first()):
-            if not max_tokens or ticket.tokens <= max_tokens:
-                found = ticket
-                break
-            passed.append(heap.pop())
-            is_barred = ticket.passed_by >= MAX_PASSES
-        for entry in passed:
-            entry[2].passed_by += found is not None
-            heap.put_back(entry)
-        return found, is_barred
+
+def _key(ticket: WaitingTicket) -> Key:
+    return Key(ticket.priority, 0.0, ticket.enqueued)
+
+
+def _sum(loads: list[Load]) -> Load:
+    return Load(sum(load.tickets for load in loads), sum(load.tokens for load in loads))

@@ -1,5 +1,7 @@
 """What the book asks of an order."""
 
+from collections.abc import Callable
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from penstock.queue.waiting import WaitingTicket
@@ -13,20 +15,47 @@ class Key(NamedTuple):
     enqueued: float  # s
 
 
+class Load(NamedTuple):
+    """How much waits."""
+
+    tickets: int
+    tokens: int
+
+
+class Fit(Enum):
+    """What a scheduler's credit can do for a ticket."""
+
+    NOW = "now"
+    LATER = "later"  # too large for what is free at present: others may pass it, but not for ever
+    NEVER = "never"  # not by this scheduler: others pass it, and no scheduler is held up for it
+
+
+FitOf = Callable[[WaitingTicket], Fit]
+
+
 class Order(Protocol):
     """The waiting tickets of one model."""
 
+    @property
+    def load(self) -> Load: ...
+
     def push(self, ticket: WaitingTicket) -> None:
-        """Add a ticket, new or given back; the same ticket finds its old place."""
+        """Add a ticket, new or given back; one given back finds its old place."""
 
     def remove(self, ticket: WaitingTicket) -> None:
-        """Forget a ticket, wherever it stands."""
+        """Forget a ticket, wherever it stands; it may be gone already."""
 
-    def take(self, max_tokens: int) -> WaitingTicket | None:
-        """Remove and return the first ticket that fits `max_tokens` (0: all fit), None when none may go."""
+    def take(self, fit: FitOf) -> WaitingTicket | None:
+        """Remove and return the first ticket that fits now; None when none may go."""
 
     def head(self) -> tuple[WaitingTicket, Key] | None:
-        """The first ticket and how urgent it is."""
+        """Return the first ticket and how urgent it is."""
 
-    def newest_below(self, priority: int) -> WaitingTicket | None:
-        """The newest ticket of the lowest class, if that is lower than `priority`: the first to be evicted."""
+    def ahead(self, ticket: WaitingTicket) -> Load:
+        """Return what is served before a ticket that arrives now; may be an estimate."""
+
+    def evictable(self, priority: int) -> Load:
+        """Return what could make way for a ticket of this class."""
+
+    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+        """Return the first to make way for a ticket of this class: of the lowest class the newest."""

@@ -1,0 +1,21 @@
+"""How much may wait in one shard. Knows no ticket."""
+
+from dataclasses import dataclass
+
+from penstock.queue.policies.order import Load
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    max_depth: int  # tickets waiting
+    max_tokens: int  # prompt + output tokens waiting
+
+    def excess(self, waiting: Load, tokens: int) -> Load:
+        """Return by how much one more ticket of `tokens` would pass the bounds."""
+        return Load(
+            max(0, waiting.tickets + 1 - self.max_depth),
+            max(0, waiting.tokens + tokens - self.max_tokens),
+        )
+
+
+NO_EXCESS = Load(0, 0)

@@ -1,0 +1,70 @@
+"""Why a ticket is shed, as types. Every message says what to do next."""
+
+from penstock.chassis.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
+
+
+class QueueFull(Overloaded):
+    """As many tickets wait as may."""
+
+    default_reason = "QUEUE_FULL"
+
+    def __init__(self, waiting: int, retry_after: float) -> None:  # tickets, s
+        text = f"{waiting} requests are waiting, the most this queue takes; retry in {retry_after:.1f} s"
+        super().__init__(text, retry_after=retry_after)
+
+
+class QueueTokensFull(Overloaded):
+    """As many tokens wait as may."""
+
+    default_reason = "QUEUE_TOKENS_FULL"
+
+    def __init__(self, tokens: int, waiting: int, bound: int, retry_after: float) -> None:
+        text = f"{tokens} tokens beside {waiting} that wait are more than the {bound} this queue takes"
+        super().__init__(f"{text}; retry in {retry_after:.1f} s", retry_after=retry_after)
+
+
+class Evicted(Overloaded):
+    """A ticket of a higher class needed the place."""
+
+    default_reason = "EVICTED"
+
+    def __init__(self, retry_after: float) -> None:
+        text = f"a request of a higher class needed the place; retry in {retry_after:.1f} s"
+        super().__init__(text, retry_after=retry_after)
+
+
+class DeadlinePassed(DeadlineExceeded):
+    """Nobody would wait for the answer any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the deadline passed before a worker was free; allow more time or retry later")
+
+
+class ModelUnknown(NotFound):
+    """Workers are there, and none of them serves the model."""
+
+    default_reason = "MODEL_UNKNOWN"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"no worker serves {model!r}; ask for one that ListModels names", metadata={"model": model})
+
+
+class NoWorker(Unavailable):
+    """Nobody can run the ticket now; `retry_after` None: and nobody ever will."""
+
+    default_reason = "NO_WORKER"
+
+    @classmethod
+    def at_present(cls, model: str, retry_after: float) -> "NoWorker":
+        text = f"no worker serves {model!r} at present; retry in {retry_after:.0f} s"
+        return cls(text, retry_after=retry_after, metadata={"model": model})
+
+    @classmethod
+    def large_enough(cls, model: str, tokens: int) -> "NoWorker":
+        text = f"no worker of {model!r} can ever hold {tokens} tokens; shorten the prompt or lower max_output_tokens"
+        return cls(text, metadata={"model": model, "tokens": str(tokens)})
+
+    @classmethod
+    def left(cls, model: str, avoided: int, retry_after: float) -> "NoWorker":
+        text = f"{avoided} workers of {model!r} failed under this request and no other can run it"
+        return cls(f"{text}; retry in {retry_after:.0f} s", retry_after=retry_after, metadata={"model": model})

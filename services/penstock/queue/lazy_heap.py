@@ -1,0 +1,42 @@
+"""A heap that lets go of any of its entries in no time: the dead stay until they surface or are swept."""
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, TypeVar
+
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
+
+SMALL = 64  # entries not worth sweeping
+
+
+class LazyHeap(Generic[Entry]):
+    """Lowest entry first. Swept when it has doubled since the last time, which costs each push O(1) on average."""
+
+    def __init__(self, is_alive: Callable[[Entry], bool]) -> None:
+        self._is_alive = is_alive
+        self._entries: list[Entry] = []
+        self._sweep_at = SMALL
+
+    def __len__(self) -> int:
+        """Count the entries, the dead ones that are still there included."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield the living in no particular order."""
+        return filter(self._is_alive, self._entries)
+
+    def push(self, entry: Entry) -> None:
+        heappush(self._entries, entry)
+        if len(self._entries) > self._sweep_at:
+            self._entries = [each for each in self._entries if self._is_alive(each)]
+            heapify(self._entries)
+            self._sweep_at = max(SMALL, 2 * len(self._entries))
+
+    def first(self) -> Entry | None:
+        while self._entries and not self._is_alive(self._entries[0]):
+            heappop(self._entries)
+        return self._entries[0] if self._entries else None
+
+    def pop(self) -> Entry:
+        """Remove and return what `first` has just named."""
+        return heappop(self._entries)

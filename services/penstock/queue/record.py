@@ -1,0 +1,42 @@
+"""What telemetry hears of a shard: one span per ticket, waits, sheds and depths."""
+
+from penstock.chassis import semconv
+from penstock.chassis.telemetry import meter, start_span
+from penstock.queue.effects import Left
+from penstock.queue.shelves import Shelves
+from penstock.queue.waiting import NANOS
+from penstock.v1.inference_pb2 import Priority
+
+_wait = meter().create_histogram(semconv.PENSTOCK_QUEUE_WAIT, unit="s")
+_shed = meter().create_counter(semconv.PENSTOCK_QUEUE_SHED)
+_depth = meter().create_gauge(semconv.PENSTOCK_QUEUE_DEPTH)
+_tokens = meter().create_gauge(semconv.PENSTOCK_QUEUE_TOKENS)
+
+
+def note_left(left: Left, now: float) -> None:
+    """Record a ticket's time in the book; it has a reason unless it ends with a lease."""
+    ticket = left.ticket
+    facts: dict[str, str | int] = {
+        semconv.PENSTOCK_TICKET_ID: ticket.ticket_id,
+        semconv.PENSTOCK_TENANT_ID: ticket.tenant_id,
+        semconv.PENSTOCK_PRIORITY: ticket.priority,
+        semconv.PENSTOCK_ATTEMPT: ticket.attempt,
+    }
+    if left.reason:
+        facts[semconv.PENSTOCK_REASON] = left.reason
+    else:
+        _wait.record(now - ticket.arrived, {semconv.PENSTOCK_PRIORITY: ticket.priority})
+    begun = round(ticket.arrived * NANOS)
+    span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=facts)
+    span.end(max(begun, round(now * NANOS)))
+
+
+def note_shed(reason: str) -> None:
+    _shed.add(1, {semconv.PENSTOCK_REASON: reason})
+
+
+def note_depths(shelves: Shelves) -> None:
+    _tokens.set(shelves.waiting.tokens)
+    for priority, tickets in shelves.by_class.items():
+        name = Priority.Name(priority)  # type: ignore[arg-type]  # an int that came from this very enum
+        _depth.set(tickets, {semconv.PENSTOCK_PRIORITY: name.removeprefix("PRIORITY_").lower()})

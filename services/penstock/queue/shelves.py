@@ -1,0 +1,105 @@
+"""What waits in one shard, by model, and how it meets the credit of schedulers."""
+
+from collections.abc import Callable, Iterator
+
+from penstock.queue.effects import Effect, Head, Offer
+from penstock.queue.policies.order import Load, Order
+from penstock.queue.seats import Seats, fit_of
+from penstock.queue.shelf import Shelf
+from penstock.queue.waiting import WaitingTicket
+
+UNKNOWN_RATE_RETRY = 1.0  # s; what a refused client is told before anything was measured
+RETRY_BOUNDS = (0.05, 60.0)  # s
+
+
+class Shelves:
+    """Counts what waits, and lists it for offers; a ticket that pauses counts and is not listed."""
+
+    def __init__(self, seats: Seats, new_order: Callable[[], Order]) -> None:
+        self.waiting = Load(0, 0)
+        self.by_class: dict[int, int] = {}  # tickets waiting, by priority
+        self._seats = seats
+        self._new_order = new_order
+        self._shelves: dict[str, Shelf] = {}
+        self._changed: set[str] = set()  # models whose head may have to be told
+
+    def __getitem__(self, model: str) -> Shelf:
+        if model not in self._shelves:
+            self._shelves[model] = Shelf(model, self._new_order())
+        return self._shelves[model]
+
+    def count(self, ticket: WaitingTicket, sign: int) -> None:
+        self.waiting = Load(self.waiting.tickets + sign, self.waiting.tokens + sign * ticket.tokens)
+        self.by_class[ticket.priority] = self.by_class.get(ticket.priority, 0) + sign
+
+    def show(self, ticket: WaitingTicket) -> None:
+        self[ticket.model].order.push(ticket)
+        self._changed.add(ticket.model)
+
+    def remove(self, ticket: WaitingTicket) -> None:
+        """Take out what waits, listed or not."""
+        self[ticket.model].order.remove(ticket)
+        self._changed.add(ticket.model)
+        self.count(ticket, -1)
+
+    def match(self, model: str) -> list[Effect]:
+        """Offer tickets for as long as credit is found that fits one."""
+        effects: list[Effect] = []
+        shelf, unfit = self[model], set[str]()
+        while found := self._seats.with_credit(model, unfit):
+            scheduler, credit = found
+            ticket = shelf.order.take(fit_of(scheduler, credit.max_tokens))
+            if ticket is None:
+                unfit.add(scheduler)
+                continue
+            credit.tickets -= 1
+            self.count(ticket, -1)
+            ticket.scheduler = scheduler
+            self._seats[scheduler].offered.add(ticket.ticket_id)
+            self.tell_again(model)  # the scheduler counts on it to know what is next
+            effects.append(Offer(scheduler, ticket))
+        return effects
+
+    # Heads.
+
+    def tell_again(self, model: str) -> None:
+        """Have the schedulers of a model told what waits, even where nothing has changed."""
+        self[model].tell_again()
+        self._changed.add(model)
+
+    def heads(self) -> Iterator[Head]:
+        """Yield what schedulers have not heard yet of the models' heads."""
+        changed, self._changed = self._changed, set()
+        for model in sorted(changed):
+            if head := self[model].news():
+                for scheduler in self._seats.serving(model):
+                    yield Head(scheduler, model, head.waiting, head.waiting_tokens, head.key)
+
+    # Predictions.
+
+    def ahead(self, ticket: WaitingTicket, now: float) -> tuple[int, float | None]:
+        """Return the tickets before one that comes now, and its wait in s where a rate is known."""
+        shelf = self[ticket.model]
+        ahead, rate = shelf.order.ahead(ticket), self._rate(shelf, now)
+        return ahead.tickets, ahead.tokens / rate if rate else None
+
+    def retry_after(self, ticket: WaitingTicket, now: float) -> float:
+        """Return the time in which all that goes before such a ticket is served."""
+        _, wait = self.ahead(ticket, now)
+        return UNKNOWN_RATE_RETRY if wait is None else min(max(wait, RETRY_BOUNDS[0]), RETRY_BOUNDS[1])
+
+    def _rate(self, shelf: Shelf, now: float) -> float:
+        """Tokens per second; 0: unknown."""
+        return self._seats.tokens_per_second(shelf.model) or shelf.pace.tokens_per_second(now)
+
+    # Eviction.
+
+    def evictable(self, priority: int) -> Load:
+        """Return what could make way for a ticket of this class."""
+        loads = [shelf.order.evictable(priority) for shelf in self._shelves.values()]
+        return Load(sum(load.tickets for load in loads), sum(load.tokens for load in loads))
+
+    def next_evicted(self, priority: int) -> WaitingTicket:
+        """Return, of all models' lowest class, the newest; there must be one."""
+        found = [found for shelf in self._shelves.values() if (found := shelf.order.next_evicted(priority))]
+        return max(found, key=lambda pair: pair[1])[0]

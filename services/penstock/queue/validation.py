@@ -1,0 +1,30 @@
+"""What a ticket must have for the book to keep it. What is wrong is a bug of its edge, never of a client."""
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.mesh.v1.ticket_pb2 import Ticket
+
+MAX_PREFIX_HASHES = 64
+MAX_AVOIDED = 16  # workers
+REQUIRED = (
+    *("ticket_id", "tenant_id", "priority", "model", "prompt_tokens", "max_output_tokens"),
+    *("attempt", "enqueue_unix_nano"),
+)
+
+
+class TicketInvalid(InvalidArgument):
+    """The ticket breaks the contract."""
+
+    default_reason = "TICKET_INVALID"
+
+
+def check(ticket: Ticket) -> None:
+    """Raise TicketInvalid, naming the field."""
+    for name in REQUIRED:
+        if not getattr(ticket, name):
+            raise TicketInvalid(f"a ticket needs {name}", field=name)
+    if not ticket.weight > 0:  # refuses NaN as well
+        raise TicketInvalid("weight must be above 0", field="weight")
+    if len(ticket.prefix_hashes) > MAX_PREFIX_HASHES:
+        raise TicketInvalid(f"prefix_hashes may have {MAX_PREFIX_HASHES} at most", field="prefix_hashes")
+    if len(ticket.avoid_workers) > MAX_AVOIDED:
+        raise TicketInvalid(f"avoid_workers may have {MAX_AVOIDED} at most", field="avoid_workers")

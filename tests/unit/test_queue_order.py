@@ -1,0 +1,180 @@
+"""In which order tickets are offered, and which make way."""
+
+import pytest
+
+from penstock.queue.policies.class_fifo import ClassFifo
+from penstock.queue.policies.lane import LOOK_PAST, MAX_PASSES
+from penstock.queue.policies.order import Fit, Key, Load
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, START, Shard, ticket
+
+
+@pytest.fixture
+def shard():
+    shard = Shard()
+    shard.join()
+    return shard
+
+
+def test_within_a_class_the_first_enqueued_goes_first_on_whatever_shard_that_was(shard):
+    shard.enqueue("late", enqueued=START + 2)
+    shard.enqueue("from another shard", enqueued=START - 30)
+    shard.enqueue("soon", enqueued=START + 1)
+    assert shard.credit(3) == ["from another shard", "soon", "late"]
+
+
+def test_equal_enqueue_times_keep_their_order_of_arrival(shard):
+    for number in range(20):
+        shard.enqueue(f"t{number}")
+    assert shard.credit(20) == [f"t{number}" for number in range(20)]
+
+
+def test_a_higher_class_goes_first_however_late_it_comes(shard):
+    shard.enqueue("batch", priority=BATCH, enqueued=START)
+    shard.enqueue("standard", priority=STANDARD, enqueued=START + 1)
+    shard.enqueue("interactive", priority=INTERACTIVE, enqueued=START + 2)
+    assert shard.credit(3) == ["interactive", "standard", "batch"]
+
+
+def test_resumed_work_goes_to_the_head_of_its_class_and_not_beyond(shard):
+    shard.enqueue("first", enqueued=START)
+    shard.enqueue("resumed", enqueued=START + 5, attempt=2)
+    shard.enqueue("higher class", priority=INTERACTIVE, enqueued=START + 9)
+    assert shard.credit(3) == ["higher class", "resumed", "first"]
+
+
+def test_a_declined_ticket_is_back_in_its_very_place(shard):
+    for name in ("a", "b", "c"):
+        shard.enqueue(name)
+    assert shard.credit(2) == ["a", "b"]
+    shard.decline("b"), shard.decline("a")
+    assert shard.credit(3) == ["a", "b", "c"]
+
+
+def test_tickets_offered_to_a_lost_scheduler_are_back_in_their_places(shard):
+    shard.join("t")
+    for name in ("a", "b", "c"):
+        shard.enqueue(name)
+    assert shard.credit(2) == ["a", "b"]
+    shard.lose("s")
+    assert shard.credit(3, "t") == ["a", "b", "c"]
+
+
+def test_credit_at_hand_is_used_at_arrival(shard):
+    assert shard.credit(2) == []
+    assert [each.ticket.ticket_id for each in shard.enqueue("a")[1:]] == ["a"]
+    assert [each.ticket.ticket_id for each in shard.enqueue("b")[1:]] == ["b"]
+    assert len(shard.enqueue("c")) == 1
+
+
+def test_schedulers_with_like_credit_share_the_tickets(shard):
+    shard.join("t")
+    shard.credit(3, "s"), shard.credit(3, "t")
+    for number in range(6):
+        shard.enqueue(f"t{number}")
+    assert [len(shard.book.seats[each].offered) for each in ("s", "t")] == [3, 3]
+
+
+def test_a_ticket_that_does_not_fit_the_credit_leaves_it_to_a_smaller_one(shard):
+    shard.enqueue("large", tokens=500)
+    shard.enqueue("small", tokens=100)
+    assert shard.credit(2, max_tokens=200) == ["small"]
+    assert shard.credit(0, max_tokens=500) == ["large"]
+
+
+def test_a_ticket_that_was_passed_often_holds_up_all_behind_it_until_it_fits(shard):
+    shard.enqueue("large", tokens=500)
+    for number in range(MAX_PASSES + 5):
+        shard.enqueue(f"small {number}")
+    shard.enqueue("lower class", priority=BATCH)
+    assert len(shard.credit(100, max_tokens=200)) == MAX_PASSES
+    assert shard.credit(1, max_tokens=499) == []
+    assert shard.credit(1, max_tokens=500)[0] == "large"
+
+
+def test_a_held_up_class_does_not_hold_up_those_above_it(shard):
+    shard.enqueue("large", tokens=500)
+    for number in range(MAX_PASSES + 1):
+        shard.enqueue(f"small {number}")
+    shard.credit(MAX_PASSES, max_tokens=200)
+    shard.enqueue("above", priority=INTERACTIVE, enqueued=START + 9)
+    assert shard.credit(9, max_tokens=200) == ["above"]
+
+
+def test_no_more_than_a_few_tickets_are_looked_at_for_one_that_fits():
+    looked_at = []
+
+    def fit(each):
+        looked_at.append(each.ticket_id)
+        return Fit.NEVER
+
+    order = ClassFifo()
+    for number in range(3 * LOOK_PAST):
+        order.push(ticket(f"t{number}", arrival=number))
+    assert order.take(fit) is None
+    assert looked_at == [f"t{number}" for number in range(LOOK_PAST)]
+    assert order.load.tickets == 3 * LOOK_PAST
+
+
+def test_a_ticket_too_large_for_one_scheduler_goes_to_the_other(shard):
+    shard.join("t")
+    shard.enqueue("large", tokens=500)
+    assert shard.credit(9, "s", max_tokens=200) == []
+    assert shard.credit(1, "t", max_tokens=500) == ["large"]
+    assert shard.book.tickets["large"].scheduler == "t"
+
+
+def test_what_is_ahead_counts_the_better_classes_and_the_own():
+    order = ClassFifo()
+    for number, priority in enumerate([INTERACTIVE, STANDARD, STANDARD, BATCH]):
+        order.push(ticket(f"t{number}", priority=priority, tokens=100, arrival=number))
+    order.push(ticket("resumed", attempt=2, tokens=50, arrival=9))
+    assert order.ahead(ticket("new")) == Load(4, 350)
+    assert order.ahead(ticket("new", attempt=2)) == Load(2, 150)
+    assert order.ahead(ticket("new", priority=BATCH)) == Load(5, 450)
+
+
+def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never():
+    order = ClassFifo()
+    order.push(ticket("old", priority=BATCH, enqueued=START, arrival=1))
+    order.push(ticket("new", priority=BATCH, enqueued=START + 1, arrival=2))
+    order.push(ticket("resumed", priority=BATCH, enqueued=START + 2, arrival=3, attempt=2))
+    order.push(ticket("better class", priority=STANDARD, enqueued=START + 3, arrival=4))
+    evicted = []
+    while found := order.next_evicted(INTERACTIVE):
+        evicted.append(found[0].ticket_id)
+        order.remove(found[0])
+    assert evicted == ["new", "old", "better class"]
+    assert order.evictable(INTERACTIVE) == Load(0, 0)
+    assert order.head()[1] == Key(BATCH, 0.0, START + 2)
+
+
+def test_nobody_makes_way_for_an_equal():
+    order = ClassFifo()
+    order.push(ticket("a", priority=STANDARD, arrival=1))
+    assert order.next_evicted(STANDARD) is None
+    assert order.evictable(STANDARD) == Load(0, 0)
+
+
+def test_a_ticket_given_back_after_an_eviction_was_considered_can_be_evicted():
+    order = ClassFifo()
+    first, second = ticket("first", arrival=1), ticket("second", arrival=2)
+    order.push(first), order.push(second)
+    assert order.next_evicted(INTERACTIVE)[0] is second
+    order.remove(second), order.remove(first)
+    order.push(first)
+    assert order.next_evicted(INTERACTIVE)[0] is first
+
+
+def test_withdrawn_tickets_do_not_pile_up():
+    order = ClassFifo()
+    order.next_evicted(INTERACTIVE)
+    kept = ticket("kept", arrival=0)
+    order.push(kept)
+    order.next_evicted(INTERACTIVE)
+    for number in range(10_000):
+        each = ticket(f"t{number}", arrival=number + 1)
+        order.push(each), order.remove(each)
+    lane = order._lanes[STANDARD]
+    assert len(lane._first) < 200
+    assert len(lane._newest) < 200
+    assert order.head()[0] is kept

@@ -1,0 +1,128 @@
+"""The small parts of the queue: pace, presence, frames, validation, settings."""
+
+import pytest
+
+from penstock.chassis.config import ConfigError, load
+from penstock.mesh.v1.ticket_pb2 import Ticket
+from penstock.queue.config import QueueConfig
+from penstock.queue.pace import Pace
+from penstock.queue.presence import Presence, Verdict
+from penstock.queue.validation import TicketInvalid, check
+from penstock.queue.waiting import from_frame, to_frame
+from penstock.v1.inference_pb2 import PRIORITY_STANDARD
+from queue_tickets import PATIENCE, START, WARM_UP, ticket
+
+
+def a_frame(**fields):
+    whole = {
+        "ticket_id": "t",
+        "tenant_id": "acme",
+        "priority": PRIORITY_STANDARD,
+        "weight": 1.0,
+        "model": "m",
+        "prompt_tokens": 10,
+        "max_output_tokens": 5,
+        "enqueue_unix_nano": 1_700_000_000_123_456_768,
+        "attempt": 1,
+    }
+    return Ticket(**whole | fields)
+
+
+def test_a_ticket_is_offered_as_it_came():
+    frame = a_frame(
+        deadline_unix_nano=1_700_000_009_000_000_000,
+        attempt=2,
+        prefix_hashes=[2**64 - 1, 0, 7],
+        avoid_workers=["w1", "w2"],
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    )
+    back = to_frame(from_frame(frame, "e"))
+    assert abs(back.enqueue_unix_nano - frame.enqueue_unix_nano) < 1_000  # a float of s holds a microsecond
+    back.enqueue_unix_nano = frame.enqueue_unix_nano
+    assert back == frame
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ticket_id", "tenant_id", "priority", "weight", "model", "prompt_tokens", "max_output_tokens", "attempt"],
+)
+def test_a_ticket_without_what_it_needs_is_invalid(name):
+    frame = a_frame()
+    frame.ClearField(name)
+    with pytest.raises(TicketInvalid, match=name) as found:
+        check(frame)
+    assert found.value.reason == "TICKET_INVALID"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"prefix_hashes": range(65)}, {"avoid_workers": [str(n) for n in range(17)]}, {"weight": -1.0}],
+)
+def test_a_ticket_beyond_the_contracts_bounds_is_invalid(fields):
+    check(a_frame())
+    with pytest.raises(TicketInvalid, match=next(iter(fields))):
+        check(a_frame(**fields))
+
+
+def test_a_steady_pace_is_measured_as_it_is_soon_and_later():
+    pace, now = Pace(), START
+    for _ in range(600):
+        pace.note(50, now)
+        now += 0.1
+        if now - START > 2:
+            assert pace.tokens_per_second(now) == pytest.approx(500, rel=0.06)
+
+
+def test_a_pace_is_unknown_before_there_is_some_history():
+    pace = Pace()
+    assert pace.tokens_per_second(START) == 0
+    pace.note(50, START)
+    assert pace.tokens_per_second(START + 0.5) == 0
+
+
+def test_a_pace_that_stops_fades():
+    pace = Pace()
+    for number in range(100):
+        pace.note(50, START + number / 10)
+    assert pace.tokens_per_second(START + 70) < 5
+
+
+def test_presence_tells_the_gone_from_the_unknown():
+    presence = Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START)
+    presence.update({"m"}, START + 1)
+    assert presence.verdict("m", START + 1) is Verdict.SERVED
+    assert presence.verdict("new", START + 1) is Verdict.AWAITED
+    assert presence.verdict("x", START + WARM_UP) is Verdict.UNKNOWN
+    presence.update({"other"}, START + 100)
+    assert presence.verdict("m", START + 101) is Verdict.AWAITED
+    assert presence.given_up(START + 100 + PATIENCE) == ["new", "m"]
+    assert presence.verdict("m", START + 100 + PATIENCE) is Verdict.UNKNOWN
+
+
+def test_where_nothing_is_served_for_long_nothing_is_awaited():
+    presence = Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START)
+    assert presence.verdict("m", START + WARM_UP + 1) is Verdict.AWAITED
+    assert presence.verdict("n", START + PATIENCE) is Verdict.GONE
+
+
+def test_a_model_that_is_back_is_served_again():
+    presence = Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START)
+    presence.update({"m"}, START)
+    presence.update(set(), START + 50)
+    presence.update({"m"}, START + 55)
+    assert presence.given_up(START + 500) == []
+    assert presence.verdict("m", START + 500) is Verdict.SERVED
+
+
+@pytest.mark.parametrize("setting", ["MAX_DEPTH=0", "MAX_TOKENS=0", "PATIENCE=-1", "WARM_UP=-1", "PLACED_MEMORY=-1"])
+def test_settings_that_make_no_sense_are_refused(setting):
+    name, _, value = setting.partition("=")
+    with pytest.raises(ConfigError, match=name.lower()):
+        load(QueueConfig, "queue", {f"PENSTOCK_QUEUE_{name}": value})
+
+
+def test_shared_names_are_kept_once():
+    first, second = (from_frame(a_frame(ticket_id=each), "e") for each in "ab")
+    assert first.tenant_id is second.tenant_id
+    assert first.model is second.model
+    assert not hasattr(ticket("a"), "__dict__")
