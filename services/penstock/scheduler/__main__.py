@@ -1,5 +1,7 @@
 """One scheduler: `python -m penstock.scheduler`."""
 
+from uuid import uuid4
+
 from penstock.chassis import lifecycle
 from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, stop_requested
@@ -10,17 +12,22 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
+from penstock.scheduler.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
 
 
 async def run(config: SchedulerConfig) -> None:
     hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="scheduler")
-    leases = LeaseBook(ttl=config.lease_ttl, prefix=config.instance_id)
-    service = SchedulerService(Dispatcher(leases=leases, look_ahead=config.look_ahead), config.queues, hello)
+    # An instance id may be the pod's name and outlive this process; its lease ids must not come again.
+    leases = LeaseBook(ttl=config.lease_ttl, prefix=f"{config.instance_id}-{uuid4().hex[:8]}")
+    dispatcher = Dispatcher(leases=leases, look_ahead=config.look_ahead)
+    service = SchedulerService(dispatcher, config.queues, hello)
     async with serving(
         config.listen,
         [(add_SchedulerServiceServicer_to_server, service)],
-        admin=AdminService("scheduler", config.instance_id, service.figures, token=config.admin_token),
+        admin=AdminService(
+            "scheduler", config.instance_id, service.figures, lambda: tables(dispatcher.fleet), token=config.admin_token
+        ),
         drain_grace=config.drain_grace,
         advertise=config.advertise,
     ) as server:

@@ -11,11 +11,13 @@ from datetime import timedelta
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import Profile, Report
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
-from penstock.scheduler.credit import CreditBook
+from penstock.scheduler.credit import CreditBook, Grant
 from penstock.scheduler.effects import Catalog, Decline, Effect, Expect, GiveCredit, Place, Revoke
 from penstock.scheduler.fleet import Fleet, Worker, workers_that
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
 from penstock.scheduler.placement import LeastLoaded, Placement
+
+NOTHING_FITS = 1  # token; the smallest ticket has two
 
 
 @dataclass(kw_only=True)
@@ -32,10 +34,13 @@ class Dispatcher:
     declines: int = 0
 
     def __repr__(self) -> str:
-        blocks = sum(worker.promised_blocks for worker in self.fleet.values())
-        return f"<Dispatcher {len(self.fleet)} workers, {len(self.leases)} leases, {blocks} blocks promised>"
+        return f"<Dispatcher {len(self.fleet)} workers, {len(self.leases)} leases, {self.promised_blocks} promised>"
 
-    # --------------------------------------------------------------------------------------------------------- queues
+    @property
+    def promised_blocks(self) -> int:
+        return sum(worker.promised_blocks for worker in self.fleet)
+
+    # What queues do.
 
     def queue_joined(self, queue: str) -> list[Effect]:
         self.queues.add(queue)
@@ -51,20 +56,21 @@ class Dispatcher:
         return self._grant(*self.fleet.models())
 
     def offer(self, queue: str, ticket: Ticket, now: float) -> list[Effect]:
-        self._credit(ticket.model).used(queue)
+        self._credit(ticket.model).offered(queue)
+        former = self.leases.unstarted_of(ticket.ticket_id)
+        if former and former.attempt > ticket.attempt:
+            return self._decline(queue, ticket)  # its edge has moved on; this shard has not heard of that yet
+        ended = self._end_unstarted([former]) if former else []
         able = [] if self.is_draining else workers_that(self.fleet.serving(ticket.model), ticket)
         if not able:
-            return self._decline(queue, ticket)
-        worker = self.placement.choose(able, ticket)
-        entry = self.leases.issue(ticket.ticket_id, queue, worker.key, ticket.prompt_tokens, now)
-        worker.promise(entry.lease_id, worker.blocks_for(ticket))
-        worker.unstarted_tokens += ticket.prompt_tokens
-        lease = self._lease(entry, worker, ticket.attempt)
-        return [Expect(worker.key, lease), Place(queue, lease), *self._grant(ticket.model)]
+            return [*ended, *self._decline(queue, ticket)]
+        lease = self._issue(queue, self.placement.choose(able, ticket), ticket, now)
+        return [*ended, *lease, *self._grant(ticket.model)]
 
-    def recalled(self, ticket_ids: Iterable[str]) -> list[Effect]:
+    def recalled(self, queue: str, ticket_ids: Iterable[str]) -> list[Effect]:
         """Clients left: leases that were not started are free again."""
-        return self._revoke([entry for each in ticket_ids if (entry := self.leases.unstarted_of(each))])
+        found = [entry for each in ticket_ids if (entry := self.leases.unstarted_of(each))]
+        return self._revoke([entry for entry in found if entry.queue == queue])
 
     def head(self, queue: str, head: Head) -> list[Effect]:
         self._credit(head.model).head(queue, head)
@@ -72,60 +78,149 @@ class Dispatcher:
 
     def returned(self, queue: str, model: str, tickets: int) -> list[Effect]:
         self._credit(model).returned(queue, tickets)
-        return []
+        return self._grant(model)
 
-    # -------------------------------------------------------------------------------------------------------- workers
+    # What workers do.
 
     def worker_attached(self, key: str, worker_id: str, address: str, profile: Profile) -> list[Effect]:
+        """A worker that was here a moment ago, its loss perhaps not noticed, comes with what it was promised."""
+        if former := self.fleet.named(worker_id):
+            self._forget(former)
+        if not self.fleet.serving(profile.model):
+            self._credit(profile.model).reset()
         worker = Worker(key, worker_id, address, profile, self.look_ahead)
         for running in profile.running:
             worker.promise(running.lease_id, running.kv_blocks)
-        self.fleet[key] = worker
-        return [Catalog(self.fleet.catalog()), *self._grant(profile.model)]
+        self._adopt(worker)
+        self.fleet.add(worker)
+        return [Catalog(self.fleet.catalog()), *self._freed(profile.model)]
 
     def worker_lost(self, key: str) -> list[Effect]:
-        """Edges notice for themselves and enqueue again."""
-        worker = self.fleet.pop(key, None)
+        """What runs on it goes on without us, or its edges notice for themselves and enqueue again."""
+        worker = self.fleet.get(key)
         if worker is None:
             return []
-        for entry in self.leases.of_worker(key):
-            self.leases.end(entry.lease_id)
-        return [Catalog(self.fleet.catalog()), *self._grant(worker.profile.model)]
+        self._forget(worker)
+        return [Catalog(self.fleet.catalog()), *self._grant(worker.model)]
 
-    def report(self, key: str, report: Report) -> list[Effect]:
-        worker = self.fleet[key]
-        worker.report = report
-        return self._grant(worker.profile.model)
+    def report(self, key: str, report: Report) -> None:
+        self.fleet[key].report = report
 
-    def started(self, lease_id: str) -> list[Effect]:
-        if entry := self.leases.start(lease_id):
-            self._forget_prompt(entry)
-        return []
+    def started(self, key: str, lease_id: str) -> None:
+        if entry := self.leases.start(lease_id, key):
+            self.fleet[key].unstarted_tokens -= entry.prompt_tokens  # from now on its own reports count this prompt
 
     def released(self, key: str, lease_ids: Iterable[str]) -> list[Effect]:
         worker = self.fleet[key]
         for lease_id in lease_ids:
-            self._free(worker, lease_id)
-        return self._grant(worker.profile.model)
+            if entry := self.leases.of(lease_id, key):
+                self._end(entry)
+            worker.release(lease_id)  # it may have come along with the worker
+        return self._freed(worker.model)
 
-    # ----------------------------------------------------------------------------------------------------------- time
+    # What time does.
 
     def tick(self, now: float) -> list[Effect]:
         """Take back leases that were not started in time; to be called several times a second."""
-        return self._revoke(self.leases.lapsed(now))
+        effects = self._revoke(self.leases.lapsed(now))
+        for model, credit in self.credits.items():
+            if credit.waits:
+                credit.tick()
+                effects += self._grant(model)
+        return effects
 
     def drain(self) -> None:
         """Give no more credit and decline what is offered yet."""
         self.is_draining = True
 
-    # --------------------------------------------------------------------------------------------------------- inside
+    # Leases.
+
+    def _issue(self, queue: str, worker: Worker, ticket: Ticket, now: float) -> list[Effect]:
+        entry = LeaseEntry(
+            lease_id=self.leases.new_id(),
+            ticket_id=ticket.ticket_id,
+            attempt=ticket.attempt,
+            queue=queue,
+            worker=worker.key,
+            worker_id=worker.worker_id,
+            blocks=worker.blocks_for(ticket),
+            prompt_tokens=ticket.prompt_tokens,
+            expires_at=now + self.leases.ttl,
+        )
+        self.leases.add(entry)
+        worker.promise(entry.lease_id, entry.blocks)
+        worker.unstarted_tokens += entry.prompt_tokens
+        lease = self._lease(entry, worker.address)
+        return [Expect(worker.key, lease), Place(queue, lease)]
+
+    def _lease(self, entry: LeaseEntry, address: str) -> Lease:
+        lease = Lease(
+            lease_id=entry.lease_id,
+            ticket_id=entry.ticket_id,
+            worker_id=entry.worker_id,
+            worker_address=address,
+            attempt=entry.attempt,
+        )
+        lease.ttl.FromTimedelta(timedelta(seconds=self.leases.ttl))
+        return lease
+
+    def _decline(self, queue: str, ticket: Ticket) -> list[Effect]:
+        self.declines += 1
+        serving = self.fleet.serving(ticket.model)
+        never = serving and not self.is_draining and not any(worker.can_ever_run(ticket) for worker in serving)
+        if never:
+            return [Decline(queue, ticket.ticket_id, "NO_WORKER"), *self._grant(ticket.model)]
+        self._credit(ticket.model).voided(queue)
+        return [Decline(queue, ticket.ticket_id, "NO_CAPACITY"), *self._grant(ticket.model)]
+
+    def _revoke(self, entries: list[LeaseEntry]) -> list[Effect]:
+        models = {worker.model for entry in entries if (worker := self.fleet.get(entry.worker))}
+        return [*self._end_unstarted(entries), *self._freed(*sorted(models))]
+
+    def _end_unstarted(self, entries: list[LeaseEntry]) -> list[Effect]:
+        for entry in entries:
+            self._end(entry)
+        return [Revoke(entry.worker, entry.lease_id) for entry in entries if entry.worker in self.fleet]
+
+    def _end(self, entry: LeaseEntry) -> None:
+        self.leases.end(entry)
+        if worker := self.fleet.get(entry.worker):
+            worker.release(entry.lease_id)
+            if not entry.is_started:
+                worker.unstarted_tokens -= entry.prompt_tokens
+
+    # Workers.
+
+    def _adopt(self, worker: Worker) -> None:
+        """Keep the promises of leases that may still start on a worker that attaches again."""
+        for entry in self.leases.unstarted_on(worker.worker_id):
+            entry.worker = worker.key
+            if entry.lease_id in worker.promised:
+                self.leases.start(entry.lease_id, worker.key)
+            else:
+                worker.promise(entry.lease_id, entry.blocks)
+                worker.unstarted_tokens += entry.prompt_tokens
+
+    def _forget(self, worker: Worker) -> None:
+        """Leases that were not started stay until they lapse: the worker may be back in time for them."""
+        self.fleet.remove(worker)
+        for entry in self.leases.of_worker(worker.key):
+            if entry.is_started:
+                self.leases.end(entry)
+        if not self.fleet.serving(worker.model):
+            self._credit(worker.model).reset()
+
+    # Credit.
 
     def _credit(self, model: str) -> CreditBook:
         if model not in self.credits:
-            self.credits[model] = CreditBook()
-            for queue in self.queues:
-                self.credits[model].joined(queue)
+            self.credits[model] = CreditBook(self.queues)
         return self.credits[model]
+
+    def _freed(self, *models: str) -> list[Effect]:
+        for model in models:
+            self._credit(model).stir()
+        return self._grant(*models)
 
     def _grant(self, *models: str) -> list[Effect]:
         if self.is_draining:
@@ -133,48 +228,18 @@ class Dispatcher:
         return [effect for model in models for effect in self._grant_one(model)]
 
     def _grant_one(self, model: str) -> list[Effect]:
-        grants = self._credit(model).grants(self.fleet.room(model))
-        return [self._give(grant.queue, model, grant.tickets) for grant in grants]
+        room, largest = self.fleet.capacity(model)
+        rate = self.fleet.tokens_per_second(model)
+        bound = max(NOTHING_FITS, largest)
+        return [_give(grant, model, bound, rate) for grant in self._credit(model).grants(room, bound)]
 
-    def _give(self, queue: str, model: str, tickets: int) -> GiveCredit:
-        return GiveCredit(queue, model, tickets, self.fleet.largest(model), self.fleet.tokens_per_second(model))
 
-    def _decline(self, queue: str, ticket: Ticket) -> list[Effect]:
-        """Say how large a ticket may be now, before the queue offers the same again."""
-        self.declines += 1
-        can_run = self.is_draining or any(each.can_ever_run(ticket) for each in self.fleet.serving(ticket.model))
-        reason = "NO_CAPACITY" if can_run else "NO_WORKER"
-        told = self._give(queue, ticket.model, 0)
-        return [told, Decline(queue, ticket.ticket_id, reason), *self._grant(ticket.model)]
-
-    def _lease(self, entry: LeaseEntry, worker: Worker, attempt: int) -> Lease:
-        lease = Lease(
-            lease_id=entry.lease_id,
-            ticket_id=entry.ticket_id,
-            worker_id=worker.worker_id,
-            worker_address=worker.address,
-            attempt=attempt,
-        )
-        lease.ttl.FromTimedelta(timedelta(seconds=self.leases.ttl))
-        return lease
-
-    def _revoke(self, entries: Iterable[LeaseEntry]) -> list[Effect]:
-        effects: list[Effect] = []
-        models: set[str] = set()
-        for entry in entries:
-            if worker := self.fleet.get(entry.worker):
-                self._free(worker, entry.lease_id)
-                effects.append(Revoke(worker.key, entry.lease_id))
-                models.add(worker.profile.model)
-        return [*effects, *self._grant(*sorted(models))]
-
-    def _free(self, worker: Worker, lease_id: str) -> None:
-        worker.release(lease_id)
-        entry = self.leases.end(lease_id)
-        if entry and not entry.is_started:
-            self._forget_prompt(entry)
-
-    def _forget_prompt(self, entry: LeaseEntry) -> None:
-        """From now on the worker's own report counts this prompt."""
-        if worker := self.fleet.get(entry.worker):
-            worker.unstarted_tokens -= entry.prompt_tokens
+def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:
+    return GiveCredit(
+        queue=grant.queue,
+        model=model,
+        tickets=grant.tickets,
+        max_tokens=0 if grant.is_unbounded else largest,
+        tokens_per_second=rate,
+        once=grant.once,
+    )

@@ -29,8 +29,9 @@ class GiveCredit:
     queue: str
     model: str
     tickets: int
-    max_tokens: int
+    max_tokens: int  # 0: whatever its size
     tokens_per_second: float
+    once: bool = False  # what is not used at once comes back, with what was given before
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +57,6 @@ class Revoke:
     lease_id: str
 
 
-Effect = Place | Decline | GiveCredit | Catalog | Expect | Revoke
+ToQueue = Place | Decline | GiveCredit
+ToWorker = Expect | Revoke
+Effect = ToQueue | ToWorker | Catalog

@@ -1,6 +1,6 @@
 """The workers attached to one scheduler, and what each has left. Knows no clock and no stream."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.mesh.v1.scheduler_pb2 import Profile, Report
@@ -27,12 +27,17 @@ class Worker:
     unstarted_tokens: int = 0  # prompts of leases that its reports do not know yet
 
     def promise(self, lease_id: str, blocks: int) -> None:
+        self.release(lease_id)
         self.promised[lease_id] = blocks
         self.promised_blocks += blocks
 
     def release(self, lease_id: str) -> None:
         """Idempotent."""
         self.promised_blocks -= self.promised.pop(lease_id, 0)
+
+    @property
+    def model(self) -> str:
+        return self.profile.model
 
     @property
     def free_blocks(self) -> int:
@@ -63,32 +68,74 @@ class Worker:
 
     def can_ever_run(self, ticket: Ticket) -> bool:
         fits = tokens_of(ticket) <= min(self.profile.kv_blocks * self.profile.block_size, self.profile.context_length)
-        return fits and self.profile.model == ticket.model and self.worker_id not in ticket.avoid_workers
+        return fits and self.model == ticket.model and self.worker_id not in ticket.avoid_workers
 
     def can_take(self, ticket: Ticket) -> bool:
-        return self.can_ever_run(ticket) and tokens_of(ticket) <= self.largest
+        return tokens_of(ticket) <= self.largest and self.can_ever_run(ticket)
 
 
-class Fleet(dict[str, Worker]):
-    """All workers by stream."""
+class Fleet:
+    """All workers, by stream and by model."""
 
-    def serving(self, model: str) -> Iterator[Worker]:
-        return (worker for worker in self.values() if worker.profile.model == model)
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._by_model: dict[str, dict[str, Worker]] = {}
 
-    def room(self, model: str) -> int:
-        return sum(worker.room for worker in self.serving(model))
+    def __len__(self) -> int:
+        return len(self._workers)
 
-    def largest(self, model: str) -> int:
-        return max((worker.largest for worker in self.serving(model)), default=0)
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._workers
+
+    def __getitem__(self, key: str) -> Worker:
+        return self._workers[key]
+
+    def get(self, key: str) -> Worker | None:
+        return self._workers.get(key)
+
+    def add(self, worker: Worker) -> None:
+        self._workers[worker.key] = worker
+        self._by_model.setdefault(worker.model, {})[worker.key] = worker
+
+    def remove(self, worker: Worker) -> None:
+        del self._workers[worker.key]
+        serving = self._by_model[worker.model]
+        del serving[worker.key]
+        if not serving:
+            del self._by_model[worker.model]
+
+    def named(self, worker_id: str) -> Worker | None:
+        """Return the worker of that instance id, on whatever stream."""
+        return next((worker for worker in self if worker.worker_id == worker_id), None)
+
+    def serving(self, model: str) -> Collection[Worker]:
+        return self._by_model.get(model, {}).values()
+
+    def models(self) -> list[str]:
+        return sorted(self._by_model)
+
+    def capacity(self, model: str) -> tuple[int, int]:
+        """Leases that can still be granted, and tokens of the largest."""
+        room = largest = 0
+        for worker in self.serving(model):
+            if free := worker.room:
+                room += free
+                largest = max(largest, worker.largest)
+        return room, largest
 
     def tokens_per_second(self, model: str) -> float:
         return sum(worker.report.tokens_per_second for worker in self.serving(model))
 
-    def models(self) -> set[str]:
-        return {worker.profile.model for worker in self.values()}
-
     def catalog(self) -> tuple[CatalogEntry, ...]:
-        return tuple(_entry(model, list(self.serving(model))) for model in sorted(self.models()))
+        return tuple(_entry(model, list(self.serving(model))) for model in self.models())
+
+
+def workers_that(workers: Iterable[Worker], ticket: Ticket) -> list[Worker]:
+    """Those that can take `ticket` now."""
+    return [worker for worker in workers if worker.can_take(ticket)]
 
 
 def _entry(model: str, workers: list[Worker]) -> CatalogEntry:
@@ -99,8 +146,3 @@ def _entry(model: str, workers: list[Worker]) -> CatalogEntry:
         worker_address=newest.address,
         workers_hint=len(workers),
     )
-
-
-def workers_that(workers: Iterable[Worker], ticket: Ticket) -> list[Worker]:
-    """Those that can take `ticket` now."""
-    return [worker for worker in workers if worker.can_take(ticket)]

@@ -4,7 +4,7 @@ from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.scheduler import effects as out
 
 
-def to_queue(effect: out.Place | out.Decline | out.GiveCredit | out.Catalog) -> queue_pb2.DispatchRequest:
+def to_queue(effect: out.ToQueue | out.Catalog) -> queue_pb2.DispatchRequest:
     match effect:
         case out.Place():
             return queue_pb2.DispatchRequest(place=queue_pb2.Place(lease=effect.lease))
@@ -16,6 +16,7 @@ def to_queue(effect: out.Place | out.Decline | out.GiveCredit | out.Catalog) -> 
                 model=effect.model,
                 tickets=effect.tickets,
                 max_tokens=effect.max_tokens,
+                once=effect.once,
                 tokens_per_second=effect.tokens_per_second,
             )
             return queue_pb2.DispatchRequest(credit=credit)
@@ -23,7 +24,7 @@ def to_queue(effect: out.Place | out.Decline | out.GiveCredit | out.Catalog) -> 
             return queue_pb2.DispatchRequest(catalog=queue_pb2.Catalog(entries=effect.entries))
 
 
-def to_worker(effect: out.Expect | out.Revoke) -> scheduler_pb2.AttachResponse:
+def to_worker(effect: out.ToWorker) -> scheduler_pb2.AttachResponse:
     match effect:
         case out.Expect():
             return scheduler_pb2.AttachResponse(expect=scheduler_pb2.Expect(lease=effect.lease))

@@ -1,7 +1,7 @@
 """The leases of one scheduler from issue to release. Knows no clock and no stream; `now` is in s."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 
 @dataclass(slots=True)
@@ -10,8 +10,11 @@ class LeaseEntry:
 
     lease_id: str
     ticket_id: str
+    attempt: int
     queue: str  # stream of the shard that offered it
-    worker: str  # stream of the worker
+    worker: str  # stream of the worker, as long as that is attached
+    worker_id: str
+    blocks: int  # KV blocks it may grow to
     prompt_tokens: int
     expires_at: float
     is_started: bool = False
@@ -24,52 +27,56 @@ class LeaseBook:
     ttl: float  # s
     prefix: str  # of lease ids, unique per start of the process
     leases: dict[str, LeaseEntry] = field(default_factory=dict)
-    _by_ticket: dict[str, str] = field(default_factory=dict)  # the unstarted ones
+    _unstarted: dict[str, LeaseEntry] = field(default_factory=dict)  # by ticket, oldest first
     _issued: int = 0
 
     def __len__(self) -> int:
         return len(self.leases)
 
+    def __repr__(self) -> str:
+        return f"<LeaseBook {len(self)} leases, {self.unstarted} not started>"
+
     @property
     def unstarted(self) -> int:
-        return len(self._by_ticket)
+        return len(self._unstarted)
 
-    def issue(self, ticket_id: str, queue: str, worker: str, prompt_tokens: int, now: float) -> LeaseEntry:
+    def new_id(self) -> str:
         self._issued += 1
-        entry = LeaseEntry(f"{self.prefix}-{self._issued}", ticket_id, queue, worker, prompt_tokens, now + self.ttl)
-        self.leases[entry.lease_id] = entry
-        self._by_ticket[ticket_id] = entry.lease_id
-        return entry
+        return f"{self.prefix}-{self._issued}"
 
-    def start(self, lease_id: str) -> LeaseEntry | None:
-        """Note that an edge started it; None when that is no news."""
+    def add(self, entry: LeaseEntry) -> None:
+        assert entry.ticket_id not in self._unstarted, "a ticket has one lease that may still start"
+        self.leases[entry.lease_id] = entry
+        self._unstarted[entry.ticket_id] = entry
+
+    def start(self, lease_id: str, worker: str) -> LeaseEntry | None:
+        """Note that an edge started it on `worker`; None when that is no news."""
         entry = self.leases.get(lease_id)
-        if entry is None or entry.is_started:
+        if entry is None or entry.is_started or entry.worker != worker:
             return None
         entry.is_started = True
-        self._unlist(entry)
+        del self._unstarted[entry.ticket_id]
         return entry
 
-    def end(self, lease_id: str) -> LeaseEntry | None:
-        """Forget a lease, started or not."""
-        entry = self.leases.pop(lease_id, None)
-        if entry:
-            self._unlist(entry)
-        return entry
+    def end(self, entry: LeaseEntry) -> None:
+        del self.leases[entry.lease_id]
+        if not entry.is_started:
+            del self._unstarted[entry.ticket_id]
+
+    def of(self, lease_id: str, worker: str) -> LeaseEntry | None:
+        """Return a lease if it is one of this scheduler on this worker."""
+        entry = self.leases.get(lease_id)
+        return entry if entry and entry.worker == worker else None
 
     def unstarted_of(self, ticket_id: str) -> LeaseEntry | None:
-        lease_id = self._by_ticket.get(ticket_id)
-        return self.leases[lease_id] if lease_id else None
+        return self._unstarted.get(ticket_id)
 
     def of_worker(self, worker: str) -> list[LeaseEntry]:
         return [entry for entry in self.leases.values() if entry.worker == worker]
 
-    def lapsed(self, now: float) -> Iterator[LeaseEntry]:
-        """Unstarted leases whose time is over, oldest first; the caller ends them."""
-        return iter(
-            [entry for entry in map(self.leases.__getitem__, self._by_ticket.values()) if entry.expires_at <= now]
-        )
+    def unstarted_on(self, worker_id: str) -> list[LeaseEntry]:
+        return [entry for entry in self._unstarted.values() if entry.worker_id == worker_id]
 
-    def _unlist(self, entry: LeaseEntry) -> None:
-        if self._by_ticket.get(entry.ticket_id) == entry.lease_id:
-            del self._by_ticket[entry.ticket_id]
+    def lapsed(self, now: float) -> list[LeaseEntry]:
+        """Return unstarted leases whose time is over; the caller ends them."""
+        return list(takewhile(lambda entry: entry.expires_at <= now, self._unstarted.values()))

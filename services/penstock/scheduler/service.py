@@ -18,6 +18,7 @@ from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from penstock.scheduler import effects as out
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.frames import to_queue, to_worker
+from penstock.scheduler.snapshot import figures
 from penstock.v1.stream_pb2 import End, Hello
 
 TICK = 0.1  # s; how late a lapsed lease may be noticed
@@ -58,18 +59,7 @@ class SchedulerService(SchedulerServiceServicer):
             worker.send(scheduler_pb2.AttachResponse(end=End(reason="drained")))
 
     def figures(self) -> dict[str, float]:
-        dispatcher = self._dispatcher
-        workers = dispatcher.fleet.values()
-        return {
-            "workers": len(workers),
-            "queues": len(dispatcher.queues),
-            "leases": len(dispatcher.leases),
-            "leases_unstarted": dispatcher.leases.unstarted,
-            "promised_blocks": sum(worker.promised_blocks for worker in workers),
-            "room": sum(worker.room for worker in workers),
-            "credits": sum(credit.held for credit in dispatcher.credits.values()),
-            "declines": dispatcher.declines,
-        }
+        return figures(self._dispatcher)
 
     # --------------------------------------------------------------------------------------------------------- workers
 
@@ -85,18 +75,19 @@ class SchedulerService(SchedulerServiceServicer):
                 self._perform(self._dispatcher.worker_lost(key))
 
     def _from_worker(self, key: str, hello: Hello, frame: scheduler_pb2.AttachRequest) -> list[out.Effect]:
-        kind = frame.WhichOneof("frame")
-        if kind == "profile":
+        kind, is_known = frame.WhichOneof("frame"), key in self._dispatcher.fleet
+        if kind == "profile" and not is_known:
             if fault := _fault(frame.profile):
                 raise InvalidArgument(fault, field="profile", reason="PROFILE_INVALID")
             return self._dispatcher.worker_attached(key, hello.instance_id, hello.address, frame.profile)
-        if key not in self._dispatcher.fleet:
-            raise InvalidArgument("the frame after hello must be `profile`", field="profile", reason="PROFILE_INVALID")
+        if kind == "profile" or not is_known:
+            text = "the frame after hello must be `profile`, and no other, on the newest stream of a worker"
+            raise InvalidArgument(text, field="profile", reason="PROFILE_INVALID")
         match kind:
             case "report":
-                return self._dispatcher.report(key, frame.report)
+                self._dispatcher.report(key, frame.report)
             case "started":
-                return self._dispatcher.started(frame.started.lease_id)
+                self._dispatcher.started(key, frame.started.lease_id)
             case "released":
                 return self._dispatcher.released(key, frame.released.lease_ids)
         return []
@@ -125,7 +116,7 @@ class SchedulerService(SchedulerServiceServicer):
             case "offer":
                 return self._place(queue, frame.offer)
             case "recalled":
-                return self._dispatcher.recalled(frame.recalled.ticket_ids)
+                return self._dispatcher.recalled(queue, frame.recalled.ticket_ids)
             case "head":
                 return self._dispatcher.head(queue, frame.head)
             case "returned":

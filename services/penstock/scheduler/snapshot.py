@@ -1,0 +1,42 @@
+"""What operators see of a scheduler."""
+
+from typing import Any
+
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.fleet import Fleet, Worker
+
+MAX_ROWS = 1_000  # workers
+
+
+def figures(dispatcher: Dispatcher) -> dict[str, float]:
+    fleet = dispatcher.fleet
+    return {
+        "workers": len(fleet),
+        "queues": len(dispatcher.queues),
+        "leases": len(dispatcher.leases),
+        "leases_unstarted": dispatcher.leases.unstarted,
+        "promised_blocks": dispatcher.promised_blocks,
+        "room": sum(worker.room for worker in fleet),
+        "credits": sum(credit.held for credit in dispatcher.credits.values()),
+        "declines": dispatcher.declines,
+    }
+
+
+def tables(fleet: Fleet) -> dict[str, Any]:
+    return {"workers": [_row(worker) for worker in sorted(fleet, key=lambda each: each.worker_id)[:MAX_ROWS]]}
+
+
+def _row(worker: Worker) -> dict[str, Any]:
+    return {
+        "worker_id": worker.worker_id,
+        "address": worker.address,
+        "model": worker.model,
+        "slots": worker.profile.slots,
+        "kv_blocks": worker.profile.kv_blocks,
+        "leases": len(worker.promised),
+        "promised_blocks": worker.promised_blocks,
+        "room": worker.room,
+        "running": worker.report.running,
+        "prefill_tokens": worker.prefill_tokens,
+        "tokens_per_second": worker.report.tokens_per_second,
+    }

@@ -1,0 +1,255 @@
+"""Real ticket books and real dispatchers, joined by frames that are delivered one at a time, in any order over streams.
+
+No loop, no clock, no network: a stream is a list of frames for each direction, and a test says which is delivered next.
+Edges and workers are what is left of them once nothing but tickets and leases counts.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from penstock.mesh.v1.queue_pb2 import DispatchRequest, DispatchResponse
+from penstock.mesh.v1.scheduler_pb2 import Profile, RunningLease
+from penstock.mesh.v1.ticket_pb2 import Ticket
+from penstock.queue import effects as queue_effects
+from penstock.queue import frames as queue_frames
+from penstock.queue.book import TicketBook
+from penstock.queue.bounds import Bounds
+from penstock.queue.placed import Placed
+from penstock.queue.presence import Presence
+from penstock.queue.seats import Credit
+from penstock.queue.waiting import from_frame
+from penstock.scheduler import effects as scheduler_effects
+from penstock.scheduler import frames as scheduler_frames
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.leases import LeaseBook
+
+MODEL = "m"
+TTL = 5.0  # s
+PATIENCE = 10.0  # s
+START = 1_000_000.0  # s; any unix time
+BLOCK = 16  # tokens
+
+
+def ticket_of(name, *, priority=2, tokens=32, at=START, attempt=1, avoid=(), model=MODEL, deadline=0.0):
+    return Ticket(
+        ticket_id=name,
+        tenant_id="acme",
+        priority=priority,
+        weight=1.0,
+        model=model,
+        prompt_tokens=tokens - 1,
+        max_output_tokens=1,
+        attempt=attempt,
+        enqueue_unix_nano=round(at * 1e9),
+        deadline_unix_nano=round(deadline * 1e9),
+        avoid_workers=avoid,
+    )
+
+
+def profile_of(*, slots=2, kv_blocks=8, running=(), model=MODEL, context=10_000):
+    return Profile(
+        model=model,
+        card_digest="d",
+        slots=slots,
+        kv_blocks=kv_blocks,
+        block_size=BLOCK,
+        context_length=context,
+        running=[RunningLease(lease_id=each, kv_blocks=blocks) for each, blocks in dict(running).items()],
+    )
+
+
+def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE, warm_up=0.0):
+    return TicketBook(
+        bounds=Bounds(max_depth, max_tokens),
+        presence=Presence(patience=patience, warm_up=warm_up, started_at=START),
+        placed=Placed(10.0),
+    )
+
+
+@dataclass
+class Stream:
+    """One scheduler's stream to one shard."""
+
+    up: deque[DispatchRequest] = field(default_factory=deque)
+    down: deque[DispatchResponse] = field(default_factory=deque)
+
+
+@dataclass
+class Mesh:
+    """Shards, schedulers and workers by name. Every ticket's endings are in `endings`, in order."""
+
+    shards: dict[str, TicketBook] = field(default_factory=dict)
+    schedulers: dict[str, Dispatcher] = field(default_factory=dict)
+    streams: dict[tuple[str, str], Stream] = field(default_factory=dict)  # scheduler, shard
+    now: float = START
+    endings: dict[str, list[str]] = field(default_factory=dict)
+    granted: list[str] = field(default_factory=list)  # ticket ids, as edges heard of their leases
+    expected: dict[str, dict[str, str]] = field(default_factory=dict)  # worker: lease: ticket, not started
+    running: dict[str, dict[str, str]] = field(default_factory=dict)  # worker: lease: ticket
+    homes: dict[str, str] = field(default_factory=dict)  # worker: scheduler
+    delivered: int = 0
+
+    @classmethod
+    def of(cls, shards=1, schedulers=1, **bounds):
+        mesh = cls()
+        for number in range(shards):
+            mesh.add_shard(f"q{number}", **bounds)
+        for number in range(schedulers):
+            mesh.add_scheduler(f"s{number}")
+        return mesh
+
+    # Who is there.
+
+    def add_shard(self, name, **bounds):
+        book = self.shards[name] = book_of(**bounds)
+        self._perform_shard(name, book.edge_joined("edge"))
+        for scheduler in self.schedulers:
+            self.connect(scheduler, name)
+
+    def add_scheduler(self, name):
+        self.schedulers[name] = Dispatcher(leases=LeaseBook(ttl=TTL, prefix=name), look_ahead=0)
+        for shard in self.shards:
+            self.connect(name, shard)
+
+    def connect(self, scheduler, shard):
+        self.streams[scheduler, shard] = Stream()
+        self._perform_shard(shard, self.shards[shard].scheduler_joined(scheduler))
+        self._perform_scheduler(scheduler, self.schedulers[scheduler].queue_joined(shard))
+
+    def disconnect(self, scheduler, shard):
+        """Cut a stream: what is on it is lost, and both ends notice."""
+        del self.streams[scheduler, shard]
+        self._perform_shard(shard, self.shards[shard].scheduler_lost(scheduler, self.now))
+        self._perform_scheduler(scheduler, self.schedulers[scheduler].queue_lost(shard))
+
+    def attach(self, worker, scheduler="s0", **profile):
+        self.homes[worker] = scheduler
+        self.expected.setdefault(worker, {})
+        self.running.setdefault(worker, {})
+        self._perform_scheduler(
+            scheduler, self.schedulers[scheduler].worker_attached(worker, worker, f"{worker}:1", profile_of(**profile))
+        )
+
+    def detach(self, worker):
+        """Lose a worker with all it had."""
+        scheduler = self.homes.pop(worker)
+        self.expected.pop(worker)
+        self.running.pop(worker)
+        self._perform_scheduler(scheduler, self.schedulers[scheduler].worker_lost(worker))
+
+    # What happens.
+
+    def enqueue(self, shard, ticket):
+        self.endings.setdefault(ticket.ticket_id, [])
+        book = self.shards[shard]
+        self._perform_shard(shard, book.enqueue(from_frame(ticket, "edge"), self.now))
+
+    def withdraw(self, shard, name):
+        self._perform_shard(shard, self.shards[shard].withdraw("edge", [name]))
+
+    def start(self, worker, lease_id):
+        self.running[worker][lease_id] = self.expected[worker].pop(lease_id)
+        self.schedulers[self.homes[worker]].started(worker, lease_id)
+
+    def finish(self, worker, lease_id):
+        self.running[worker].pop(lease_id, None) or self.expected[worker].pop(lease_id)
+        scheduler = self.homes[worker]
+        self._perform_scheduler(scheduler, self.schedulers[scheduler].released(worker, [lease_id]))
+
+    def pass_time(self, seconds):
+        self.now += seconds
+        for name, book in self.shards.items():
+            self._perform_shard(name, book.tick(self.now))
+        for name, scheduler in self.schedulers.items():
+            self._perform_scheduler(name, scheduler.tick(self.now))
+
+    # Delivery.
+
+    @property
+    def moving(self):
+        """Every stream's direction that has a frame under way."""
+        return [(key, way) for key, stream in self.streams.items() for way in ("up", "down") if getattr(stream, way)]
+
+    def deliver(self, key, way):
+        """Deliver the oldest frame of one stream in one direction."""
+        self.delivered += 1
+        scheduler, shard = key
+        frame = getattr(self.streams[key], way).popleft()
+        if way == "up":
+            self._perform_shard(shard, self._from_scheduler(shard, scheduler, frame))
+        else:
+            self._perform_scheduler(scheduler, self._from_shard(scheduler, shard, frame))
+
+    def settle(self, limit=20_000):
+        """Deliver all that is under way; frames must not breed for ever."""
+        until = self.delivered + limit
+        while moving := self.moving:
+            self.deliver(*moving[0])
+            assert self.delivered < until, "frames go round in circles"
+
+    def run_dry(self, seconds=30.0, step=0.1):
+        """Let everything run to its end: leases start and finish, time passes, frames arrive."""
+        until = self.now + seconds
+        while self.now < until and any(book.tickets for book in self.shards.values()):
+            self.settle()
+            self.finish_all()
+            self.settle()
+            self.pass_time(step)
+        self.finish_all()
+        self.settle()
+        self.pass_time(TTL)
+        self.settle()
+
+    def finish_all(self):
+        for worker in list(self.homes):
+            for lease_id in [*self.expected[worker], *self.running[worker]]:
+                self.finish(worker, lease_id)
+
+    def _from_scheduler(self, shard, scheduler, frame):
+        book = self.shards[shard]
+        kind = frame.WhichOneof("frame")
+        if kind == "credit":
+            credit = Credit(frame.credit.tickets, frame.credit.max_tokens, frame.credit.tokens_per_second)
+            return book.credit(scheduler, frame.credit.model, credit, once=frame.credit.once)
+        if kind == "place":
+            return book.place(scheduler, frame.place.lease, self.now)
+        if kind == "decline":
+            return book.decline(scheduler, frame.decline.ticket_id, frame.decline.reason, self.now)
+        return book.catalog(scheduler, frame.catalog.entries, self.now)
+
+    def _from_shard(self, scheduler, shard, frame):
+        dispatcher = self.schedulers[scheduler]
+        kind = frame.WhichOneof("frame")
+        if kind == "offer":
+            return dispatcher.offer(shard, frame.offer.ticket, self.now)
+        if kind == "recalled":
+            return dispatcher.recalled(shard, frame.recalled.ticket_ids)
+        if kind == "head":
+            return dispatcher.head(shard, frame.head)
+        return dispatcher.returned(shard, frame.returned.model, frame.returned.tickets)
+
+    # Effects.
+
+    def _perform_shard(self, shard, effects):
+        for effect in [*effects, *self.shards[shard].shelves.heads()]:
+            if isinstance(effect, queue_effects.ToScheduler):
+                if stream := self.streams.get((effect.scheduler, shard)):
+                    stream.down.append(queue_frames.to_scheduler(effect))
+            elif isinstance(effect, queue_effects.Leased):
+                self.endings[effect.lease.ticket_id].append("leased")
+                self.granted.append(effect.lease.ticket_id)
+            elif isinstance(effect, queue_effects.Shed):
+                self.endings[effect.ticket_id].append(effect.error.reason)
+
+    def _perform_scheduler(self, scheduler, effects):
+        for effect in effects:
+            if isinstance(effect, scheduler_effects.Catalog):
+                for (name, _), stream in self.streams.items():
+                    if name == scheduler:
+                        stream.up.append(scheduler_frames.to_queue(effect))
+            elif isinstance(effect, scheduler_effects.Expect):
+                self.expected[effect.worker][effect.lease.lease_id] = effect.lease.ticket_id
+            elif isinstance(effect, scheduler_effects.Revoke):
+                self.expected[effect.worker].pop(effect.lease_id, None)
+            elif stream := self.streams.get((scheduler, effect.queue)):
+                stream.up.append(scheduler_frames.to_queue(effect))
