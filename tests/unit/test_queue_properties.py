@@ -1,0 +1,214 @@
+"""Whatever happens in whatever order: no ticket is lost or doubled, and what is counted is what is there."""
+
+from collections import Counter
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.queue import effects as out
+from penstock.queue.policies.order import Load
+from queue_tickets import PATIENCE, Shard, entry
+
+MODELS = ("m", "n")
+EDGES = ("e", "f")
+SCHEDULERS = ("s", "t")
+TICKETS = [f"t{number}" for number in range(12)]
+
+
+class Mesh(RuleBasedStateMachine):
+    """Edges and schedulers that say anything that real ones may say, and remember what they were told."""
+
+    def __init__(self):
+        super().__init__()
+        self.shard = Shard(max_depth=8, max_tokens=2_000)
+        self.held = {edge: {} for edge in EDGES}  # ticket: attempt, as each edge believes the shard to have
+        self.unanswered = {}  # scheduler: offers in order
+        self.credit = {}  # scheduler, model: as the scheduler believes the shard to have
+        self.lease_ids = 0
+
+    # What they hear.
+
+    def hear(self, effects):
+        for effect in effects:
+            match effect:
+                case out.Offer():
+                    ticket = effect.ticket
+                    assert ticket.ticket_id in self.held[ticket.edge], "offered for nobody"
+                    self.unanswered[effect.scheduler].append(ticket.ticket_id)
+                    self.credit[effect.scheduler, ticket.model] -= 1
+                    assert self.credit[effect.scheduler, ticket.model] >= 0, "offered without credit"
+                case out.Returned():
+                    self.credit[effect.scheduler, effect.model] -= effect.tickets
+                    assert self.credit[effect.scheduler, effect.model] == 0
+                case out.Leased():
+                    assert self.held[effect.edge].pop(effect.lease.ticket_id), "leased to one that did not wait"
+                case out.Shed():
+                    assert self.held[effect.edge].pop(effect.ticket_id), "shed one that did not wait"
+                case out.Queued():
+                    assert effect.ticket_id in self.held[effect.edge]
+                case _:
+                    pass
+        return effects
+
+    # What they do.
+
+    @rule(
+        ticket_id=st.sampled_from(TICKETS),
+        edge=st.sampled_from(EDGES),
+        attempt=st.integers(1, 3),
+        model=st.sampled_from(MODELS),
+        priority=st.integers(1, 3),
+        tokens=st.integers(11, 800),
+        seconds_left=st.none() | st.integers(1, 60),
+    )
+    def enqueue(self, *, ticket_id, edge, attempt, model, priority, tokens, seconds_left):
+        other = next(each for each in EDGES if each != edge)
+        if self.held[edge].get(ticket_id, 0) > attempt:
+            return
+        self.held[other].pop(ticket_id, None)  # the edge has a new stream
+        known = self.shard.book.tickets.get(ticket_id)
+        is_same = known is not None and known.edge == edge and known.attempt == attempt
+        self.held[edge][ticket_id] = attempt
+        deadline = self.shard.now + seconds_left if seconds_left else 0.0
+        fields = {"attempt": attempt, "model": model, "priority": priority, "tokens": tokens, "deadline": deadline}
+        effects = self.hear(self.shard.enqueue(ticket_id, edge=edge, enqueued=self.shard.now, **fields))
+        if is_same:
+            assert [type(each) for each in effects] == [out.Queued]
+        told = [each for each in effects if isinstance(each, out.Queued | out.Shed) and each.ticket_id == ticket_id]
+        assert len(told) == 1, "each ticket is answered once"
+
+    @rule(ticket_ids=st.sets(st.sampled_from(TICKETS)), edge=st.sampled_from(EDGES))
+    def withdraw(self, ticket_ids, edge):
+        for each in EDGES:
+            for ticket_id in ticket_ids:
+                self.held[each].pop(ticket_id, None)
+        effects = self.hear(self.shard.withdraw(*ticket_ids, edge=edge))
+        assert isinstance(effects[-1], out.Withdrawn)
+
+    @rule(edge=st.sampled_from(EDGES))
+    def lose_edge(self, edge):
+        self.held[edge].clear()
+        self.hear(self.shard.book.edge_lost(edge))
+        self.hear(self.shard.book.edge_joined(edge))
+
+    @rule(scheduler=st.sampled_from(SCHEDULERS), models=st.sets(st.sampled_from(MODELS)))
+    def serve(self, scheduler, models):
+        if scheduler not in self.unanswered:
+            self.unanswered[scheduler] = []
+            self.credit |= {(scheduler, model): 0 for model in MODELS}
+            self.hear(self.shard.book.scheduler_joined(scheduler))
+        entries = [entry(model) for model in models]
+        self.hear(self.shard.book.catalog(scheduler, entries, self.shard.now))
+
+    @precondition(lambda self: self.unanswered)
+    @rule(
+        data=st.data(),
+        model=st.sampled_from(MODELS),
+        tickets=st.integers(0, 4),
+        max_tokens=st.just(0) | st.integers(11, 900),
+        once=st.booleans(),
+    )
+    def give_credit(self, data, model, tickets, max_tokens, once):
+        scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
+        self.credit[scheduler, model] += tickets
+        given = {"max_tokens": max_tokens, "rate": 100.0, "once": once, "model": model}
+        at = len(self.shard.said)
+        self.shard.credit(tickets, scheduler, **given)
+        self.hear(self.shard.said[at:])
+
+    @precondition(lambda self: any(self.unanswered.values()))
+    @rule(data=st.data(), answer=st.sampled_from(["place", "place", "NO_CAPACITY", "NO_WORKER"]))
+    def answer(self, data, answer):
+        """Answer the oldest offer of a scheduler."""
+        busy = sorted(scheduler for scheduler, offers in self.unanswered.items() if offers)
+        scheduler = data.draw(st.sampled_from(busy))
+        ticket_id = self.unanswered[scheduler].pop(0)
+        if answer == "place":
+            self.lease_ids += 1
+            self.hear(self.shard.place(ticket_id, scheduler, f"lease {self.lease_ids}"))
+            return
+        if answer == "NO_CAPACITY" and ticket_id in self.shard.book.seats[scheduler].offered:
+            model = self.shard.book.tickets[ticket_id].model
+            if not self.shard.book.seats[scheduler].void[ticket_id]:
+                self.credit[scheduler, model] = 0
+        self.hear(self.shard.decline(ticket_id, answer, scheduler))
+
+    @precondition(lambda self: self.unanswered)
+    @rule(data=st.data())
+    def lose_scheduler(self, data):
+        scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
+        del self.unanswered[scheduler]
+        self.hear(self.shard.lose(scheduler))
+
+    @rule(seconds=st.sampled_from([0.05, 0.2, 3.0, 20.0]))
+    def wait(self, seconds):
+        self.hear(self.shard.wait(seconds))
+
+    # What must hold.
+
+    @invariant()
+    def the_shard_has_what_the_edges_wait_for(self):
+        has = {edge: {} for edge in EDGES}
+        for ticket_id, ticket in self.shard.book.tickets.items():
+            has[ticket.edge][ticket_id] = ticket.attempt
+        assert has == self.held
+
+    @invariant()
+    def every_ticket_stands_in_one_place(self):
+        book = self.shard.book
+        stands = Counter()
+        for model in MODELS:
+            for lane in book.shelves[model].order._lanes.values():
+                stands.update(entry[-1].ticket_id for entry in lane._first)
+        stands.update(entry[-1].ticket_id for entry in book._pauses)
+        for seat in book.seats.values():
+            stands.update(seat.offered)
+        assert stands == Counter(book.tickets.keys())
+
+    @invariant()
+    def what_is_counted_is_there(self):
+        book = self.shard.book
+        waiting = [ticket for ticket in book.tickets.values() if not ticket.scheduler]
+        assert book.shelves.waiting == Load(len(waiting), sum(ticket.tokens for ticket in waiting))
+        assert +Counter(book.shelves.by_class) == Counter(ticket.priority for ticket in waiting)
+        for model in MODELS:
+            listed = [ticket for ticket in waiting if ticket.model == model and ticket.is_listed]
+            assert book.shelves[model].order.load == Load(len(listed), sum(ticket.tokens for ticket in listed))
+
+    @invariant()
+    def credit_is_as_the_schedulers_believe(self):
+        for scheduler in self.unanswered:
+            for model, credit in self.shard.book.seats[scheduler].credits.items():
+                assert credit.tickets == self.credit[scheduler, model]
+
+    @invariant()
+    def no_credit_lies_idle_beside_a_ticket_it_fits(self):
+        book = self.shard.book
+        for seat in book.seats.values():
+            for model, credit in seat.credits.items():
+                if credit.tickets and not credit.max_tokens:
+                    head = book.shelves[model].order.head()
+                    assert head is None or head[0].refused_by
+
+    def teardown(self):
+        """Serve all that waits: then nothing is left of it."""
+        for scheduler in list(self.unanswered):
+            self.hear(self.shard.lose(scheduler))
+            del self.unanswered[scheduler]
+        self.serve("last", set(MODELS))
+        self.wait(0.2)  # for those that pause
+        for model in MODELS:
+            self.credit["last", model] += 100
+            for ticket_id in self.shard.credit(100, "last", model=model):
+                self.shard.place(ticket_id, "last")
+        self.shard.wait(PATIENCE)
+        assert repr(self.shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
+        assert self.shard.book.shelves.waiting == Load(0, 0)
+        assert not self.shard.book._refused
+
+
+Mesh.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestMesh = Mesh.TestCase
