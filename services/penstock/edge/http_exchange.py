@@ -49,7 +49,7 @@ class Exchange:
         self._fail: Callable[[PenstockError], bytes] | None = None
         self._is_writing = False
         self._written_at = 0.0  # s, the loop's clock
-        self._span: asyncio.Timeout | None = None
+        self._life: asyncio.Timeout | None = None
         self._ended_by: Exception | None = None
 
     def __repr__(self) -> str:
@@ -136,20 +136,20 @@ class Exchange:
     async def open(self) -> AsyncIterator[None]:
         """A block that `cut` ends, from wherever it is called."""
         try:
-            async with asyncio.timeout(None) as self._span:
+            async with asyncio.timeout(None) as self._life:
                 yield
         except TimeoutError:
             if self._ended_by is None:
                 raise
             raise self._ended_by from None
         finally:
-            self._span = None
+            self._life = None
 
     def cut(self, error: Exception) -> None:
         """Raise `error` where the exchange stands; nothing happens to one that is over."""
-        if self._span and self._ended_by is None:
+        if self._life and self._ended_by is None:
             self._ended_by = error
-            self._span.reschedule(0.0)
+            self._life.reschedule(0.0)
 
     async def attend(self) -> None:
         """Cut when the client leaves; say that the stream lives when it is silent for long. To run beside the rest."""
