@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from penstock.chassis import streams
+from penstock.chassis import stream_end, streams
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import FailedPrecondition
 from penstock.chassis.streams import Link, accepted, check_hello
@@ -112,7 +112,7 @@ async def test_end_is_told_apart_from_a_cut():
 
 
 async def test_silence_counts_as_death_on_both_sides(monkeypatch):
-    monkeypatch.setattr(streams, "TICK", 0.02)
+    monkeypatch.setattr(stream_end, "TICK", 0.02)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
@@ -123,7 +123,7 @@ async def test_silence_counts_as_death_on_both_sides(monkeypatch):
 
 
 async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
-    monkeypatch.setattr(streams, "TICK", 0.01)
+    monkeypatch.setattr(stream_end, "TICK", 0.01)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
@@ -133,7 +133,7 @@ async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
         def count(frame):
             nonlocal heard
             heard += frame.WhichOneof("frame") == "heartbeat"
-            if heard == 3 * streams.SILENT_TICKS:
+            if heard == 3 * stream_end.SILENT_TICKS:
                 peer.send(AdmitResponse(settled=Settled(reservation_id="quiet")))
             return original(frame)
 

@@ -12,7 +12,7 @@ import grpc
 import psutil
 from google.protobuf.duration_pb2 import Duration
 
-from penstock.chassis import streams
+from penstock.chassis import stream_end
 from penstock.chassis.calls import Calls
 from penstock.chassis.errors import InvalidArgument, PermissionDenied, Unimplemented
 from penstock.chassis.interceptors import Body, Context, Continuation, guarded
@@ -39,8 +39,8 @@ def process_figures() -> dict[str, float]:
             "rss_bytes": process.memory_info().rss,
             "open_fds": process.num_fds(),
             "asyncio_tasks": len(asyncio.all_tasks()),
-            "open_streams": streams.counters.open,
-            "unknown_frames": streams.counters.unknown_frames,
+            "open_streams": stream_end.counters.open,
+            "unknown_frames": stream_end.counters.unknown_frames,
             "uptime_seconds": time.time() - process.create_time(),
         }
 

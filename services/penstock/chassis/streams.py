@@ -11,10 +11,8 @@ being slow ourselves never makes a live peer look dead.
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -22,123 +20,18 @@ import structlog
 from google.protobuf.message import Message
 
 from penstock.chassis.errors import FailedPrecondition
-from penstock.v1.stream_pb2 import End, Heartbeat, Hello
+from penstock.chassis.stream_end import StreamEnd, counters
+from penstock.v1.stream_pb2 import End, Hello
 
 log = structlog.get_logger()
 
 PROTOCOL = 1
-TICK = 0.4  # s; a heartbeat is due in a tick in which nothing else was sent
-SILENT_TICKS = 4  # dead after 1.6 to 2.0 s without a frame
 HELLO_TIMEOUT = 5.0  # s; a cold process may take that long to its first answer
-FLUSH_TIMEOUT = 1.0  # s; for what is still in the outbox when a stream is closed on purpose
 OUTBOX_FRAMES = 8_192
 BACKOFF = (0.05, 1.0)  # s; first and longest wait before reconnecting, drawn from the upper half
 
 Out = TypeVar("Out", bound=Message)
 In = TypeVar("In", bound=Message)
-
-
-@dataclass
-class StreamCounters:
-    """How many streams this process holds, and what it did not understand on them."""
-
-    open: int = 0
-    unknown_frames: int = 0
-
-
-counters = StreamCounters()
-
-
-@dataclass
-class Outbox(Generic[Out]):
-    """Frames waiting to be written, in order. Full: `put` says no, and the stream is to be closed."""
-
-    capacity: int
-    frames: deque[Out] = field(default_factory=deque)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    written: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def put(self, frame: Out) -> bool:
-        if len(self.frames) >= self.capacity:
-            return False
-        self.frames.append(frame)
-        self.ready.set()
-        self.written.clear()
-        return True
-
-    async def write_all(self, write: Callable[[Out], Awaitable[object]]) -> None:
-        """Write frames as they come, until cancelled or until `write` fails."""
-        while True:
-            await self.ready.wait()
-            while self.frames:
-                await write(self.frames.popleft())
-            self.ready.clear()
-            self.written.set()
-
-
-class _StreamEnd(Generic[Out, In]):
-    """What both ends of a stream do alike: outbox, heartbeat, silence, closing for a reason."""
-
-    def __init__(self, out: Callable[..., Out], hello: Hello, capacity: int) -> None:
-        self._out = out
-        self._outbox = Outbox[Out](capacity)
-        self._outbox.put(out(hello=hello))
-        self._limit = asyncio.timeout(None)
-        self._heard = True
-        self._sent = 0
-        self.hello = Hello()
-        self.ended = False
-        self.closed_because = ""
-
-    def send(self, frame: Out) -> bool:
-        """Queue `frame`; False when the stream is closed, or was just closed because the peer does not read."""
-        if self.closed_because:
-            return False
-        self._sent += 1
-        if not self._outbox.put(frame):
-            self.close("peer does not read")
-            return False
-        return True
-
-    def close(self, reason: str) -> None:
-        """Interrupt the reading side, from wherever this is called."""
-        if not self.closed_because:
-            self.closed_because = reason
-            with suppress(RuntimeError):  # the reader has left already
-                self._limit.reschedule(asyncio.get_running_loop().time())
-
-    def understand(self, frame: Any) -> bool:
-        """Note that the peer lives; True when the frame is for the caller."""
-        self._heard = True
-        kind = frame.WhichOneof("frame")
-        if kind is None:
-            counters.unknown_frames += 1
-        if kind == "end":
-            self.ended = True
-        return kind not in (None, "heartbeat", "hello")
-
-    async def write(self, write: Callable[[Out], Awaitable[object]]) -> None:
-        """Write the outbox; a failing write closes the stream (the reader learns the status)."""
-        try:
-            await self._outbox.write_all(write)
-        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-            self.close(f"write failed: {type(error).__name__}")
-
-    async def tick(self) -> None:
-        silent, sent = 0, 0
-        while silent < SILENT_TICKS:
-            await asyncio.sleep(TICK)
-            silent = 0 if self._heard else silent + 1
-            self._heard = False
-            if sent == self._sent:
-                self.send(self._out(heartbeat=Heartbeat()))
-            sent = self._sent
-        self.close("peer is silent")
-
-    async def flush(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_TIMEOUT):
-                await self._outbox.written.wait()
 
 
 def check_hello(frame: Any) -> Hello:
@@ -152,7 +45,7 @@ def check_hello(frame: Any) -> Hello:
     return hello
 
 
-class Peer(_StreamEnd[Out, In]):
+class Peer(StreamEnd[Out, In]):
     """The server end of one stream, for one handler: iterate it for frames, `send` from anywhere on the loop."""
 
     def __init__(self, context: Any, out: Callable[..., Out], hello: Hello, capacity: int) -> None:
@@ -187,7 +80,7 @@ async def accepted(
     loops = [asyncio.create_task(peer.write(context.write)), asyncio.create_task(peer.tick())]
     try:
         with suppress(TimeoutError):
-            async with peer._limit:  # noqa: SLF001  # the two classes are one mechanism
+            async with peer.limit:
                 yield peer
                 await peer.flush()
     finally:
@@ -221,7 +114,9 @@ class Link(Generic[Out, In]):
         on_up: Callable[[Hello], None] | None = None,
         on_down: Callable[[str], None] | None = None,
         capacity: int = OUTBOX_FRAMES,
+        is_quiet: bool = False,
     ) -> None:
+        """`is_quiet`: says nothing in the log, for a library in somebody else's process."""
         self.name = name
         self._call = call
         self._out = out
@@ -230,7 +125,8 @@ class Link(Generic[Out, In]):
         self._on_up = on_up
         self._on_down = on_down
         self._capacity = capacity
-        self._end: _StreamEnd[Out, In] | None = None
+        self._log = _silence if is_quiet else log.info
+        self._end: StreamEnd[Out, In] | None = None
 
     def __repr__(self) -> str:
         return f"<Link {self.name} {'up' if self.is_up else 'down'}>"
@@ -265,11 +161,11 @@ class Link(Generic[Out, In]):
 
     async def _connect_once(self) -> bool:
         """Run one stream to its end; True when it was ever greeted."""
-        end = _StreamEnd[Out, In](self._out, self._hello, self._capacity)
+        end = StreamEnd[Out, In](self._out, self._hello, self._capacity)
         call = self._call()
         loops = [asyncio.create_task(end.write(call.write))]
         try:
-            async with end._limit:  # noqa: SLF001  # the two classes are one mechanism
+            async with end.limit:
                 async with asyncio.timeout(HELLO_TIMEOUT):
                     end.hello = check_hello(await call.read())
                 loops.append(asyncio.create_task(end.tick()))
@@ -288,7 +184,7 @@ class Link(Generic[Out, In]):
             await _cancel(loops)
         return bool(end.hello.instance_id)
 
-    async def _read(self, call: Any, end: _StreamEnd[Out, In]) -> None:
+    async def _read(self, call: Any, end: StreamEnd[Out, In]) -> None:
         while not end.ended:
             frame = await call.read()
             if frame is grpc.aio.EOF:
@@ -296,23 +192,25 @@ class Link(Generic[Out, In]):
             if end.understand(frame):
                 self._on_frame(frame)
 
-    def _up(self, end: _StreamEnd[Out, In]) -> None:
+    def _up(self, end: StreamEnd[Out, In]) -> None:
         counters.open += 1
         self._end = end
-        log.info("link_up", link=self.name, peer=end.hello.instance_id)
+        self._log("link_up", link=self.name, peer=end.hello.instance_id)
         if self._on_up:
             self._on_up(end.hello)
 
-    def _down(self, end: _StreamEnd[Out, In]) -> None:
+    def _down(self, end: StreamEnd[Out, In]) -> None:
         end.closed_because = end.closed_because or ("ended" if end.ended else "cut")
         if self._end is not end:
-            log.debug("link_refused", link=self.name, because=end.closed_because)
             return
         counters.open -= 1
         self._end = None
-        log.info("link_down", link=self.name, peer=end.hello.instance_id, because=end.closed_because)
+        self._log("link_down", link=self.name, peer=end.hello.instance_id, because=end.closed_because)
         if self._on_down:
             self._on_down(end.closed_because)
+
+
+def _silence(_event: str, **_facts: object) -> None: ...
 
 
 def _reason(error: BaseException) -> str:

@@ -50,6 +50,7 @@ class Session:
             on_frame=self._on_frame,
             on_up=lambda _: self._up.set(),
             on_down=self._on_down,
+            is_quiet=True,
         )
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Any
 
-from penstock.chassis import streams
+from penstock.chassis import stream_end
 from penstock.chassis.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.chassis.lifecycle import this_stop
 from penstock.chassis.streams import Peer
@@ -116,7 +116,7 @@ class Session:
         for _ in range(STALLED_FLUSHES):
             begun = time.monotonic()
             await self._peer.flush()
-            if time.monotonic() - begun < streams.FLUSH_TIMEOUT:
+            if time.monotonic() - begun < stream_end.FLUSH_TIMEOUT:
                 return
         self._peer.close("client does not read")
 
@@ -127,7 +127,7 @@ class Session:
         while self._running:
             self._peer.understand(pb.SessionRequest(heartbeat=Heartbeat()))
             try:
-                async with asyncio.timeout(streams.TICK):
+                async with asyncio.timeout(stream_end.TICK):
                     await self._is_idle.wait()
             except TimeoutError:
                 continue

@@ -98,6 +98,7 @@ class SessionApi:
             on_frame=self._take,
             on_up=lambda _: self._up.set(),
             on_down=self._lost,
+            is_quiet=True,
         )
         await self._link.run()
 

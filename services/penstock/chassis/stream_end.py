@@ -1,0 +1,96 @@
+"""What both ends of a stream do alike: outbox, heartbeat, silence, closing for a reason."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from penstock.chassis.outbox import Outbox
+from penstock.v1.stream_pb2 import Heartbeat, Hello
+
+TICK = 0.4  # s; a heartbeat is due in a tick in which nothing else was sent
+SILENT_TICKS = 4  # dead after 1.6 to 2.0 s without a frame
+FLUSH_TIMEOUT = 1.0  # s; for what is still in the outbox when a stream is closed on purpose
+
+Out = TypeVar("Out", bound=Message)
+In = TypeVar("In", bound=Message)
+
+
+@dataclass
+class StreamCounters:
+    """How many streams this process holds, and what it did not understand on them."""
+
+    open: int = 0
+    unknown_frames: int = 0
+
+
+counters = StreamCounters()
+
+
+class StreamEnd(Generic[Out, In]):
+    """One end of one stream, until it is closed for a reason."""
+
+    def __init__(self, out: Callable[..., Out], hello: Hello, capacity: int) -> None:
+        self._out = out
+        self._outbox = Outbox[Out](capacity)
+        self._outbox.put(out(hello=hello))
+        self.limit = asyncio.timeout(None)
+        self._heard = True
+        self._sent = 0
+        self.hello = Hello()
+        self.ended = False
+        self.closed_because = ""
+
+    def send(self, frame: Out) -> bool:
+        """Queue `frame`; False when the stream is closed, or was just closed because the peer does not read."""
+        if self.closed_because:
+            return False
+        self._sent += 1
+        if not self._outbox.put(frame):
+            self.close("peer does not read")
+            return False
+        return True
+
+    def close(self, reason: str) -> None:
+        """Interrupt the reading side, from wherever this is called."""
+        if not self.closed_because:
+            self.closed_because = reason
+            with suppress(RuntimeError):  # the reader has left already
+                self.limit.reschedule(asyncio.get_running_loop().time())
+
+    def understand(self, frame: Any) -> bool:
+        """Note that the peer lives; True when the frame is for the caller."""
+        self._heard = True
+        kind = frame.WhichOneof("frame")
+        if kind is None:
+            counters.unknown_frames += 1
+        if kind == "end":
+            self.ended = True
+        return kind not in (None, "heartbeat", "hello")
+
+    async def write(self, write: Callable[[Out], Awaitable[object]]) -> None:
+        """Write the outbox; a failing write closes the stream (the reader learns the status)."""
+        try:
+            await self._outbox.write_all(write)
+        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            self.close(f"write failed: {type(error).__name__}")
+
+    async def tick(self) -> None:
+        silent, sent = 0, 0
+        while silent < SILENT_TICKS:
+            await asyncio.sleep(TICK)
+            silent = 0 if self._heard else silent + 1
+            self._heard = False
+            if sent == self._sent:
+                self.send(self._out(heartbeat=Heartbeat()))
+            sent = self._sent
+        self.close("peer is silent")
+
+    async def flush(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_TIMEOUT):
+                await self._outbox.written.wait()
