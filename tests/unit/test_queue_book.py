@@ -194,6 +194,14 @@ def test_a_refusal_is_forgotten_when_the_scheduler_has_other_workers(shard):
     assert shard.credit(1, "s") == ["a"]
 
 
+def test_a_scheduler_with_other_workers_is_asked_again_for_the_credit_it_gave(shard):
+    shard.join("t")
+    shard.credit(2, "s"), shard.enqueue("a"), shard.decline("a", "NO_WORKER", "s")
+    shard.said.clear()
+    shard.serve("s", ["m"])
+    assert offered(shard.said) == ["a"]
+
+
 def test_what_failed_under_every_worker_hears_that_and_when_to_retry(shard):
     shard.enqueue("a", avoid_workers=("w1", "w2"), attempt=3), shard.credit(1)
     error = only(out.Shed, shard.decline("a", "NO_WORKER")).error

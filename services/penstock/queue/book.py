@@ -33,7 +33,7 @@ from penstock.queue.seats import Credit, Seat, Seats
 from penstock.queue.shelves import Shelves
 from penstock.queue.waiting import WaitingTicket
 
-PAUSE = 0.1  # s after a second decline; without it a ticket that only its avoided workers have room for would circle
+PAUSE = 0.1  # s after a decline too many; without it a ticket that only its avoided workers have room for would circle
 
 Timed: TypeAlias = tuple[float, int, WaitingTicket]  # when, arrival, ticket
 
@@ -59,7 +59,6 @@ class TicketBook:
         self.tally = Tally()
         self._bounds = bounds
         self._presence = presence
-        self._edges: dict[str, set[str]] = {}  # ticket ids
         self._models: tuple[CatalogEntry, ...] = ()
         self._deadlines: LazyHeap[Timed] = LazyHeap(self._is_here)
         self._pauses: LazyHeap[Timed] = LazyHeap(self._is_here)
@@ -76,14 +75,14 @@ class TicketBook:
     # What edges do.
 
     def edge_joined(self, edge: str) -> list[Effect]:
-        self._edges[edge] = set()
         return [Models(edge, self._models)]
 
     def edge_lost(self, edge: str) -> list[Effect]:
         """Forget what the edge waited for: it owns its tickets and enqueues them again, with what it may not have
         heard a lease was granted for.
         """
-        return self._recall([*self._edges.pop(edge, ()), *self.placed.of_edge(edge)], "EDGE_LOST")
+        owned = [ticket.ticket_id for ticket in self.tickets.values() if ticket.edge == edge]
+        return self._recall([*owned, *self.placed.of_edge(edge)], "EDGE_LOST")
 
     def enqueue(self, ticket: WaitingTicket, now: float) -> list[Effect]:
         """Take a ticket in, or refuse it.
@@ -128,11 +127,9 @@ class TicketBook:
     def catalog(self, scheduler: str, entries: Iterable[CatalogEntry], now: float) -> list[Effect]:
         seat = self.seats[scheduler]
         seat.catalog = {entry.model: entry for entry in entries}
-        for ticket in list(self._refused.values()):  # it may have other workers now
-            ticket.refused_by = tuple(each for each in ticket.refused_by if each != scheduler)
         for model in seat.catalog:
             self.shelves.tell_again(model)
-        return self._catalog_changed(now)
+        return [*self._ask_again(scheduler), *self._catalog_changed(now)]
 
     def credit(self, scheduler: str, model: str, given: Credit, *, once: bool) -> list[Effect]:
         credit = self.seats[scheduler].credits.setdefault(model, Credit())
@@ -226,7 +223,6 @@ class TicketBook:
         ticket.arrived, ticket.arrival = now, self._arrivals
         queued = self._queued(ticket, now)
         self.tickets[ticket.ticket_id] = ticket
-        self._edges[ticket.edge].add(ticket.ticket_id)
         if ticket.deadline:
             self._deadlines.push((ticket.deadline, ticket.arrival, ticket))
         self.shelves.count(ticket, 1)
@@ -245,7 +241,7 @@ class TicketBook:
             seat.offered.discard(ticket.ticket_id)
         ticket.scheduler = ""
         self.shelves.count(ticket, 1)
-        if ticket.declines > 1:
+        if ticket.declines > len(self.seats):
             self._pauses.push((now + PAUSE, ticket.arrival, ticket))
         else:
             self._show(ticket, now)
@@ -288,11 +284,17 @@ class TicketBook:
     def _forget(self, ticket: WaitingTicket, reason: str) -> Left:
         if seat := self.seats.get(ticket.scheduler):
             seat.offered.discard(ticket.ticket_id)
-        if waits_for := self._edges.get(ticket.edge):
-            waits_for.discard(ticket.ticket_id)
         self._refused.pop(ticket.ticket_id, None)
         del self.tickets[ticket.ticket_id]
         return Left(ticket, reason)
+
+    def _ask_again(self, scheduler: str) -> list[Effect]:
+        """Forget what a scheduler could never run: it may have other workers now."""
+        refused = [ticket for ticket in self._refused.values() if scheduler in ticket.refused_by]
+        for ticket in refused:
+            ticket.refused_by = tuple(each for each in ticket.refused_by if each != scheduler)
+        models = sorted({ticket.model for ticket in refused})
+        return [effect for model in models for effect in self.shelves.match(model)]
 
     def _catalog_changed(self, now: float) -> list[Effect]:
         models = self.seats.models()

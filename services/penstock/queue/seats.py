@@ -66,6 +66,22 @@ class Seats(dict[str, Seat]):
                 best = key, credit
         return best
 
+    def offer(self, ticket: WaitingTicket, scheduler: str) -> None:
+        """Note that `ticket` goes to `scheduler`; one that came back goes to the others with credit for it first."""
+        if scheduler in ticket.tried:
+            fresh = [key for key in self._able(ticket) if key not in ticket.tried]
+            scheduler, ticket.tried = (fresh[0], ticket.tried) if fresh else (scheduler, ())
+        ticket.tried = (*ticket.tried, scheduler)
+        ticket.scheduler = scheduler
+        self[scheduler].offered.add(ticket.ticket_id)
+        self[scheduler].credits[ticket.model].tickets -= 1
+
+    def _able(self, ticket: WaitingTicket) -> Iterator[str]:
+        for key, seat in self.items():
+            credit = seat.credits.get(ticket.model)
+            if credit and credit.tickets and fit_of(key, credit.max_tokens)(ticket) is Fit.NOW:
+                yield key
+
     def refuse(self, ticket: WaitingTicket) -> bool:
         """Whether all that could place the ticket's model have said that they can never run it."""
         serving = set(self.serving(ticket.model))

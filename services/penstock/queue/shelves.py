@@ -52,12 +52,10 @@ class Shelves:
             if ticket is None:
                 unfit.add(scheduler)
                 continue
-            credit.tickets -= 1
+            self._seats.offer(ticket, scheduler)
             self.count(ticket, -1)
-            ticket.scheduler = scheduler
-            self._seats[scheduler].offered.add(ticket.ticket_id)
             self.tell_again(model)  # the scheduler counts on it to know what is next
-            effects.append(Offer(scheduler, ticket))
+            effects.append(Offer(ticket.scheduler, ticket))
         return effects
 
     # Heads.

@@ -34,6 +34,7 @@ class WaitingTicket:
     scheduler: str = ""  # that it is offered to
     passed_by: int = 0  # tickets that went first because it did not fit
     declines: int = 0
+    tried: tuple[str, ...] = ()  # schedulers it was offered to, since all had their turn
     refused_by: tuple[str, ...] = ()  # schedulers none of whose workers can ever run it
 
     @property

@@ -1,0 +1,103 @@
+"""Edges and schedulers of a queue shard that the test holds in its hand, over real streams."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from penstock.chassis.channels import channel
+from penstock.chassis.streams import PROTOCOL, Link
+from penstock.mesh.v1 import queue_pb2 as pb
+from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, Ticket
+from penstock.v1.inference_pb2 import PRIORITY_STANDARD
+from penstock.v1.stream_pb2 import Hello
+
+PATIENCE = 30.0  # s; a bound for what must happen, never a wait for what may
+
+
+def ticket(ticket_id, **fields):
+    whole = {
+        "tenant_id": "acme",
+        "priority": PRIORITY_STANDARD,
+        "weight": 1.0,
+        "model": "m",
+        "prompt_tokens": 90,
+        "max_output_tokens": 10,
+        "enqueue_unix_nano": 1_000_000_000_000,
+        "attempt": 1,
+    }
+    return Ticket(ticket_id=ticket_id, **whole | fields)
+
+
+class Side:
+    """One stream's client. `hear(kind)` gives the next frame of a kind and passes over others."""
+
+    def __init__(self, link_of, out):
+        self.out = out
+        self.frames = asyncio.Queue()
+        self.up, self.down = asyncio.Event(), asyncio.Event()
+        self.link = link_of(
+            on_frame=self.frames.put_nowait, on_up=lambda _: self.up.set(), on_down=lambda _: self.down.set()
+        )
+
+    async def hear(self, kind):
+        async with asyncio.timeout(PATIENCE):
+            while (frame := await self.frames.get()).WhichOneof("frame") != kind:
+                pass
+        return getattr(frame, kind)
+
+    def say(self, **frame):
+        assert self.link.send(self.out(**frame))
+
+
+class Edge(Side):
+    def enqueue(self, *tickets):
+        self.say(enqueue=pb.Enqueue(tickets=tickets))
+
+    def withdraw(self, *ticket_ids):
+        self.say(withdraw=pb.Withdraw(ticket_ids=ticket_ids))
+
+
+class Scheduler(Side):
+    def serve(self, *models):
+        entries = [CatalogEntry(model=each, card_digest="d", worker_address="w:1", workers_hint=1) for each in models]
+        self.say(catalog=pb.Catalog(entries=entries))
+
+    def credit(self, tickets, **fields):
+        self.say(credit=pb.Credit(model="m", tickets=tickets, **fields))
+
+    def place(self, ticket_id, lease_id="lease"):
+        lease = Lease(lease_id=lease_id, ticket_id=ticket_id, worker_id="w", worker_address="w:1", attempt=1)
+        self.say(place=pb.Place(lease=lease))
+
+    def decline(self, ticket_id, reason="NO_CAPACITY"):
+        self.say(decline=pb.Decline(ticket_id=ticket_id, reason=reason))
+
+
+@asynccontextmanager
+async def edge_at(address, name="edge-1"):
+    async with _side(Edge, lambda stub: stub.Submit, pb.SubmitRequest, address, name) as edge:
+        yield edge
+
+
+@asynccontextmanager
+async def scheduler_at(address, name="scheduler-1", models=("m",)):
+    async with _side(Scheduler, lambda stub: stub.Dispatch, pb.DispatchRequest, address, name) as scheduler:
+        scheduler.serve(*models)
+        yield scheduler
+
+
+@asynccontextmanager
+async def _side(kind, method, out, address, name):
+    """A client that is up. Leaving the block cuts its stream."""
+    async with channel(address) as to_shard:
+        hello = Hello(protocol=PROTOCOL, instance_id=name, tier=kind.__name__.lower())
+        call = method(QueueServiceStub(to_shard))
+        side = kind(lambda **callbacks: Link(name, call, out, hello, **callbacks), out)
+        running = asyncio.create_task(side.link.run())
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await side.up.wait()
+            yield side
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,226 @@
+"""A queue shard over real streams: frames in, frames out, and what becomes of tickets when a stream breaks."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from google.rpc import code_pb2
+
+from penstock.chassis import semconv
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloaded, error_from_failure
+from penstock.chassis.lifecycle import background
+from penstock.chassis.server import serving
+from penstock.chassis.streams import PROTOCOL
+from penstock.mesh.v1.queue_pb2 import SubmitRequest
+from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
+from penstock.queue.book import TicketBook
+from penstock.queue.bounds import Bounds
+from penstock.queue.placed import Placed
+from penstock.queue.presence import Presence
+from penstock.queue.service import QueueService
+from penstock.v1.stream_pb2 import Hello
+from queue_streams import edge_at, scheduler_at, ticket
+
+START = 2_000.0  # s
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+
+
+class Shard:
+    """A shard that listens. Its clock stands still until it is moved."""
+
+    def __init__(self, max_depth):
+        self.time = START
+        self.book = TicketBook(
+            bounds=Bounds(max_depth, 1_000_000),
+            presence=Presence(patience=10.0, warm_up=5.0, started_at=START - 60),
+            placed=Placed(10.0),
+        )
+        hello = Hello(protocol=PROTOCOL, instance_id="queue-1", tier="queue")
+        self.service = QueueService(self.book, hello, now=lambda: self.time)
+        self.address = ""
+
+
+@asynccontextmanager
+async def shard_of(max_depth=1_000):
+    shard = Shard(max_depth)
+    registration = add_QueueServiceServicer_to_server, shard.service
+    async with (
+        serving("127.0.0.1:0", [registration], drain_grace=1.0) as server,
+        background(shard.service.tick()),
+    ):
+        shard.address = server.address
+        yield shard
+
+
+@asynccontextmanager
+async def shard_with_both(max_depth=1_000):
+    """A shard, a scheduler that serves `m`, and an edge that has heard so."""
+    async with (
+        shard_of(max_depth) as shard,
+        scheduler_at(shard.address) as scheduler,
+        edge_at(shard.address) as edge,
+    ):
+        while not (await edge.hear("catalog")).entries:
+            pass
+        yield shard, scheduler, edge
+
+
+async def test_a_ticket_is_queued_offered_placed_and_leased():
+    async with shard_with_both() as (shard, scheduler, edge):
+        edge.enqueue(ticket("a", traceparent="t", prefix_hashes=[1, 2]))
+        assert (await edge.hear("queued")).ticket_id == "a"
+        assert (await scheduler.hear("head")).waiting == 1
+        shard.time += 1.5
+        scheduler.credit(1, max_tokens=100)
+        offer = (await scheduler.hear("offer")).ticket
+        assert offer == ticket("a", traceparent="t", prefix_hashes=[1, 2])
+        scheduler.place("a", "lease 1")
+        lease = (await edge.hear("leased")).lease
+        assert (lease.lease_id, lease.worker_id, lease.queue_wait.ToTimedelta().total_seconds()) == (
+            *("lease 1", "w"),
+            1.5,
+        )
+        figures = shard.service.figures()
+        assert (figures["waiting"], figures["waiting_tokens"], figures["offered"], figures["leased"]) == (0, 0, 0, 1)
+
+
+async def test_an_edge_hears_the_models_at_once_and_whenever_they_change():
+    async with shard_with_both() as (shard, scheduler, edge):
+        async with edge_at(shard.address, "edge-2") as late:
+            assert [each.model for each in (await late.hear("catalog")).entries] == ["m"]
+        scheduler.serve("m", "n")
+        assert [each.model for each in (await edge.hear("catalog")).entries] == ["m", "n"]
+
+
+async def test_a_queue_that_is_full_says_so_with_reason_and_time():
+    async with shard_with_both(max_depth=2) as (shard, scheduler, edge):
+        scheduler.credit(0, tokens_per_second=40.0, once=True)
+        await scheduler.hear("returned")
+        edge.enqueue(ticket("a"), ticket("b"), ticket("c"))
+        shed = await edge.hear("shed")
+        error = error_from_failure(shed.failure)
+        assert (shed.ticket_id, type(error), error.reason) == ("c", Overloaded, "QUEUE_FULL")
+        assert error.retry_after == 200 / 40
+        assert shard.service.figures()["shed_queue_full"] == 1
+
+
+async def test_a_ticket_that_breaks_the_contract_is_shed_alone():
+    async with shard_with_both() as (_, _, edge):
+        edge.enqueue(ticket("bad", weight=0.0), ticket("good"))
+        shed = await edge.hear("shed")
+        assert (shed.ticket_id, shed.failure.reason) == ("bad", "TICKET_INVALID")
+        assert isinstance(error_from_failure(shed.failure), InvalidArgument)
+        assert (await edge.hear("queued")).ticket_id == "good"
+
+
+async def test_a_model_nobody_serves_is_unknown():
+    async with shard_with_both() as (_, _, edge):
+        edge.enqueue(ticket("a", model="x"))
+        failure = (await edge.hear("shed")).failure
+        assert (failure.code, failure.reason) == (code_pb2.NOT_FOUND, "MODEL_UNKNOWN")
+
+
+async def test_a_ticket_is_shed_at_its_deadline():
+    async with shard_with_both() as (shard, _, edge):
+        edge.enqueue(ticket("a", deadline_unix_nano=round((START + 5) * 1e9)))
+        await edge.hear("queued")
+        shard.time += 5
+        assert isinstance(error_from_failure((await edge.hear("shed")).failure), DeadlineExceeded)
+
+
+async def test_a_withdrawal_is_acknowledged_and_reaches_the_scheduler_that_knows():
+    async with shard_with_both() as (_, scheduler, edge):
+        scheduler.credit(2)
+        edge.enqueue(ticket("offered"), ticket("leased", enqueue_unix_nano=1))
+        for _ in range(2):
+            await scheduler.hear("offer")
+        scheduler.place("leased")
+        await edge.hear("leased")
+        edge.enqueue(ticket("waits"))
+        edge.withdraw("offered", "leased", "waits", "unknown")
+        assert list((await edge.hear("withdrawn")).ticket_ids) == ["offered", "leased", "waits", "unknown"]
+        assert list((await scheduler.hear("recalled")).ticket_ids) == ["offered", "leased"]
+
+
+async def test_what_a_scheduler_was_offered_goes_to_another_when_its_stream_is_cut():
+    async with shard_with_both() as (shard, survivor, edge):
+        async with scheduler_at(shard.address, "scheduler-2") as victim:
+            victim.credit(2)
+            edge.enqueue(ticket("a"), ticket("b"))
+            assert [(await victim.hear("offer")).ticket.ticket_id for _ in range(2)] == ["a", "b"]
+            survivor.credit(2)
+        assert [(await survivor.hear("offer")).ticket.ticket_id for _ in range(2)] == ["a", "b"]
+
+
+async def test_a_cut_edge_takes_its_tickets_along():
+    async with shard_with_both() as (shard, scheduler, edge):
+        async with edge_at(shard.address, "edge-2") as victim:
+            victim.enqueue(ticket("offered"), ticket("waits"))
+            scheduler.credit(1)
+            await scheduler.hear("offer")
+            edge.enqueue(ticket("stays"))
+            await edge.hear("queued")
+        assert list((await scheduler.hear("recalled")).ticket_ids) == ["offered"]
+        scheduler.credit(5)
+        assert (await scheduler.hear("offer")).ticket.ticket_id == "stays"
+        assert shard.service.figures()["waiting"] == 0
+
+
+async def test_credit_given_once_is_answered_with_what_is_left():
+    async with shard_with_both() as (_, scheduler, edge):
+        edge.enqueue(ticket("a"))
+        await edge.hear("queued")
+        scheduler.credit(3, once=True)
+        assert (await scheduler.hear("offer")).ticket.ticket_id == "a"
+        assert (await scheduler.hear("returned")).tickets == 2
+
+
+async def test_a_drain_tells_both_sides():
+    async with shard_with_both() as (shard, scheduler, edge):
+        shard.service.drain()
+        assert (await edge.hear("end")).reason == "drained"
+        assert (await scheduler.hear("end")).reason == "drained"
+
+
+async def test_a_stream_that_does_not_greet_is_refused():
+    async with shard_of() as shard, channel(shard.address) as to_shard:
+        call = QueueServiceStub(to_shard).Submit()
+        await call.write(SubmitRequest())
+        assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "hello" in await call.details()
+
+
+@pytest.mark.parametrize("ends", ["leased", "withdrawn"])
+async def test_each_ticket_has_one_span_of_its_wait_in_its_own_trace(receiver, ends):
+    trace_id = TRACE_ID if ends == "leased" else TRACE_ID[::-1]
+    async with shard_with_both() as (shard, scheduler, edge):
+        edge.enqueue(ticket("a", traceparent=f"00-{trace_id}-b7ad6b7169203331-01"))
+        await edge.hear("queued")
+        shard.time += 2.0
+        if ends == "leased":
+            scheduler.credit(1), await scheduler.hear("offer"), scheduler.place("a")
+        else:
+            edge.withdraw("a")
+        await edge.hear(ends)
+        (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_QUEUE_WAIT, trace_id=trace_id)
+        assert span.parent_id == "b7ad6b7169203331"
+        assert span.end_unix_nano - span.start_unix_nano == 2_000_000_000
+        assert span.attributes[semconv.PENSTOCK_TICKET_ID] == "a"
+        assert span.attributes.get(semconv.PENSTOCK_REASON, "") == ("" if ends == "leased" else "WITHDRAWN")
+
+
+async def test_depths_are_exported_by_class(receiver):
+    async with shard_with_both() as (_, _, edge):
+        edge.enqueue(ticket("a"), ticket("b"))
+        await edge.hear("queued")
+        while True:
+            metric = await asyncio.to_thread(receiver.wait_for_metric, semconv.PENSTOCK_QUEUE_DEPTH)
+            points = metric.gauge.data_points
+            if [point.as_int for point in points] == [2]:
+                break
+            await asyncio.to_thread(receiver.wait_for_export)
+        assert {each.key: each.value.string_value for each in points[0].attributes} == {
+            semconv.PENSTOCK_PRIORITY: "standard"
+        }

@@ -1,0 +1,93 @@
+"""A queue shard as its own process: it stays small under many tickets, and ends as it is asked to."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from penstock.chassis.channels import channel
+from penstock.v1.admin_pb2 import GetSnapshotRequest
+from penstock.v1.admin_pb2_grpc import AdminStub
+from queue_streams import edge_at, scheduler_at, ticket
+
+PATIENCE = 60.0  # s
+TICKETS = 100_000
+AT_ONCE = 500  # tickets in a frame
+MEGABYTE = 1_000_000
+SHARED_BLOCKS = 32  # leading KV blocks whose hashes a ticket brings: a prompt of 512 tokens
+
+
+@asynccontextmanager
+async def queue_process(**settings):
+    """A shard that listens, and its address."""
+    environment = os.environ | {"PENSTOCK_QUEUE_LISTEN": "127.0.0.1:0", **settings}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.queue"), env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process, (await logged(process, "listening"))["address"]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def logged(process, event):
+    async with asyncio.timeout(PATIENCE):
+        async for line in process.stderr:
+            found = json.loads(line) if line.startswith(b"{") else {}
+            if found.get("event") == event:
+                return found
+    raise AssertionError(f"the shard ended without saying {event}")
+
+
+async def figures_of(address):
+    async with channel(address) as to_shard:
+        return (await AdminStub(to_shard).GetSnapshot(GetSnapshotRequest())).snapshot.figures
+
+
+def typical(number):
+    """As an edge makes them: ids of their own, names that many share."""
+    return ticket(
+        f"01JD{number:022d}",
+        tenant_id=f"tenant-{number % 200}",
+        priority=1 + number % 3,
+        prompt_tokens=200 + number % 4_000,
+        max_output_tokens=512,
+        deadline_unix_nano=4_000_000_000_000_000_000 + number,
+        enqueue_unix_nano=1_700_000_000_000_000_000 + number,
+        prefix_hashes=[(number * 31 + block) * 0x9E3779B97F4A7C15 % 2**64 for block in range(SHARED_BLOCKS)],
+        traceparent=f"00-{number:032x}-{number:016x}-01",
+    )
+
+
+async def test_a_hundred_thousand_waiting_tickets_fit_into_200_megabytes():
+    async with queue_process() as (process, address), scheduler_at(address), edge_at(address) as edge:
+        for first in range(0, TICKETS, AT_ONCE):
+            edge.enqueue(*(typical(number) for number in range(first, first + AT_ONCE)))
+            for _ in range(AT_ONCE):
+                await edge.hear("queued")
+        figures = await figures_of(address)
+        assert figures["waiting"] == TICKETS
+        assert psutil.Process(process.pid).memory_info().rss < 200 * MEGABYTE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_shard_asked_to_end_says_so_to_all_and_ends_well(number):
+    async with (
+        queue_process() as (process, address),
+        scheduler_at(address) as scheduler,
+        edge_at(address) as edge,
+    ):
+        edge.enqueue(ticket("a"))
+        await edge.hear("queued")
+        process.send_signal(number)
+        assert (await edge.hear("end")).reason == "drained"
+        assert (await scheduler.hear("end")).reason == "drained"
+        assert await logged(process, "drained")
+        assert await process.wait() == 0
