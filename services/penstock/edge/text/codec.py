@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from penstock.edge.spec import ChatInput, Prompt, TextInput, TokenInput
+from penstock.edge.spec import ChatInput, Message, Prompt, TextInput, TokenInput
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
 from penstock.edge.text.template import ChatTemplate
 from penstock.edge.text.tokenizer import Tokenizer
@@ -42,7 +42,9 @@ class TextCodec:
                 bos = [] if self.bos_token_id is None else [self.bos_token_id]
                 return bos + self.tokenizer.encode(text)
             case ChatInput(messages):
-                return self.tokenizer.encode(self.template.render(messages, now))  # writes its own BOS, if any
+                disarm = self.tokenizer.disarm
+                written = [Message(disarm(each.role), disarm(each.content)) for each in messages]
+                return self.tokenizer.encode(self.template.render(written, now))  # writes its own BOS, if any
             case TokenInput(ids):
                 return self._known(ids)
 

@@ -1,6 +1,7 @@
 """Text to token ids, with the tokenizer of a model's card."""
 
 import json
+import re
 from typing import Any
 
 from tokenizers import Tokenizer as Encoder
@@ -10,6 +11,8 @@ from penstock.edge import limits
 from penstock.edge.text.errors import ModelTextUnusable
 from penstock.edge.text.vocabulary import Vocabulary, build_vocabulary
 
+SEAM = "\ufdd0"  # a noncharacter, which no text has: where `disarm` broke up what looks like a special token
+
 
 class Tokenizer:
     """One model's tokenizer. Nothing in it changes after it was made, so threads may share it.
@@ -17,18 +20,19 @@ class Tokenizer:
     Encoding 4 MiB takes seconds and lets go of the interpreter lock: call `encode` in a thread.
     """
 
-    __slots__ = ("_encoder", "special_ids", "vocabulary")
+    __slots__ = ("_encoder", "_special_text", "special_ids", "vocabulary")
 
     def __init__(self, tokenizer_json: str) -> None:
         """Raise ModelTextUnusable for a JSON that is no tokenizer, or one whose decoder this edge does not know."""
         self._encoder = _encoder(tokenizer_json)
         added = self._encoder.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_text = _any_of({token.content for token in added.values() if token.special})
         ids = self._encoder.get_vocab(with_added_tokens=True)
         self.vocabulary: Vocabulary = build_vocabulary(ids, self.special_ids, _decoder_rules(tokenizer_json))
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """Ids of `text`. Special tokens written in it count as such: a rendered template depends on that.
+        """Ids of `text`. Special tokens written in it count as such, but for those that `disarm` broke up.
 
         `add_special` puts in what the tokenizer's own post-processor adds, such as a beginning-of-sequence id.
         """
@@ -37,12 +41,24 @@ class Tokenizer:
             raise InvalidArgument(
                 f"the prompt has {size} bytes of text; at most {limits.RENDERED_BYTES} are tokenized", field="input"
             )
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special).ids
-        return ids
+        pieces = self._encoder.encode_batch(text.split(SEAM), add_special_tokens=add_special)
+        return pieces[0].ids if len(pieces) == 1 else [token_id for piece in pieces for token_id in piece.ids]
+
+    def disarm(self, text: str) -> str:
+        """Break up special tokens in what a caller wrote, so that a message cannot end its turn and forge another.
+
+        They are encoded as the plain characters they are written with.
+        """
+        return self._special_text.sub(lambda found: found[0][0] + SEAM + found[0][1:], text.replace(SEAM, ""))
 
     def token(self, token_id: int) -> str:
         """The token as a chat template writes it; empty for an id without one."""
         return self._encoder.id_to_token(token_id) or ""
+
+
+def _any_of(texts: set[str]) -> re.Pattern[str]:
+    """Matches any of `texts`, the longest first; of none, nothing."""
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
 
 
 def _encoder(tokenizer_json: str) -> Encoder:
