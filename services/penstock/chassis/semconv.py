@@ -83,7 +83,7 @@ PENSTOCK_REASON: Final = "penstock.reason"  # reason of a PenstockError
 # Our own metrics
 PENSTOCK_QUEUE_DEPTH: Final = "penstock.queue.depth"  # tickets waiting, by priority
 PENSTOCK_QUEUE_TOKENS: Final = "penstock.queue.tokens"  # prompt + output tokens waiting
-PENSTOCK_QUEUE_WAIT: Final = "penstock.queue.wait"  # s, from first enqueue to lease
+PENSTOCK_QUEUE_WAIT: Final = "penstock.queue.wait"  # s, from arrival at the shard to lease, by priority
 PENSTOCK_QUEUE_SHED: Final = "penstock.queue.shed"  # tickets, by reason
 PENSTOCK_KV_BLOCKS_USED: Final = "penstock.kv.blocks_used"
 PENSTOCK_KV_BLOCKS_TOTAL: Final = "penstock.kv.blocks_total"

@@ -403,7 +403,9 @@ class Credit(_message.Message):
     max_tokens: _builtins.int
     """Largest ticket, prompt plus output tokens, that can be placed now; larger ones wait. 0: no bound known."""
     once: _builtins.bool
-    """Unused credit that the queue must hand back rather than keep for later arrivals. False: it may keep it."""
+    """All credit of the model that finds no ticket at once, earlier credit included, must come back: the queue answers
+    with `returned`, be it of 0. False: the queue may keep it for later arrivals.
+    """
     tokens_per_second: _builtins.float
     """Tokens per second the scheduler's workers of this model get done, measured; 0: unknown. Feeds the predicted wait."""
     def __init__(
@@ -458,7 +460,9 @@ class Decline(_message.Message):
     ticket_id: _builtins.str
     """Which."""
     reason: _builtins.str
-    """NO_CAPACITY: offer it again against new credit. NO_WORKER: no worker here can ever run it."""
+    """NO_CAPACITY: offer it again against new credit; all credit of its model that this stream gave before is void.
+    NO_WORKER: no worker here can ever run it; it is not offered here again before a new `catalog`.
+    """
     def __init__(
         self,
         *,
@@ -537,7 +541,9 @@ Global___DispatchResponse: _TypeAlias = DispatchResponse  # noqa: Y015
 
 @_typing.final
 class Offer(_message.Message):
-    """Offer asks for a place for one ticket; answered by `place` or `decline`."""
+    """Offer asks for a place for one ticket. Each is answered once by `place` or `decline`, in the order of the offers of
+    one ticket, also where it was recalled meanwhile.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

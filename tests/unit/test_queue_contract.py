@@ -1,0 +1,63 @@
+"""Queue and scheduler handle tickets and leases: nothing they hear or say can carry a prompt or a token."""
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from penstock.mesh.v1 import queue_pb2, scheduler_pb2, worker_pb2
+
+# Everything with room for text or for a list of numbers that their frames have, each known to carry neither.
+ALLOWED = {
+    "address",
+    "attempt",
+    "avoid_workers",
+    "card_digest",
+    "description",
+    "field",
+    "instance_id",
+    "key",
+    "lease_id",
+    "lease_ids",
+    "message",
+    "model",
+    "prefix_hashes",
+    "reason",
+    "subject",
+    "tenant_id",
+    "ticket_id",
+    "ticket_ids",
+    "tier",
+    "traceparent",
+    "value",
+    "worker_address",
+    "worker_id",
+}
+
+
+def frames_of(file, service):
+    methods = file.DESCRIPTOR.services_by_name[service].methods
+    return [each for method in methods for each in (method.input_type, method.output_type)]
+
+
+def roomy_fields(message, seen):
+    """Names of the fields below `message` that could hold a text or many numbers."""
+    if message.full_name in seen:
+        return
+    seen.add(message.full_name)
+    for field in message.fields:
+        if field.message_type:
+            yield from roomy_fields(field.message_type, seen)
+        elif field.is_repeated or field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+            yield field.name
+
+
+def roomy_fields_of(frames):
+    seen = set()
+    return {name for frame in frames for name in roomy_fields(frame, seen)}
+
+
+def test_no_frame_of_queue_or_scheduler_has_room_for_a_prompt_or_a_token():
+    frames = [*frames_of(queue_pb2, "QueueService"), *frames_of(scheduler_pb2, "SchedulerService")]
+    assert roomy_fields_of(frames) <= ALLOWED
+
+
+def test_the_same_look_at_the_workers_frames_finds_both():
+    assert {"token_ids"} <= roomy_fields_of(frames_of(worker_pb2, "WorkerService")) - ALLOWED
