@@ -1,0 +1,260 @@
+"""The dispatcher by plain calls: what is offered is placed or goes back, and nothing placed is forgotten."""
+
+import pytest
+
+from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
+from penstock.mesh.v1.queue_pb2 import Head
+from penstock.mesh.v1.scheduler_pb2 import Report
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.effects import Catalog, Decline, Expect, GiveCredit, Place, Revoke
+from penstock.scheduler.leases import LeaseBook
+from penstock.scheduler.placement import LeastLoaded
+
+
+@pytest.fixture
+def scheduler():
+    """One shard, no worker."""
+    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
+    found.queue_joined("q")
+    return found
+
+
+def attach(scheduler, worker="w", *, stream="", **profile):
+    return scheduler.worker_attached(stream or worker, worker, f"{worker}:1", profile_of(**profile))
+
+
+def offer(scheduler, name="t", *, queue="q", now=START, **ticket):
+    return scheduler.offer(queue, ticket_of(name, **ticket), now)
+
+
+def only(kind, effects):
+    found = [effect for effect in effects if isinstance(effect, kind)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def held(scheduler, queue="q"):
+    return scheduler.credits[MODEL].shards[queue].held
+
+
+def credits_in(effects):
+    return [(effect.queue, effect.tickets, effect.once) for effect in effects if isinstance(effect, GiveCredit)]
+
+
+def test_a_placed_ticket_is_announced_to_its_worker_and_leased_to_its_edge(scheduler):
+    attach(scheduler)
+    effects = offer(scheduler, tokens=40, attempt=3)
+    expect, place = only(Expect, effects), only(Place, effects)
+    assert effects.index(expect) < effects.index(place)
+    assert (expect.worker, place.queue, expect.lease) == ("w", "q", place.lease)
+    lease = place.lease
+    assert (lease.lease_id, lease.ticket_id, lease.worker_id, lease.worker_address) == ("s-1", "t", "w", "w:1")
+    assert (lease.attempt, lease.ttl.seconds) == (3, TTL)
+    assert repr(scheduler) == "<Dispatcher 1 workers, 1 leases, 3 promised>"
+
+
+def test_a_worker_that_attaches_brings_credit_for_what_it_can_take(scheduler):
+    effects = attach(scheduler, slots=2, kv_blocks=8)
+    assert [entry.model for entry in only(Catalog, effects).entries] == [MODEL]
+    credit = only(GiveCredit, effects)
+    assert (credit.queue, credit.tickets, credit.max_tokens, credit.once) == ("q", 2, 128, False)
+
+
+def test_blocks_are_promised_to_the_end_of_the_answer(scheduler):
+    attach(scheduler, slots=8, kv_blocks=8)
+    offer(scheduler, "a", tokens=65)
+    assert scheduler.fleet["w"].promised_blocks == 5
+    assert only(Decline, offer(scheduler, "b", tokens=49)).reason == "NO_CAPACITY"
+    assert only(Place, offer(scheduler, "c", tokens=48)).lease.ticket_id == "c"
+    assert scheduler.fleet["w"].promised_blocks == 8
+
+
+def test_a_full_scheduler_says_that_nothing_fits_rather_than_that_anything_does(scheduler):
+    attach(scheduler, slots=1)
+    offer(scheduler, "a")
+    credit = scheduler.head("q", Head(model=MODEL, waiting=1, priority=2, enqueue_unix_nano=1))
+    assert credit == []
+    declined = offer(scheduler, "b")
+    assert only(Decline, declined).reason == "NO_CAPACITY"
+    assert held(scheduler) == 0
+
+
+def test_a_ticket_that_no_worker_can_ever_run_is_told_so(scheduler):
+    attach(scheduler, kv_blocks=8)
+    declined = only(Decline, offer(scheduler, tokens=129))
+    assert (declined.ticket_id, declined.reason) == ("t", "NO_WORKER")
+
+
+def test_a_ticket_longer_than_the_context_can_never_run_whatever_memory_there_is(scheduler):
+    attach(scheduler, kv_blocks=1_000, context=100)
+    assert only(Decline, offer(scheduler, tokens=101)).reason == "NO_WORKER"
+
+
+def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
+    attach(scheduler, "killer", slots=8)
+    assert only(Decline, offer(scheduler, avoid=["killer"])).reason == "NO_WORKER"
+    attach(scheduler, "other", slots=1)
+    assert only(Place, offer(scheduler, avoid=["killer"])).lease.worker_id == "other"
+    assert only(Decline, offer(scheduler, "u", avoid=["killer"])).reason == "NO_CAPACITY"
+
+
+def test_a_model_whose_last_worker_has_gone_may_be_back_in_a_moment(scheduler):
+    attach(scheduler)
+    scheduler.worker_lost("w")
+    assert only(Decline, offer(scheduler)).reason == "NO_CAPACITY"
+
+
+def test_a_lease_that_is_not_started_lapses(scheduler):
+    attach(scheduler, slots=1)
+    offer(scheduler)
+    assert scheduler.tick(START + TTL - 0.1) == []
+    effects = scheduler.tick(START + TTL)
+    assert only(Revoke, effects) == Revoke("w", "s-1")
+    assert (len(scheduler.leases), scheduler.promised_blocks, scheduler.fleet["w"].unstarted_tokens) == (0, 0, 0)
+
+
+def test_a_started_lease_does_not_lapse_and_ends_when_its_worker_says_so(scheduler):
+    attach(scheduler, slots=1)
+    offer(scheduler, tokens=32)
+    scheduler.started("w", "s-1")
+    assert scheduler.tick(START + 100) == []
+    assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.fleet["w"].unstarted_tokens) == (1, 0, 0)
+    assert credits_in(scheduler.released("w", ["s-1"])) == [("q", 1, False)]
+    assert (len(scheduler.leases), scheduler.promised_blocks) == (0, 0)
+
+
+def test_a_worker_cannot_start_or_end_the_lease_of_another(scheduler):
+    attach(scheduler, "w")
+    offer(scheduler)
+    attach(scheduler, "x")
+    scheduler.started("x", "s-1")
+    scheduler.released("x", ["s-1", "unheard-of"])
+    assert (scheduler.leases.unstarted, scheduler.fleet["w"].promised_blocks) == (1, 2)
+
+
+def test_a_recalled_ticket_frees_its_lease_unless_that_was_started(scheduler):
+    attach(scheduler)
+    offer(scheduler, "left")
+    offer(scheduler, "runs")
+    scheduler.started("w", "s-2")
+    assert only(Revoke, scheduler.recalled("q", ["left", "runs", "unheard-of"])).lease_id == "s-1"
+    assert list(scheduler.leases.leases) == ["s-2"]
+
+
+def test_a_shard_cannot_recall_what_another_had_placed(scheduler):
+    attach(scheduler)
+    scheduler.queue_joined("q2")
+    offer(scheduler, queue="q2")
+    assert scheduler.recalled("q", ["t"]) == []
+    assert scheduler.leases.unstarted == 1
+
+
+def test_a_ticket_offered_again_gives_up_the_lease_that_nobody_started(scheduler):
+    attach(scheduler, slots=1)
+    offer(scheduler)
+    effects = offer(scheduler, now=START + 1)
+    assert only(Revoke, effects).lease_id == "s-1"
+    assert only(Place, effects).lease.lease_id == "s-2"
+    assert only(Revoke, scheduler.tick(START + 1 + TTL)).lease_id == "s-2"
+    assert len(scheduler.leases) == 0
+
+
+def test_an_offer_of_an_attempt_that_is_over_changes_nothing(scheduler):
+    attach(scheduler)
+    offer(scheduler, attempt=2)
+    scheduler.queue_joined("slow")
+    assert only(Decline, offer(scheduler, queue="slow", attempt=1)).queue == "slow"
+    assert scheduler.leases.unstarted_of("t").attempt == 2
+
+
+def test_a_lost_worker_takes_along_what_runs_and_leaves_what_may_start_until_it_lapses(scheduler):
+    attach(scheduler)
+    offer(scheduler, "runs")
+    offer(scheduler, "waits")
+    scheduler.started("w", "s-1")
+    assert only(Catalog, scheduler.worker_lost("w")).entries == ()
+    assert list(scheduler.leases.leases) == ["s-2"]
+    assert scheduler.tick(START + TTL) == []  # there is nobody to tell
+    assert len(scheduler.leases) == 0
+
+
+def test_a_worker_that_comes_back_is_still_held_to_what_it_was_promised_for(scheduler):
+    attach(scheduler, stream="w/1", slots=3)
+    for name in ("runs", "waits", "started-meanwhile"):
+        offer(scheduler, name, tokens=16)
+    scheduler.started("w/1", "s-1")
+    scheduler.worker_lost("w/1")
+    effects = attach(scheduler, stream="w/2", slots=4, running={"s-1": 1, "s-3": 1})
+    worker = scheduler.fleet["w/2"]
+    assert worker.promised == {"s-1": 1, "s-2": 1, "s-3": 1}
+    assert worker.unstarted_tokens == 15
+    assert credits_in(effects) == [("q", 1, False)]
+    scheduler.started("w/2", "s-2")
+    scheduler.released("w/2", ["s-1", "s-2", "s-3"])
+    assert (worker.promised_blocks, worker.unstarted_tokens, len(scheduler.leases)) == (0, 0, 0)
+
+
+def test_a_worker_that_attaches_before_its_loss_is_noticed_counts_once(scheduler):
+    attach(scheduler, stream="w/1", slots=2)
+    attach(scheduler, stream="w/2", slots=2)
+    assert [worker.key for worker in scheduler.fleet] == ["w/2"]
+    assert scheduler.worker_lost("w/1") == []
+    assert scheduler.fleet.capacity(MODEL)[0] == 2
+
+
+def test_leases_a_worker_brings_along_take_room_and_give_it_back(scheduler):
+    attach(scheduler, slots=2, kv_blocks=8, running={"of-another-scheduler": 7})
+    assert scheduler.fleet.capacity(MODEL) == (1, 16)
+    assert len(scheduler.leases) == 0
+    scheduler.released("w", ["of-another-scheduler"])
+    assert scheduler.fleet.capacity(MODEL) == (2, 128)
+
+
+def test_a_draining_scheduler_gives_no_credit_and_places_nothing(scheduler):
+    attach(scheduler)
+    scheduler.drain()
+    effects = offer(scheduler)
+    assert [type(effect) for effect in effects] == [Decline]
+    assert effects[0].reason == "NO_CAPACITY"
+    assert attach(scheduler, "w2")[1:] == []
+
+
+def test_credit_is_for_the_model_of_the_workers_alone(scheduler):
+    attach(scheduler, "w", model="m")
+    effects = attach(scheduler, "x", model="n")
+    assert [(effect.model, effect.tickets) for effect in effects if isinstance(effect, GiveCredit)] == [("n", 2)]
+    assert only(Decline, offer(scheduler, model="o")).reason == "NO_CAPACITY"
+
+
+def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):
+    attach(scheduler, "w")
+    scheduler.report("w", Report(tokens_per_second=100.0))
+    assert only(GiveCredit, attach(scheduler, "x")).tokens_per_second == 100.0
+    scheduler.report("x", Report(tokens_per_second=50.0))
+    offer(scheduler)
+    assert only(GiveCredit, scheduler.released("x", ["s-1"]) or attach(scheduler, "y")).tokens_per_second == 150.0
+
+
+def test_the_worker_with_the_least_prefill_before_it_gets_the_ticket(scheduler):
+    attach(scheduler, "a", slots=8, kv_blocks=64)
+    attach(scheduler, "b", slots=8, kv_blocks=64)
+    scheduler.report("a", Report(prefill_backlog_tokens=500))
+    workers = [only(Place, offer(scheduler, f"t{number}", tokens=200)).lease.worker_id for number in range(4)]
+    assert workers == ["b", "b", "b", "a"]  # a prompt of 199 counts from its lease on
+
+
+def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there():
+    cached = {"b": 300}
+    placement = LeastLoaded(overlap=lambda worker, _: cached.get(worker.worker_id, 0))
+    scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0, placement=placement)
+    scheduler.queue_joined("q")
+    attach(scheduler, "a")
+    attach(scheduler, "b")
+    scheduler.report("b", Report(prefill_backlog_tokens=200))
+    assert only(Place, offer(scheduler)).lease.worker_id == "b"
+
+
+def test_look_ahead_leases_one_more_than_there_are_slots():
+    scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=1)
+    scheduler.queue_joined("q")
+    assert credits_in(attach(scheduler, slots=2)) == [("q", 3, False)]

@@ -1,0 +1,142 @@
+"""Whatever queues and workers do, in whatever order, the dispatcher promises only what is there and forgets nothing."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
+from penstock.mesh.v1.queue_pb2 import Head
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.effects import Decline, Expect, Place, Revoke
+from penstock.scheduler.leases import LeaseBook
+
+QUEUES = ["q1", "q2"]
+WORKERS = ["w1", "w2", "w3"]
+SLOTS, KV_BLOCKS = 2, 8
+
+
+class DispatcherMachine(RuleBasedStateMachine):
+    """Shards that offer without credit, recall what they never offered and return what they do not have included."""
+
+    @initialize(look_ahead=st.integers(0, 1))
+    def begin(self, look_ahead):
+        self.scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=look_ahead)
+        self.look_ahead = look_ahead
+        self.now = START
+        self.streams = 0
+        self.issued = set()
+        self.perform(self.scheduler.queue_joined("q1"))
+        self.perform(self.scheduler.queue_joined("q2"))
+
+    def perform(self, effects):
+        for effect in effects:
+            if isinstance(effect, Expect):
+                assert effect.lease.lease_id not in self.issued
+                self.issued.add(effect.lease.lease_id)
+            elif isinstance(effect, Revoke):
+                assert effect.lease_id in self.issued
+        return effects
+
+    @rule(
+        queue=st.sampled_from(QUEUES),
+        name=st.integers(0, 5),
+        tokens=st.sampled_from([2, 16, 64, 128, 129]),
+        attempt=st.integers(1, 3),
+        avoid=st.lists(st.sampled_from(WORKERS), max_size=2),
+    )
+    def offer(self, queue, name, tokens, attempt, avoid):
+        ticket = ticket_of(f"t{name}", tokens=tokens, attempt=attempt, avoid=avoid)
+        effects = self.perform(self.scheduler.offer(queue, ticket, self.now))
+        answers = [effect for effect in effects if isinstance(effect, Place | Decline)]
+        assert len(answers) == 1
+        if isinstance(answers[0], Place):
+            assert answers[0].lease.worker_id not in avoid
+
+    @rule(queue=st.sampled_from(QUEUES), name=st.integers(0, 5))
+    def recall(self, queue, name):
+        self.perform(self.scheduler.recalled(queue, [f"t{name}"]))
+
+    @rule(queue=st.sampled_from(QUEUES), waiting=st.integers(0, 5), priority=st.integers(1, 3))
+    def head(self, queue, waiting, priority):
+        self.perform(self.scheduler.head(queue, Head(model=MODEL, waiting=waiting, priority=priority)))
+
+    @rule(queue=st.sampled_from(QUEUES), tickets=st.integers(0, 5))
+    def returned(self, queue, tickets):
+        self.perform(self.scheduler.returned(queue, MODEL, tickets))
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def break_the_stream_of_a_queue(self, queue):
+        self.perform(self.scheduler.queue_lost(queue))
+        self.perform(self.scheduler.queue_joined(queue))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def attach(self, worker):
+        """With all that runs there, as its former stream knew it."""
+        former = self.scheduler.fleet.named(worker)
+        running = {}
+        if former:
+            unstarted = {entry.lease_id for entry in self.scheduler.leases.unstarted_on(worker)}
+            running = {each: blocks for each, blocks in former.promised.items() if each not in unstarted}
+        self.streams += 1
+        profile = profile_of(slots=SLOTS, kv_blocks=KV_BLOCKS, running=running)
+        self.perform(self.scheduler.worker_attached(f"{worker}/{self.streams}", worker, f"{worker}:1", profile))
+
+    @precondition(lambda self: len(self.scheduler.fleet))
+    @rule(choose=st.data())
+    def lose_worker(self, choose):
+        self.perform(
+            self.scheduler.worker_lost(choose.draw(st.sampled_from([each.key for each in self.scheduler.fleet])))
+        )
+
+    @precondition(lambda self: self.issued and len(self.scheduler.fleet))
+    @rule(choose=st.data(), does=st.sampled_from(["start", "release"]))
+    def speak(self, choose, does):
+        """A worker speaks of a lease, of its own or not, current or not."""
+        worker = self.one_of_the_workers(choose)
+        lease_id = choose.draw(st.sampled_from(sorted(self.issued)))
+        if does == "start":
+            self.scheduler.started(worker, lease_id)
+        else:
+            self.perform(self.scheduler.released(worker, [lease_id]))
+
+    def one_of_the_workers(self, choose):
+        return choose.draw(st.sampled_from([each.key for each in self.scheduler.fleet]))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, TTL]))
+    def pass_time(self, seconds):
+        self.now += seconds
+        self.perform(self.scheduler.tick(self.now))
+
+    @invariant()
+    def promises_are_kept_within_the_pool(self):
+        for worker in self.scheduler.fleet:
+            assert worker.promised_blocks == sum(worker.promised.values()) <= KV_BLOCKS
+            assert len(worker.promised) <= SLOTS + self.look_ahead
+
+    @invariant()
+    def every_lease_that_may_start_is_promised_on_its_worker(self):
+        leases = self.scheduler.leases
+        for entry in leases.leases.values():
+            if worker := self.scheduler.fleet.get(entry.worker):
+                assert worker.promised[entry.lease_id] == entry.blocks
+        for worker in self.scheduler.fleet:
+            waiting = [entry.prompt_tokens for entry in leases.unstarted_on(worker.worker_id)]
+            assert worker.unstarted_tokens == sum(waiting)
+
+    @invariant()
+    def credit_is_never_negative(self):
+        assert all(shard.held >= 0 for credit in self.scheduler.credits.values() for shard in credit.shards.values())
+
+    def teardown(self):
+        self.perform(self.scheduler.tick(self.now + TTL))
+        for worker in self.scheduler.fleet:
+            self.perform(self.scheduler.released(worker.key, list(worker.promised)))
+        assert (len(self.scheduler.leases), self.scheduler.leases.unstarted, self.scheduler.promised_blocks) == (
+            0,
+            0,
+            0,
+        )
+
+
+TestDispatcher = DispatcherMachine.TestCase
+TestDispatcher.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, report_multiple_bugs=False)
