@@ -1,0 +1,145 @@
+"""Queue shards and workers of a scheduler that the test holds in its hand, over real streams."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from penstock.chassis.channels import channel
+from penstock.chassis.lifecycle import background
+from penstock.chassis.server import serving
+from penstock.chassis.streams import PROTOCOL, Link, accepted
+from penstock.mesh.v1 import queue_pb2, scheduler_pb2
+from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
+from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.leases import LeaseBook
+from penstock.scheduler.service import SchedulerService
+from penstock.v1.stream_pb2 import Hello
+
+PATIENCE = 30.0  # s; a bound for what must happen, never a wait for what may
+
+
+class Frames:
+    """What came over one stream. `hear(kind)` gives the next frame of a kind and passes over others."""
+
+    def __init__(self):
+        self._frames = asyncio.Queue()
+
+    def take(self, frame):
+        self._frames.put_nowait(frame)
+
+    async def hear(self, kind):
+        async with asyncio.timeout(PATIENCE):
+            while (frame := await self._frames.get()).WhichOneof("frame") != kind:
+                pass
+        return getattr(frame, kind)
+
+
+class Shard(QueueServiceServicer):
+    """The queue's end of a scheduler's stream."""
+
+    def __init__(self, name):
+        self.hello = Hello(protocol=PROTOCOL, instance_id=name, tier="queue")
+        self.frames = Frames()
+        self.hear = self.frames.hear
+        self.address = ""
+        self.peer = None
+        self.ended = asyncio.Queue()  # of each stream: whether it ended on purpose
+
+    async def Dispatch(self, request_iterator, context):
+        async with accepted(context, queue_pb2.DispatchResponse, self.hello) as peer:
+            self.peer = peer
+            try:
+                async for frame in peer:
+                    self.frames.take(frame)
+            finally:
+                self.ended.put_nowait(peer.ended)
+
+    def say(self, **frame):
+        assert self.peer.send(queue_pb2.DispatchResponse(**frame))
+
+    def offer(self, ticket):
+        self.say(offer=queue_pb2.Offer(ticket=ticket))
+
+    async def catalog_of(self, *models):
+        """Wait until the scheduler serves exactly these."""
+        while [entry.model for entry in (await self.hear("catalog")).entries] != list(models):
+            pass
+
+
+class Worker:
+    """The client's end of an attachment."""
+
+    def __init__(self, call, name):
+        self.frames = Frames()
+        self.hear = self.frames.hear
+        self.up = asyncio.Event()
+        hello = Hello(protocol=PROTOCOL, instance_id=name, tier="worker", address=f"{name}:1")
+        self.link = Link(
+            name,
+            call,
+            scheduler_pb2.AttachRequest,
+            hello,
+            on_frame=self.frames.take,
+            on_up=lambda _: self.up.set(),
+        )
+
+    def say(self, **frame):
+        assert self.link.send(scheduler_pb2.AttachRequest(**frame))
+
+    def profile(self, **fields):
+        whole = {"model": "m", "slots": 2, "kv_blocks": 64, "block_size": 16, "context_length": 4_096}
+        self.say(profile=scheduler_pb2.Profile(**whole | fields))
+
+    def started(self, lease_id):
+        self.say(started=scheduler_pb2.Started(lease_id=lease_id))
+
+    def released(self, *lease_ids):
+        self.say(released=scheduler_pb2.Released(lease_ids=lease_ids))
+
+
+@dataclass
+class Scheduler:
+    service: SchedulerService
+    dispatcher: Dispatcher
+    address: str
+    shards: list[Shard] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def shard_server(name):
+    shard = Shard(name)
+    registration = add_QueueServiceServicer_to_server, shard
+    async with serving("127.0.0.1:0", [registration], drain_grace=1.0) as server:
+        shard.address = server.address
+        yield shard
+
+
+@asynccontextmanager
+async def scheduler_of(*shards, ttl=5.0, look_ahead=0):
+    """A scheduler that listens and keeps a stream to each of `shards`."""
+    dispatcher = Dispatcher(leases=LeaseBook(ttl=ttl, prefix="s"), look_ahead=look_ahead)
+    hello = Hello(protocol=PROTOCOL, instance_id="scheduler-1", tier="scheduler")
+    service = SchedulerService(dispatcher, [shard.address for shard in shards], hello)
+    registration = add_SchedulerServiceServicer_to_server, service
+    async with (
+        serving("127.0.0.1:0", [registration], drain_grace=1.0) as server,
+        background(service.run(), service.tick()),
+    ):
+        yield Scheduler(service, dispatcher, server.address, list(shards))
+
+
+@asynccontextmanager
+async def worker_at(address, name="w1", **profile):
+    """An attached worker; leaving the block cuts its stream."""
+    async with channel(address) as to_scheduler:
+        worker = Worker(lambda: SchedulerServiceStub(to_scheduler).Attach(), name)
+        running = asyncio.create_task(worker.link.run())
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await worker.up.wait()
+            worker.profile(**profile)
+            yield worker
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,181 @@
+"""A scheduler between queue shards and workers, over real streams."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from penstock.chassis import semconv
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.streams import PROTOCOL
+from penstock.mesh.v1 import scheduler_pb2
+from penstock.mesh.v1.queue_pb2 import Head, Recalled
+from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from penstock.v1.stream_pb2 import Hello
+from queue_streams import ticket
+from scheduler_streams import scheduler_of, shard_server, worker_at
+
+TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
+
+
+@asynccontextmanager
+async def one_of_each(**settings):
+    """A shard, a scheduler and a worker with two slots; the credit that this brings is heard already."""
+    async with (
+        shard_server("queue-1") as shard,
+        scheduler_of(shard, **settings) as scheduler,
+        worker_at(scheduler.address) as worker,
+    ):
+        await shard.catalog_of("m")
+        assert (await shard.hear("credit")).tickets == 2
+        yield shard, scheduler, worker
+
+
+async def test_a_worker_that_attaches_makes_its_model_known_and_brings_credit():
+    async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
+        await shard.catalog_of()
+        async with worker_at(scheduler.address, kv_blocks=10):
+            (entry,) = (await shard.hear("catalog")).entries
+            assert (entry.model, entry.worker_address, entry.workers_hint) == ("m", "w1:1", 1)
+            credit = await shard.hear("credit")
+            assert (credit.model, credit.tickets, credit.max_tokens) == ("m", 2, 160)
+        await shard.catalog_of()
+
+
+async def test_an_offer_becomes_a_lease_that_its_worker_expects():
+    async with one_of_each() as (shard, scheduler, worker):
+        shard.offer(ticket("a"))
+        expected = (await worker.hear("expect")).lease
+        placed = (await shard.hear("place")).lease
+        assert (placed.lease_id, placed.ticket_id) == (expected.lease_id, "a")
+        assert (placed.worker_id, placed.worker_address) == ("w1", "w1:1")
+        assert placed.ttl.ToTimedelta().total_seconds() == 5.0
+        assert placed.placement.ToTimedelta().total_seconds() > 0
+        assert scheduler.service.figures()["promised_blocks"] == 7
+
+
+async def test_a_released_lease_is_new_credit_at_once():
+    async with one_of_each() as (shard, scheduler, worker):
+        shard.offer(ticket("a"))
+        lease_id = (await shard.hear("place")).lease.lease_id
+        worker.started(lease_id), worker.released(lease_id)
+        assert (await shard.hear("credit")).tickets == 1
+        figures = scheduler.service.figures()
+        assert (figures["leases"], figures["promised_blocks"], figures["room"]) == (0, 0, 2)
+
+
+async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_for_good():
+    async with one_of_each() as (shard, _, _):
+        shard.offer(ticket("a", max_output_tokens=1_000, prompt_tokens=10))
+        await shard.hear("place")
+        shard.offer(ticket("b"))
+        assert (await shard.hear("decline")).reason == "NO_CAPACITY"
+        shard.offer(ticket("c", prompt_tokens=64 * 16))
+        assert (await shard.hear("decline")).reason == "NO_WORKER"
+
+
+async def test_a_lease_that_is_not_started_is_revoked_and_its_room_offered_again():
+    async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
+        shard.offer(ticket("a"))
+        lease_id = (await shard.hear("place")).lease.lease_id
+        assert (await worker.hear("revoke")).lease_id == lease_id
+        assert (await shard.hear("credit")).tickets == 1
+        assert scheduler.service.figures()["leases"] == 0
+
+
+async def test_a_started_lease_does_not_lapse():
+    async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
+        shard.offer(ticket("a")), shard.offer(ticket("b"))
+        first, second = [(await shard.hear("place")).lease.lease_id for _ in range(2)]
+        worker.started(first)
+        assert (await worker.hear("revoke")).lease_id == second
+        assert scheduler.dispatcher.leases.leases.keys() == {first}
+
+
+async def test_a_recall_frees_a_lease_that_was_not_started():
+    async with one_of_each() as (shard, scheduler, worker):
+        shard.offer(ticket("a"))
+        lease_id = (await shard.hear("place")).lease.lease_id
+        shard.say(recalled=Recalled(ticket_ids=["a"]))
+        assert (await worker.hear("revoke")).lease_id == lease_id
+        assert scheduler.service.figures()["promised_blocks"] == 0
+
+
+async def test_a_cut_worker_is_forgotten_and_one_that_comes_back_brings_what_it_runs():
+    async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
+        async with worker_at(scheduler.address) as worker:
+            await shard.catalog_of("m")
+            shard.offer(ticket("a"))
+            lease_id = (await shard.hear("place")).lease.lease_id
+            worker.started(lease_id)
+        await shard.catalog_of()
+        assert scheduler.service.figures()["leases"] == 0
+        running = [scheduler_pb2.RunningLease(lease_id=lease_id, kv_blocks=7)]
+        async with worker_at(scheduler.address, running=running) as worker:
+            await shard.catalog_of("m")
+            assert scheduler.service.figures()["promised_blocks"] == 7
+            worker.released(lease_id)
+            assert (await shard.hear("credit")).tickets >= 1
+            while scheduler.service.figures()["promised_blocks"]:
+                await shard.hear("credit")
+
+
+async def test_the_least_loaded_of_two_workers_gets_the_ticket():
+    async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2"):
+        await shard.catalog_of("m")
+        for name in "abcd":
+            shard.offer(ticket(name))
+        places = [(await shard.hear("place")).lease.worker_id for _ in range(4)]
+        assert sorted(places[:2]) == sorted(places[2:]) == ["w1", "w2"]
+
+
+async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
+    async with (
+        shard_server("queue-1") as first,
+        shard_server("queue-2") as second,
+        scheduler_of(first, second) as scheduler,
+        worker_at(scheduler.address, slots=1) as worker,
+    ):
+        for shard in (first, second):
+            await shard.hear("credit")
+        first.offer(ticket("runs"))
+        lease_id = (await first.hear("place")).lease.lease_id
+        first.say(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
+        second.say(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
+        asked = await second.hear("credit")
+        assert (asked.tickets, asked.once) == (0, True), "standing credit is called in while several wait"
+        second.say(returned={"model": "m", "tickets": 1})
+        worker.released(lease_id)
+        assert (await second.hear("credit")).tickets == 1
+
+
+async def test_a_worker_without_a_profile_is_refused_in_words():
+    async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
+        async with channel(scheduler.address) as to_scheduler:
+            call = SchedulerServiceStub(to_scheduler).Attach()
+            hello = Hello(protocol=PROTOCOL, instance_id="w", tier="worker")
+            await call.write(scheduler_pb2.AttachRequest(hello=hello))
+            await call.write(scheduler_pb2.AttachRequest(report=scheduler_pb2.Report()))
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                while True:
+                    assert await call.read() is not grpc.aio.EOF
+        assert error_from_rpc(failure.value).reason == "PROFILE_INVALID"
+
+
+async def test_a_drain_tells_both_sides_and_gives_no_more_credit():
+    async with one_of_each() as (shard, scheduler, worker):
+        await scheduler.service.drain()
+        assert (await worker.hear("end")).reason == "drained"
+        assert await shard.ended.get() is True
+
+
+async def test_a_placement_has_a_span_in_the_tickets_trace(receiver):
+    async with one_of_each() as (shard, _, _):
+        shard.offer(ticket("a", traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01"))
+        lease = (await shard.hear("place")).lease
+        (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_PLACEMENT, trace_id=TRACE_ID)
+        assert span.parent_id == "b7ad6b7169203331"
+        assert span.attributes[semconv.PENSTOCK_LEASE_ID] == lease.lease_id
+        assert span.attributes[semconv.PENSTOCK_WORKER_ID] == "w1"
