@@ -2,7 +2,7 @@
 
 A ticket is waiting, or offered to one scheduler; with a lease, a refusal or a withdrawal the book forgets it, but for
 the few seconds in which a withdrawal still has to find the scheduler that placed it. What waits is listed in the
-order of its model, except for a short pause after a second decline.
+order of its model, except for a short pause once every scheduler has declined it.
 """
 
 from collections.abc import Callable, Iterable
