@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -29,11 +29,19 @@ WorkerPeer = Peer[scheduler_pb2.AttachResponse, scheduler_pb2.AttachRequest]
 
 
 class SchedulerService(SchedulerServiceServicer):
-    """All streams of one scheduler."""
+    """All streams of one scheduler. `now` tells time in s on any clock that never goes back."""
 
-    def __init__(self, dispatcher: Dispatcher, queues: Sequence[str], hello: Hello) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        queues: Sequence[str],
+        hello: Hello,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._dispatcher = dispatcher
         self._hello = hello
+        self._now = now
         self._queues: dict[str, QueueLink] = {}
         self._workers: dict[str, WorkerPeer] = {}
         self._names = count(1)
@@ -47,21 +55,22 @@ class SchedulerService(SchedulerServiceServicer):
         """Let time pass in the dispatcher until cancelled."""
         while True:
             await asyncio.sleep(TICK)
-            self._perform(self._dispatcher.tick(time.monotonic()))
+            self._perform(self._dispatcher.tick(self._now()))
 
     async def drain(self) -> None:
         """No more credit, then say goodbye: queues offer elsewhere, workers attach elsewhere with what they run."""
         self._dispatcher.drain()
-        for link in self._queues.values():
-            link.end("drained")
-            await link.flush()
         for worker in self._workers.values():
             worker.send(scheduler_pb2.AttachResponse(end=End(reason="drained")))
+        links = list(self._queues.values())
+        for link in links:
+            link.end("drained")
+        await asyncio.gather(*(link.flush() for link in links))
 
     def figures(self) -> dict[str, float]:
         return figures(self._dispatcher)
 
-    # --------------------------------------------------------------------------------------------------------- workers
+    # Workers.
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
         async with accepted(context, scheduler_pb2.AttachResponse, self._hello) as peer:
@@ -92,7 +101,7 @@ class SchedulerService(SchedulerServiceServicer):
                 return self._dispatcher.released(key, frame.released.lease_ids)
         return []
 
-    # ---------------------------------------------------------------------------------------------------------- queues
+    # Queues.
 
     async def _dispatch(self, address: str) -> None:
         async with channel(address) as to_queue_shard:
@@ -125,7 +134,7 @@ class SchedulerService(SchedulerServiceServicer):
 
     def _place(self, queue: str, offer: queue_pb2.Offer) -> list[out.Effect]:
         ticket, begun, begun_at = offer.ticket, time.perf_counter(), time.time()
-        effects = self._dispatcher.offer(queue, ticket, time.monotonic())
+        effects = self._dispatcher.offer(queue, ticket, self._now())
         took = time.perf_counter() - begun
         for effect in effects:
             if isinstance(effect, out.Place):
@@ -140,7 +149,7 @@ class SchedulerService(SchedulerServiceServicer):
                 span.end(start + round(took * NANOS))
         return effects
 
-    # --------------------------------------------------------------------------------------------------------- effects
+    # Effects.
 
     def _perform(self, effects: Iterable[out.Effect]) -> None:
         for effect in effects:
