@@ -13,7 +13,7 @@ from penstock.mesh.v1.scheduler_pb2 import Profile, Report
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
 from penstock.scheduler.credit import CreditBook, Grant
 from penstock.scheduler.effects import Catalog, Decline, Effect, Expect, GiveCredit, Place, Revoke
-from penstock.scheduler.fleet import Fleet, Worker, workers_that
+from penstock.scheduler.fleet import Fleet, Worker, able
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
 from penstock.scheduler.placement import LeastLoaded, Placement
 
@@ -61,10 +61,10 @@ class Dispatcher:
         if former and former.attempt > ticket.attempt:
             return self._decline(queue, ticket)  # its edge has moved on; this shard has not heard of that yet
         ended = self._end_unstarted([former]) if former else []
-        able = [] if self.is_draining else workers_that(self.fleet.serving(ticket.model), ticket)
-        if not able:
+        candidates = [] if self.is_draining else able(self.fleet.serving(ticket.model), ticket)
+        if not candidates:
             return [*ended, *self._decline(queue, ticket)]
-        lease = self._issue(queue, self.placement.choose(able, ticket), ticket, now)
+        lease = self._issue(queue, self.placement.choose(candidates, ticket), ticket, now)
         return [*ended, *lease, *self._grant(ticket.model)]
 
     def recalled(self, queue: str, ticket_ids: Iterable[str]) -> list[Effect]:
@@ -229,9 +229,10 @@ class Dispatcher:
 
     def _grant_one(self, model: str) -> list[Effect]:
         room, largest = self.fleet.capacity(model)
-        rate = self.fleet.tokens_per_second(model)
         bound = max(NOTHING_FITS, largest)
-        return [_give(grant, model, bound, rate) for grant in self._credit(model).grants(room, bound)]
+        grants = self._credit(model).grants(room, bound)
+        rate = self.fleet.tokens_per_second(model) if grants else 0.0
+        return [_give(grant, model, bound, rate) for grant in grants]
 
 
 def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:

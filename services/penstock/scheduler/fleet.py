@@ -26,42 +26,32 @@ class Worker:
     promised_blocks: int = 0  # their sum
     unstarted_tokens: int = 0  # prompts of leases that its reports do not know yet
 
+    # What follows from the promises. Every decision reads it of every worker, so it is worked out at each change.
+    room: int = field(init=False)  # leases it can still take
+    largest: int = field(init=False)  # tokens of the largest ticket it can take now
+    used_share: float = field(init=False)  # of slots or blocks, whichever is scarcer
+
+    def __post_init__(self) -> None:
+        self._measure()
+
     def promise(self, lease_id: str, blocks: int) -> None:
-        self.release(lease_id)
+        self.promised_blocks += blocks - self.promised.get(lease_id, 0)
         self.promised[lease_id] = blocks
-        self.promised_blocks += blocks
+        self._measure()
 
     def release(self, lease_id: str) -> None:
         """Idempotent."""
         self.promised_blocks -= self.promised.pop(lease_id, 0)
+        self._measure()
 
     @property
     def model(self) -> str:
         return self.profile.model
 
     @property
-    def free_blocks(self) -> int:
-        return max(0, self.profile.kv_blocks - self.promised_blocks)
-
-    @property
-    def room(self) -> int:
-        """Leases it can still take."""
-        return max(0, self.profile.slots + self.look_ahead - len(self.promised)) if self.free_blocks else 0
-
-    @property
-    def largest(self) -> int:
-        """Tokens of the largest ticket it can take now."""
-        return min(self.free_blocks * self.profile.block_size, self.profile.context_length) if self.room else 0
-
-    @property
     def prefill_tokens(self) -> int:
         """Prompt tokens that a new ticket would wait for."""
         return self.report.prefill_backlog_tokens + self.unstarted_tokens
-
-    @property
-    def used_share(self) -> float:
-        slots = len(self.promised) / max(1, self.profile.slots)
-        return max(slots, self.promised_blocks / max(1, self.profile.kv_blocks))
 
     def blocks_for(self, ticket: Ticket) -> int:
         return -(-tokens_of(ticket) // self.profile.block_size)
@@ -72,6 +62,13 @@ class Worker:
 
     def can_take(self, ticket: Ticket) -> bool:
         return tokens_of(ticket) <= self.largest and self.can_ever_run(ticket)
+
+    def _measure(self) -> None:
+        profile, leases = self.profile, len(self.promised)
+        free_blocks = max(0, profile.kv_blocks - self.promised_blocks)
+        self.room = max(0, profile.slots + self.look_ahead - leases) if free_blocks else 0
+        self.largest = min(free_blocks * profile.block_size, profile.context_length) if self.room else 0
+        self.used_share = max(leases / max(1, profile.slots), self.promised_blocks / max(1, profile.kv_blocks))
 
 
 class Fleet:
@@ -119,12 +116,8 @@ class Fleet:
 
     def capacity(self, model: str) -> tuple[int, int]:
         """Leases that can still be granted, and tokens of the largest."""
-        room = largest = 0
-        for worker in self.serving(model):
-            if free := worker.room:
-                room += free
-                largest = max(largest, worker.largest)
-        return room, largest
+        serving = self.serving(model)
+        return sum([worker.room for worker in serving]), max([worker.largest for worker in serving], default=0)
 
     def tokens_per_second(self, model: str) -> float:
         return sum(worker.report.tokens_per_second for worker in self.serving(model))
@@ -133,9 +126,10 @@ class Fleet:
         return tuple(_entry(model, list(self.serving(model))) for model in self.models())
 
 
-def workers_that(workers: Iterable[Worker], ticket: Ticket) -> list[Worker]:
-    """Those that can take `ticket` now."""
-    return [worker for worker in workers if worker.can_take(ticket)]
+def able(workers: Iterable[Worker], ticket: Ticket) -> list[Worker]:
+    """Return those of the workers of its model that can take `ticket` now."""
+    tokens, avoided = tokens_of(ticket), set(ticket.avoid_workers)
+    return [worker for worker in workers if tokens <= worker.largest and worker.worker_id not in avoided]
 
 
 def _entry(model: str, workers: list[Worker]) -> CatalogEntry:

@@ -30,7 +30,8 @@ class LeastLoaded:
         self._overlap = overlap
 
     def choose(self, workers: Sequence[Worker], ticket: Ticket) -> Worker:
-        return min(workers, key=lambda worker: (*self._load(worker, ticket), worker.worker_id))
+        def load(worker: Worker) -> tuple[int, float, str]:
+            prefill = worker.prefill_tokens - self._overlap(worker, ticket)
+            return prefill, worker.used_share, worker.worker_id
 
-    def _load(self, worker: Worker, ticket: Ticket) -> tuple[int, float]:
-        return worker.prefill_tokens - self._overlap(worker, ticket), worker.used_share
+        return min(workers, key=load)
