@@ -1,301 +1,181 @@
-"""A scheduler over real streams, between a real queue shard and workers that the test holds in its hand."""
+"""A scheduler between queue shards and workers, over real streams."""
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
-from dispatch_mesh import book_of
+from penstock.chassis import semconv
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
-from penstock.chassis.lifecycle import background
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL, Link
-from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
-from penstock.mesh.v1.scheduler_pb2 import AttachRequest, Profile, Released, Report, RunningLease, Started
-from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
-from penstock.queue.service import QueueService
-from penstock.scheduler.dispatcher import Dispatcher
-from penstock.scheduler.leases import LeaseBook
-from penstock.scheduler.service import SchedulerService
-from penstock.scheduler.snapshot import tables
+from penstock.chassis.streams import PROTOCOL
+from penstock.mesh.v1 import scheduler_pb2
+from penstock.mesh.v1.queue_pb2 import Head, Recalled
+from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import PATIENCE, Side, edge_at, ticket
+from queue_streams import ticket
+from scheduler_streams import scheduler_of, shard_server, worker_at
 
-PROFILE = {"model": "m", "card_digest": "d", "slots": 2, "kv_blocks": 16, "block_size": 16, "context_length": 200}
-
-
-class Clock:
-    now = 100.0  # s
-
-    def __call__(self):
-        return self.now
-
-
-class Scheduler:
-    """One that listens and holds a stream to a shard."""
-
-    def __init__(self, queues):
-        self.clock = Clock()
-        self.dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
-        hello = Hello(protocol=PROTOCOL, instance_id="scheduler-1", tier="scheduler")
-        self.service = SchedulerService(self.dispatcher, queues, hello, now=self.clock)
-        self.address = ""
-
-    async def until(self, **figures):
-        """Wait for figures to be so."""
-        await turns_until(lambda: figures.items() <= self.service.figures().items())
-
-
-async def turns_until(is_so):
-    """Let the loop turn, as frames arrive, until `is_so`."""
-    async with asyncio.timeout(PATIENCE):
-        while not is_so():
-            await asyncio.sleep(0)  # noqa: ASYNC110  # a core has figures, and no event for each of them
+TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
 
 
 @asynccontextmanager
-async def shard_at(listen="127.0.0.1:0"):
-    service = QueueService(book_of(), Hello(protocol=PROTOCOL, instance_id="queue-1", tier="queue"))
-    registration = add_QueueServiceServicer_to_server, service
-    async with serving(listen, [registration], drain_grace=0.5) as server, background(service.tick()):
-        yield server.address
-        service.drain()
-
-
-@asynccontextmanager
-async def scheduler_of(*queues):
-    scheduler = Scheduler(queues)
-    registration = add_SchedulerServiceServicer_to_server, scheduler.service
+async def one_of_each(**settings):
+    """A shard, a scheduler and a worker with two slots; the credit that this brings is heard already."""
     async with (
-        serving("127.0.0.1:0", [registration], drain_grace=0.5) as server,
-        background(scheduler.service.run(), scheduler.service.tick()),
-    ):
-        scheduler.address = server.address
-        yield scheduler
-
-
-class Worker(Side):
-    def released(self, *lease_ids):
-        self.say(released=Released(lease_ids=lease_ids))
-
-
-@asynccontextmanager
-async def worker_at(address, name="worker-1", **profile):
-    """A worker that is attached. Leaving the block cuts its stream."""
-    async with channel(address) as to_scheduler:
-        hello = Hello(protocol=PROTOCOL, instance_id=name, tier="worker", address=f"{name}:1")
-        call = SchedulerServiceStub(to_scheduler).Attach
-        worker = Worker(lambda **callbacks: Link(name, call, AttachRequest, hello, **callbacks), AttachRequest)
-        running = asyncio.create_task(worker.link.run())
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await worker.up.wait()
-            worker.say(profile=Profile(**PROFILE | profile))
-            yield worker
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-
-@asynccontextmanager
-async def mesh():
-    """A shard, a scheduler, a worker and an edge that has heard of the worker's model."""
-    async with (
-        shard_at() as shard,
-        scheduler_of(shard) as scheduler,
+        shard_server("queue-1") as shard,
+        scheduler_of(shard, **settings) as scheduler,
         worker_at(scheduler.address) as worker,
-        edge_at(shard) as edge,
     ):
-        await serves_one_model(edge)
-        yield scheduler, worker, edge
+        await shard.catalog_of("m")
+        assert (await shard.hear("credit")).tickets == 2
+        yield shard, scheduler, worker
 
 
-async def serves_one_model(edge):
-    while not (await edge.hear("catalog")).entries:
-        pass
+async def test_a_worker_that_attaches_makes_its_model_known_and_brings_credit():
+    async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
+        await shard.catalog_of()
+        async with worker_at(scheduler.address, kv_blocks=10):
+            (entry,) = (await shard.hear("catalog")).entries
+            assert (entry.model, entry.worker_address, entry.workers_hint) == ("m", "w1:1", 1)
+            credit = await shard.hear("credit")
+            assert (credit.model, credit.tickets, credit.max_tokens) == ("m", 2, 160)
+        await shard.catalog_of()
 
 
-async def refusal_of(address, *frames):
-    """What a stream that opens with `frames` ends in."""
-    async with channel(address) as to_scheduler:
-        call = SchedulerServiceStub(to_scheduler).Attach()
-        for frame in frames:
-            await call.write(frame)
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
-            while await call.read() is not grpc.aio.EOF:
-                pass
-            raise AssertionError(await call.code())
-    return error_from_rpc(failure.value)
+async def test_an_offer_becomes_a_lease_that_its_worker_expects():
+    async with one_of_each() as (shard, scheduler, worker):
+        shard.offer(ticket("a"))
+        expected = (await worker.hear("expect")).lease
+        placed = (await shard.hear("place")).lease
+        assert (placed.lease_id, placed.ticket_id) == (expected.lease_id, "a")
+        assert (placed.worker_id, placed.worker_address) == ("w1", "w1:1")
+        assert placed.ttl.ToTimedelta().total_seconds() == 5.0
+        assert placed.placement.ToTimedelta().total_seconds() > 0
+        assert scheduler.service.figures()["promised_blocks"] == 7
 
 
-def hello_frame():
-    return AttachRequest(hello=Hello(protocol=PROTOCOL, instance_id="w", tier="worker"))
+async def test_a_released_lease_is_new_credit_at_once():
+    async with one_of_each() as (shard, scheduler, worker):
+        shard.offer(ticket("a"))
+        lease_id = (await shard.hear("place")).lease.lease_id
+        worker.started(lease_id), worker.released(lease_id)
+        assert (await shard.hear("credit")).tickets == 1
+        figures = scheduler.service.figures()
+        assert (figures["leases"], figures["promised_blocks"], figures["room"]) == (0, 0, 2)
 
 
-async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promised():
-    async with mesh() as (scheduler, worker, edge):
-        edge.enqueue(ticket("t"))
-        expect, leased = await worker.hear("expect"), await edge.hear("leased")
-        lease = leased.lease
-        assert (lease.lease_id, lease.worker_id, lease.worker_address) == ("s-1", "worker-1", "worker-1:1")
-        assert expect.lease.lease_id == "s-1"
-        assert lease.HasField("queue_wait")
-        assert 0 < lease.placement.nanos < 1_000_000_000
-        worker.say(started=Started(lease_id="s-1"))
-        await scheduler.until(leases=1, leases_unstarted=0, promised_blocks=7)
-        worker.released("s-1")
-        await scheduler.until(leases=0, promised_blocks=0, room=2)
+async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_for_good():
+    async with one_of_each() as (shard, _, _):
+        shard.offer(ticket("a", max_output_tokens=1_000, prompt_tokens=10))
+        await shard.hear("place")
+        shard.offer(ticket("b"))
+        assert (await shard.hear("decline")).reason == "NO_CAPACITY"
+        shard.offer(ticket("c", prompt_tokens=64 * 16))
+        assert (await shard.hear("decline")).reason == "NO_WORKER"
 
 
-async def test_tickets_wait_for_a_slot_and_take_it_in_their_order():
-    async with mesh() as (_, worker, edge):
-        edge.enqueue(*(ticket(name, enqueue_unix_nano=at) for name, at in (("c", 3), ("a", 1), ("d", 4), ("b", 2))))
-        first = [(await edge.hear("leased")).lease for _ in range(2)]
-        assert [lease.ticket_id for lease in first] == ["c", "a"]  # free slots do not wait for what may come yet
-        worker.released(first[0].lease_id)
-        assert (await edge.hear("leased")).lease.ticket_id == "b"
-        worker.released(first[1].lease_id)
-        assert (await edge.hear("leased")).lease.ticket_id == "d"
+async def test_a_lease_that_is_not_started_is_revoked_and_its_room_offered_again():
+    async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
+        shard.offer(ticket("a"))
+        lease_id = (await shard.hear("place")).lease.lease_id
+        assert (await worker.hear("revoke")).lease_id == lease_id
+        assert (await shard.hear("credit")).tickets == 1
+        assert scheduler.service.figures()["leases"] == 0
 
 
-async def test_a_withdrawn_ticket_takes_its_unstarted_lease_back_from_the_worker():
-    async with mesh() as (scheduler, worker, edge):
-        edge.enqueue(ticket("t"))
-        await edge.hear("leased")
-        edge.withdraw("t")
-        assert (await worker.hear("revoke")).lease_id == "s-1"
-        await scheduler.until(leases=0, promised_blocks=0)
+async def test_a_started_lease_does_not_lapse():
+    async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
+        shard.offer(ticket("a")), shard.offer(ticket("b"))
+        first, second = [(await shard.hear("place")).lease.lease_id for _ in range(2)]
+        worker.started(first)
+        assert (await worker.hear("revoke")).lease_id == second
+        assert scheduler.dispatcher.leases.leases.keys() == {first}
 
 
-async def test_a_lease_that_nobody_starts_is_revoked_when_its_time_is_over():
-    async with mesh() as (scheduler, worker, edge):
-        edge.enqueue(ticket("t"))
-        await edge.hear("leased")
-        scheduler.clock.now += 5.0
-        assert (await worker.hear("revoke")).lease_id == "s-1"
-        await scheduler.until(leases=0, promised_blocks=0)
+async def test_a_recall_frees_a_lease_that_was_not_started():
+    async with one_of_each() as (shard, scheduler, worker):
+        shard.offer(ticket("a"))
+        lease_id = (await shard.hear("place")).lease.lease_id
+        shard.say(recalled=Recalled(ticket_ids=["a"]))
+        assert (await worker.hear("revoke")).lease_id == lease_id
+        assert scheduler.service.figures()["promised_blocks"] == 0
 
 
-async def test_a_ticket_too_large_for_every_worker_is_shed_and_not_left_waiting():
-    async with mesh() as (_, _, edge):
-        edge.enqueue(ticket("t", prompt_tokens=201), ticket("u"))
-        assert (await edge.hear("leased")).lease.ticket_id == "u"
-        shed = await edge.hear("shed")
-        assert (shed.ticket_id, shed.failure.reason) == ("t", "NO_WORKER")
+async def test_a_cut_worker_is_forgotten_and_one_that_comes_back_brings_what_it_runs():
+    async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
+        async with worker_at(scheduler.address) as worker:
+            await shard.catalog_of("m")
+            shard.offer(ticket("a"))
+            lease_id = (await shard.hear("place")).lease.lease_id
+            worker.started(lease_id)
+        await shard.catalog_of()
+        assert scheduler.service.figures()["leases"] == 0
+        running = [scheduler_pb2.RunningLease(lease_id=lease_id, kv_blocks=7)]
+        async with worker_at(scheduler.address, running=running) as worker:
+            await shard.catalog_of("m")
+            assert scheduler.service.figures()["promised_blocks"] == 7
+            worker.released(lease_id)
+            assert (await shard.hear("credit")).tickets >= 1
+            while scheduler.service.figures()["promised_blocks"]:
+                await shard.hear("credit")
 
 
-async def test_a_worker_that_ends_its_stream_leaves_the_fleet_at_once_and_keeps_what_it_runs():
-    async with mesh() as (scheduler, worker, edge):
-        edge.enqueue(ticket("t"))
-        await edge.hear("leased")
-        worker.say(started=Started(lease_id="s-1"))
-        await scheduler.until(leases_unstarted=0)
-        worker.link.end("drains")
-        await worker.down.wait()
-        await scheduler.until(workers=0, leases=0, room=0)
-        assert not [frame for frame in _heard(worker) if frame.WhichOneof("frame") == "revoke"]
+async def test_the_least_loaded_of_two_workers_gets_the_ticket():
+    async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2"):
+        await shard.catalog_of("m")
+        for name in "abcd":
+            shard.offer(ticket(name))
+        places = [(await shard.hear("place")).lease.worker_id for _ in range(4)]
+        assert sorted(places[:2]) == sorted(places[2:]) == ["w1", "w2"]
 
 
-def _heard(side):
-    found = []
-    with suppress(asyncio.QueueEmpty):
-        while True:
-            found.append(side.frames.get_nowait())
-    return found
-
-
-async def test_a_worker_comes_along_with_what_it_runs():
-    running = [RunningLease(lease_id="of-another", kv_blocks=15)]
+async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
     async with (
-        shard_at() as shard,
-        scheduler_of(shard) as scheduler,
-        edge_at(shard) as edge,
-        worker_at(scheduler.address, running=running) as worker,
+        shard_server("queue-1") as first,
+        shard_server("queue-2") as second,
+        scheduler_of(first, second) as scheduler,
+        worker_at(scheduler.address, slots=1) as worker,
     ):
-        await serves_one_model(edge)
-        await scheduler.until(promised_blocks=15, room=1, leases=0)
-        edge.enqueue(ticket("t"))
-        await edge.hear("queued")
-        worker.released("of-another")
-        assert (await edge.hear("leased")).lease.ticket_id == "t"
+        for shard in (first, second):
+            await shard.hear("credit")
+        first.offer(ticket("runs"))
+        lease_id = (await first.hear("place")).lease.lease_id
+        first.say(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
+        second.say(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
+        asked = await second.hear("credit")
+        assert (asked.tickets, asked.once) == (0, True), "standing credit is called in while several wait"
+        second.say(returned={"model": "m", "tickets": 1})
+        worker.released(lease_id)
+        assert (await second.hear("credit")).tickets == 1
 
 
-async def test_a_shard_that_restarts_gets_catalog_and_credit_again():
-    async with shard_at() as shard:
-        pass
-    async with scheduler_of(shard) as scheduler, worker_at(scheduler.address):
-        await scheduler.until(workers=1, queues=0)
-        for _ in range(2):
-            async with shard_at(shard), edge_at(shard) as edge:
-                await serves_one_model(edge)
-                edge.enqueue(ticket("t"))
-                assert (await edge.hear("leased")).lease.worker_id == "worker-1"
-                await scheduler.until(queues=1)
-            await scheduler.until(queues=0)
+async def test_a_worker_without_a_profile_is_refused_in_words():
+    async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
+        async with channel(scheduler.address) as to_scheduler:
+            call = SchedulerServiceStub(to_scheduler).Attach()
+            hello = Hello(protocol=PROTOCOL, instance_id="w", tier="worker")
+            await call.write(scheduler_pb2.AttachRequest(hello=hello))
+            await call.write(scheduler_pb2.AttachRequest(report=scheduler_pb2.Report()))
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                while True:
+                    assert await call.read() is not grpc.aio.EOF
+        assert error_from_rpc(failure.value).reason == "PROFILE_INVALID"
 
 
-async def test_draining_sends_workers_away_and_gives_waiting_tickets_to_others():
-    async with shard_at() as shard, scheduler_of(shard) as scheduler, edge_at(shard) as edge:
-        async with worker_at(scheduler.address, slots=1) as worker:
-            await serves_one_model(edge)
-            edge.enqueue(ticket("runs"), ticket("waits"))
-            assert (await edge.hear("leased")).lease.ticket_id == "runs"
-            await scheduler.service.drain()
-            assert (await worker.hear("end")).reason == "drained"
-        async with scheduler_of(shard) as other, worker_at(other.address, "worker-2"):
-            lease = (await edge.hear("leased")).lease
-            assert (lease.ticket_id, lease.worker_id) == ("waits", "worker-2")
+async def test_a_drain_tells_both_sides_and_gives_no_more_credit():
+    async with one_of_each() as (shard, scheduler, worker):
+        await scheduler.service.drain()
+        assert (await worker.hear("end")).reason == "drained"
+        assert await shard.ended.get() is True
 
 
-async def test_the_workers_table_says_what_each_has_left():
-    async with mesh() as (scheduler, worker, edge):
-        edge.enqueue(ticket("t"))
-        await edge.hear("leased")
-        worker.say(report=Report(running=1, prefill_backlog_tokens=5, tokens_per_second=80.0))
-        await turns_until(lambda: tables(scheduler.dispatcher.fleet)["workers"][0]["running"])
-        assert tables(scheduler.dispatcher.fleet)["workers"] == [
-            {
-                "worker_id": "worker-1",
-                "address": "worker-1:1",
-                "model": "m",
-                "slots": 2,
-                "kv_blocks": 16,
-                "leases": 1,
-                "promised_blocks": 7,
-                "room": 1,
-                "running": 1,
-                "prefill_tokens": 95,
-                "tokens_per_second": 80.0,
-            }
-        ]
-
-
-@pytest.mark.parametrize("name", ["model", "slots", "kv_blocks", "block_size", "context_length"])
-async def test_a_worker_whose_profile_lacks_something_is_refused(name):
-    async with scheduler_of() as scheduler:
-        lacking = {key: value for key, value in PROFILE.items() if key != name}
-        error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(profile=Profile(**lacking)))
-        assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROFILE_INVALID")
-        assert scheduler.service.figures()["workers"] == 0
-
-
-async def test_a_worker_that_reports_before_it_says_what_it_is_is_refused():
-    async with scheduler_of() as scheduler:
-        error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(report=Report(running=1)))
-        assert error.reason == "PROFILE_INVALID"
-
-
-async def test_a_worker_that_changes_its_profile_is_refused_and_leaves_nothing_behind():
-    async with scheduler_of() as scheduler:
-        profile = AttachRequest(profile=Profile(**PROFILE))
-        error = await refusal_of(scheduler.address, hello_frame(), profile, profile)
-        assert error.reason == "PROFILE_INVALID"
-        await scheduler.until(workers=0)
-
-
-async def test_a_stream_without_hello_is_refused():
-    async with scheduler_of() as scheduler:
-        error = await refusal_of(scheduler.address, AttachRequest(profile=Profile(**PROFILE)))
-        assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "HELLO_MISSING")
+async def test_a_placement_has_a_span_in_the_tickets_trace(receiver):
+    async with one_of_each() as (shard, _, _):
+        shard.offer(ticket("a", traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01"))
+        lease = (await shard.hear("place")).lease
+        (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_PLACEMENT, trace_id=TRACE_ID)
+        assert span.parent_id == "b7ad6b7169203331"
+        assert span.attributes[semconv.PENSTOCK_LEASE_ID] == lease.lease_id
+        assert span.attributes[semconv.PENSTOCK_WORKER_ID] == "w1"

@@ -1,0 +1,301 @@
+"""A scheduler and a queue shard, both real, between edges and workers that the test holds in its hand."""
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+
+from dispatch_mesh import book_of
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.lifecycle import background
+from penstock.chassis.server import serving
+from penstock.chassis.streams import PROTOCOL, Link
+from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
+from penstock.mesh.v1.scheduler_pb2 import AttachRequest, Profile, Released, Report, RunningLease, Started
+from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
+from penstock.queue.service import QueueService
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.leases import LeaseBook
+from penstock.scheduler.service import SchedulerService
+from penstock.scheduler.snapshot import tables
+from penstock.v1.stream_pb2 import Hello
+from queue_streams import PATIENCE, Side, edge_at, ticket
+
+PROFILE = {"model": "m", "card_digest": "d", "slots": 2, "kv_blocks": 16, "block_size": 16, "context_length": 200}
+
+
+class Clock:
+    now = 100.0  # s
+
+    def __call__(self):
+        return self.now
+
+
+class Scheduler:
+    """One that listens and holds a stream to a shard."""
+
+    def __init__(self, queues):
+        self.clock = Clock()
+        self.dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
+        hello = Hello(protocol=PROTOCOL, instance_id="scheduler-1", tier="scheduler")
+        self.service = SchedulerService(self.dispatcher, queues, hello, now=self.clock)
+        self.address = ""
+
+    async def until(self, **figures):
+        """Wait for figures to be so."""
+        await turns_until(lambda: figures.items() <= self.service.figures().items())
+
+
+async def turns_until(is_so):
+    """Let the loop turn, as frames arrive, until `is_so`."""
+    async with asyncio.timeout(PATIENCE):
+        while not is_so():  # noqa: ASYNC110  # a core has figures, and no event for each of them
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def shard_at(listen="127.0.0.1:0"):
+    service = QueueService(book_of(), Hello(protocol=PROTOCOL, instance_id="queue-1", tier="queue"))
+    registration = add_QueueServiceServicer_to_server, service
+    async with serving(listen, [registration], drain_grace=0.5) as server, background(service.tick()):
+        yield server.address
+        service.drain()
+
+
+@asynccontextmanager
+async def scheduler_of(*queues):
+    scheduler = Scheduler(queues)
+    registration = add_SchedulerServiceServicer_to_server, scheduler.service
+    async with (
+        serving("127.0.0.1:0", [registration], drain_grace=0.5) as server,
+        background(scheduler.service.run(), scheduler.service.tick()),
+    ):
+        scheduler.address = server.address
+        yield scheduler
+
+
+class Worker(Side):
+    def released(self, *lease_ids):
+        self.say(released=Released(lease_ids=lease_ids))
+
+
+@asynccontextmanager
+async def worker_at(address, name="worker-1", **profile):
+    """A worker that is attached. Leaving the block cuts its stream."""
+    async with channel(address) as to_scheduler:
+        hello = Hello(protocol=PROTOCOL, instance_id=name, tier="worker", address=f"{name}:1")
+        call = SchedulerServiceStub(to_scheduler).Attach
+        worker = Worker(lambda **callbacks: Link(name, call, AttachRequest, hello, **callbacks), AttachRequest)
+        running = asyncio.create_task(worker.link.run())
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await worker.up.wait()
+            worker.say(profile=Profile(**PROFILE | profile))
+            yield worker
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def mesh():
+    """A shard, a scheduler, a worker and an edge that has heard of the worker's model."""
+    async with (
+        shard_at() as shard,
+        scheduler_of(shard) as scheduler,
+        worker_at(scheduler.address) as worker,
+        edge_at(shard) as edge,
+    ):
+        await serves_one_model(edge)
+        yield scheduler, worker, edge
+
+
+async def serves_one_model(edge):
+    while not (await edge.hear("catalog")).entries:
+        pass
+
+
+async def refusal_of(address, *frames):
+    """What a stream that opens with `frames` ends in."""
+    async with channel(address) as to_scheduler:
+        call = SchedulerServiceStub(to_scheduler).Attach()
+        for frame in frames:
+            await call.write(frame)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            raise AssertionError(await call.code())
+    return error_from_rpc(failure.value)
+
+
+def hello_frame():
+    return AttachRequest(hello=Hello(protocol=PROTOCOL, instance_id="w", tier="worker"))
+
+
+async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promised():
+    async with mesh() as (scheduler, worker, edge):
+        edge.enqueue(ticket("t"))
+        expect, leased = await worker.hear("expect"), await edge.hear("leased")
+        lease = leased.lease
+        assert (lease.lease_id, lease.worker_id, lease.worker_address) == ("s-1", "worker-1", "worker-1:1")
+        assert expect.lease.lease_id == "s-1"
+        assert lease.HasField("queue_wait")
+        assert 0 < lease.placement.nanos < 1_000_000_000
+        worker.say(started=Started(lease_id="s-1"))
+        await scheduler.until(leases=1, leases_unstarted=0, promised_blocks=7)
+        worker.released("s-1")
+        await scheduler.until(leases=0, promised_blocks=0, room=2)
+
+
+async def test_tickets_wait_for_a_slot_and_take_it_in_their_order():
+    async with mesh() as (_, worker, edge):
+        edge.enqueue(*(ticket(name, enqueue_unix_nano=at) for name, at in (("c", 3), ("a", 1), ("d", 4), ("b", 2))))
+        first = [(await edge.hear("leased")).lease for _ in range(2)]
+        assert [lease.ticket_id for lease in first] == ["c", "a"]  # free slots do not wait for what may come yet
+        worker.released(first[0].lease_id)
+        assert (await edge.hear("leased")).lease.ticket_id == "b"
+        worker.released(first[1].lease_id)
+        assert (await edge.hear("leased")).lease.ticket_id == "d"
+
+
+async def test_a_withdrawn_ticket_takes_its_unstarted_lease_back_from_the_worker():
+    async with mesh() as (scheduler, worker, edge):
+        edge.enqueue(ticket("t"))
+        await edge.hear("leased")
+        edge.withdraw("t")
+        assert (await worker.hear("revoke")).lease_id == "s-1"
+        await scheduler.until(leases=0, promised_blocks=0)
+
+
+async def test_a_lease_that_nobody_starts_is_revoked_when_its_time_is_over():
+    async with mesh() as (scheduler, worker, edge):
+        edge.enqueue(ticket("t"))
+        await edge.hear("leased")
+        scheduler.clock.now += 5.0
+        assert (await worker.hear("revoke")).lease_id == "s-1"
+        await scheduler.until(leases=0, promised_blocks=0)
+
+
+async def test_a_ticket_too_large_for_every_worker_is_shed_and_not_left_waiting():
+    async with mesh() as (_, _, edge):
+        edge.enqueue(ticket("t", prompt_tokens=201), ticket("u"))
+        assert (await edge.hear("leased")).lease.ticket_id == "u"
+        shed = await edge.hear("shed")
+        assert (shed.ticket_id, shed.failure.reason) == ("t", "NO_WORKER")
+
+
+async def test_a_worker_that_ends_its_stream_leaves_the_fleet_at_once_and_keeps_what_it_runs():
+    async with mesh() as (scheduler, worker, edge):
+        edge.enqueue(ticket("t"))
+        await edge.hear("leased")
+        worker.say(started=Started(lease_id="s-1"))
+        await scheduler.until(leases_unstarted=0)
+        worker.link.end("drains")
+        await worker.down.wait()
+        await scheduler.until(workers=0, leases=0, room=0)
+        assert not [frame for frame in _heard(worker) if frame.WhichOneof("frame") == "revoke"]
+
+
+def _heard(side):
+    found = []
+    with suppress(asyncio.QueueEmpty):
+        while True:
+            found.append(side.frames.get_nowait())
+    return found
+
+
+async def test_a_worker_comes_along_with_what_it_runs():
+    running = [RunningLease(lease_id="of-another", kv_blocks=15)]
+    async with (
+        shard_at() as shard,
+        scheduler_of(shard) as scheduler,
+        edge_at(shard) as edge,
+        worker_at(scheduler.address, running=running) as worker,
+    ):
+        await serves_one_model(edge)
+        await scheduler.until(promised_blocks=15, room=1, leases=0)
+        edge.enqueue(ticket("t"))
+        await edge.hear("queued")
+        worker.released("of-another")
+        assert (await edge.hear("leased")).lease.ticket_id == "t"
+
+
+async def test_a_shard_that_restarts_gets_catalog_and_credit_again():
+    async with shard_at() as shard:
+        pass
+    async with scheduler_of(shard) as scheduler, worker_at(scheduler.address):
+        await scheduler.until(workers=1, queues=0)
+        for _ in range(2):
+            async with shard_at(shard), edge_at(shard) as edge:
+                await serves_one_model(edge)
+                edge.enqueue(ticket("t"))
+                assert (await edge.hear("leased")).lease.worker_id == "worker-1"
+                await scheduler.until(queues=1)
+            await scheduler.until(queues=0)
+
+
+async def test_draining_sends_workers_away_and_gives_waiting_tickets_to_others():
+    async with shard_at() as shard, scheduler_of(shard) as scheduler, edge_at(shard) as edge:
+        async with worker_at(scheduler.address, slots=1) as worker:
+            await serves_one_model(edge)
+            edge.enqueue(ticket("runs"), ticket("waits"))
+            assert (await edge.hear("leased")).lease.ticket_id == "runs"
+            await scheduler.service.drain()
+            assert (await worker.hear("end")).reason == "drained"
+        async with scheduler_of(shard) as other, worker_at(other.address, "worker-2"):
+            lease = (await edge.hear("leased")).lease
+            assert (lease.ticket_id, lease.worker_id) == ("waits", "worker-2")
+
+
+async def test_the_workers_table_says_what_each_has_left():
+    async with mesh() as (scheduler, worker, edge):
+        edge.enqueue(ticket("t"))
+        await edge.hear("leased")
+        worker.say(report=Report(running=1, prefill_backlog_tokens=5, tokens_per_second=80.0))
+        await turns_until(lambda: tables(scheduler.dispatcher.fleet)["workers"][0]["running"])
+        assert tables(scheduler.dispatcher.fleet)["workers"] == [
+            {
+                "worker_id": "worker-1",
+                "address": "worker-1:1",
+                "model": "m",
+                "slots": 2,
+                "kv_blocks": 16,
+                "leases": 1,
+                "promised_blocks": 7,
+                "room": 1,
+                "running": 1,
+                "prefill_tokens": 95,
+                "tokens_per_second": 80.0,
+            }
+        ]
+
+
+@pytest.mark.parametrize("name", ["model", "slots", "kv_blocks", "block_size", "context_length"])
+async def test_a_worker_whose_profile_lacks_something_is_refused(name):
+    async with scheduler_of() as scheduler:
+        lacking = {key: value for key, value in PROFILE.items() if key != name}
+        error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(profile=Profile(**lacking)))
+        assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROFILE_INVALID")
+        assert scheduler.service.figures()["workers"] == 0
+
+
+async def test_a_worker_that_reports_before_it_says_what_it_is_is_refused():
+    async with scheduler_of() as scheduler:
+        error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(report=Report(running=1)))
+        assert error.reason == "PROFILE_INVALID"
+
+
+async def test_a_worker_that_changes_its_profile_is_refused_and_leaves_nothing_behind():
+    async with scheduler_of() as scheduler:
+        profile = AttachRequest(profile=Profile(**PROFILE))
+        error = await refusal_of(scheduler.address, hello_frame(), profile, profile)
+        assert error.reason == "PROFILE_INVALID"
+        await scheduler.until(workers=0)
+
+
+async def test_a_stream_without_hello_is_refused():
+    async with scheduler_of() as scheduler:
+        error = await refusal_of(scheduler.address, AttachRequest(profile=Profile(**PROFILE)))
+        assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "HELLO_MISSING")
