@@ -118,6 +118,8 @@ class DispatchMachine(RuleBasedStateMachine):
         for book in self.mesh.shards.values():
             there = [ticket for ticket in book.tickets.values() if not ticket.scheduler]
             assert book.shelves.waiting == (len(there), sum(ticket.tokens for ticket in there))
+            assert sum(load.tickets for load in book.shelves.by_tenant.values()) == len(there)
+            assert sum(load.tokens for load in book.shelves.by_tenant.values()) == book.shelves.waiting.tokens
 
     @invariant()
     def no_ticket_ends_twice(self):

@@ -14,6 +14,7 @@ from penstock.queue.config import QueueConfig
 from penstock.queue.placed import Placed
 from penstock.queue.presence import Presence
 from penstock.queue.service import QueueService
+from penstock.queue.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
 
 
@@ -28,7 +29,9 @@ async def run(config: QueueConfig) -> None:
     async with serving(
         config.listen,
         [(add_QueueServiceServicer_to_server, service)],
-        admin=AdminService("queue", config.instance_id, service.figures, token=config.admin_token),
+        admin=AdminService(
+            "queue", config.instance_id, service.figures, lambda: tables(book.shelves), token=config.admin_token
+        ),
         drain_grace=config.drain_grace,
         advertise=config.advertise,
     ) as server:

@@ -4,8 +4,8 @@ from penstock.chassis import semconv
 from penstock.chassis.telemetry import meter, start_span
 from penstock.queue.effects import Left
 from penstock.queue.shelves import Shelves
+from penstock.queue.snapshot import class_name
 from penstock.queue.waiting import NANOS
-from penstock.v1.inference_pb2 import Priority
 
 _wait = meter().create_histogram(semconv.PENSTOCK_QUEUE_WAIT, unit="s")
 _shed = meter().create_counter(semconv.PENSTOCK_QUEUE_SHED)
@@ -38,5 +38,4 @@ def note_shed(reason: str) -> None:
 def note_depths(shelves: Shelves) -> None:
     _tokens.set(shelves.waiting.tokens)
     for priority, tickets in shelves.by_class.items():
-        name = Priority.Name(priority)  # type: ignore[arg-type]  # an int that came from this very enum
-        _depth.set(tickets, {semconv.PENSTOCK_PRIORITY: name.removeprefix("PRIORITY_").lower()})
+        _depth.set(tickets, {semconv.PENSTOCK_PRIORITY: class_name(priority)})

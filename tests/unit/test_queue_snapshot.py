@@ -1,0 +1,44 @@
+"""What a shard shows its operators: depth by class and tenant, and no more rows than a person can read."""
+
+from dispatch_mesh import MODEL, START, book_of, ticket_of
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+from penstock.queue.snapshot import MAX_TENANTS, tables
+from penstock.queue.waiting import from_frame
+
+
+def book():
+    found = book_of()
+    found.edge_joined("edge")
+    found.scheduler_joined("s")
+    found.catalog("s", [CatalogEntry(model=MODEL)], START)
+    return found
+
+
+def enqueue(book, name, tenant, **fields):
+    ticket = ticket_of(name, **fields)
+    ticket.tenant_id = tenant
+    book.enqueue(from_frame(ticket, "edge"), START)
+
+
+def test_depth_is_counted_by_class_and_tenant_and_forgotten_at_zero():
+    shard = book()
+    enqueue(shard, "a", "acme", priority=1, tokens=10)
+    enqueue(shard, "b", "acme", priority=1, tokens=20)
+    enqueue(shard, "c", "acme", priority=3, tokens=40)
+    assert tables(shard.shelves)["depth"] == [
+        {"class": "interactive", "tenant_id": "acme", "waiting": 2, "waiting_tokens": 30},
+        {"class": "batch", "tenant_id": "acme", "waiting": 1, "waiting_tokens": 40},
+    ]
+    shard.withdraw("edge", ["a", "b", "c"])
+    assert tables(shard.shelves)["depth"] == []
+    assert shard.shelves.by_tenant == {}
+
+
+def test_only_the_deepest_tenants_are_shown():
+    shard = book()
+    for number in range(MAX_TENANTS + 10):
+        for each in range(1 + number % 2):
+            enqueue(shard, f"{number}/{each}", f"tenant-{number}")
+    rows = tables(shard.shelves)["depth"]
+    assert len(rows) == MAX_TENANTS
+    assert [row["waiting"] for row in rows] == [2] * 30 + [1] * 20
