@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
-from penstock.queue.bounds import NO_EXCESS, Bounds
+from penstock.queue.admission import Admission
+from penstock.queue.bounds import Bounds
 from penstock.queue.effects import (
     Effect,
     Leased,
@@ -23,12 +24,12 @@ from penstock.queue.effects import (
     Shed,
     Withdrawn,
 )
-from penstock.queue.errors import DeadlinePassed, Evicted, ModelUnknown, NoWorker, QueueFull, QueueTokensFull
+from penstock.queue.errors import DeadlinePassed, Evicted, NoWorker
 from penstock.queue.lazy_heap import LazyHeap
 from penstock.queue.placed import Placed
 from penstock.queue.policies.class_fifo import ClassFifo
 from penstock.queue.policies.order import Order
-from penstock.queue.presence import Presence, Verdict
+from penstock.queue.presence import Presence
 from penstock.queue.seats import Credit, Seat, Seats
 from penstock.queue.shelves import Shelves
 from penstock.queue.waiting import WaitingTicket
@@ -57,8 +58,8 @@ class TicketBook:
         self.shelves = Shelves(self.seats, new_order)
         self.placed = placed
         self.tally = Tally()
-        self._bounds = bounds
         self._presence = presence
+        self._admission = Admission(bounds, presence, self.shelves)
         self._models: tuple[CatalogEntry, ...] = ()
         self._deadlines: LazyHeap[Timed] = LazyHeap(self._is_here)
         self._pauses: LazyHeap[Timed] = LazyHeap(self._is_here)
@@ -94,12 +95,12 @@ class TicketBook:
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
             return [self._queued(known, now)]
         effects = self._recall([ticket.ticket_id], "REPLACED")
-        refusal = self._refusal(ticket, now)
+        refusal = self._admission.refusal(ticket, now)
         if refusal is None:
-            evicted = self._make_room(ticket, now)
-            if evicted is not None:
-                return [*effects, *evicted, *self._admit(ticket, now)]
-            refusal = self._full(ticket, now)
+            effects += self._make_room(ticket, now)
+            if self._admission.has_room(ticket):
+                return [*effects, *self._admit(ticket, now)]
+            refusal = self._admission.full(ticket, now)
         self._note_shed(refusal)
         return [*effects, Shed(ticket.edge, ticket.ticket_id, refusal)]
 
@@ -182,41 +183,16 @@ class TicketBook:
         self.placed.expire(now)
         return effects
 
-    # Admission.
+    # Moves.
 
-    def _refusal(self, ticket: WaitingTicket, now: float) -> PenstockError | None:
-        if 0 < ticket.deadline <= now:
-            return DeadlinePassed()
-        match self._presence.verdict(ticket.model, now):
-            case Verdict.UNKNOWN:
-                return ModelUnknown(ticket.model)
-            case Verdict.GONE:
-                return NoWorker.at_present(ticket.model, self._presence.patience)
-            case _:
-                return None
-
-    def _make_room(self, ticket: WaitingTicket, now: float) -> list[Effect] | None:
-        """Evict lower classes as far as the bounds ask for it; None when that would not be enough.
-
-        Resumed work is let in above the bounds: its place was its own, and half of its answer is out already.
-        """
-        excess = self._bounds.excess(self.shelves.waiting, ticket.tokens)
-        if ticket.resumes or excess == NO_EXCESS:
-            return []
-        lower = self.shelves.evictable(ticket.priority)
-        if lower.tickets < excess.tickets or lower.tokens < excess.tokens:
-            return None
+    def _make_room(self, ticket: WaitingTicket, now: float) -> list[Effect]:
+        """Evict from lower classes what a ticket needs, and nothing where that would not be enough."""
         effects: list[Effect] = []
-        while self._bounds.excess(self.shelves.waiting, ticket.tokens) != NO_EXCESS:
-            victim = self.shelves.next_evicted(ticket.priority)
-            effects += self._drop(victim, Evicted(self.shelves.retry_after(victim, now)))
+        if self._admission.can_have_room(ticket):
+            while not self._admission.has_room(ticket):
+                victim = self.shelves.next_evicted(ticket.priority)
+                effects += self._drop(victim, Evicted(self.shelves.retry_after(victim, now)))
         return effects
-
-    def _full(self, ticket: WaitingTicket, now: float) -> PenstockError:
-        wait = self.shelves.retry_after(ticket, now)
-        if self._bounds.excess(self.shelves.waiting, 0).tickets:
-            return QueueFull(self.shelves.waiting.tickets, wait)
-        return QueueTokensFull(ticket.tokens, self.shelves.waiting.tokens, self._bounds.max_tokens, wait)
 
     def _admit(self, ticket: WaitingTicket, now: float) -> list[Effect]:
         self._arrivals += 1
@@ -228,8 +204,6 @@ class TicketBook:
         self.shelves.count(ticket, 1)
         self._show(ticket, now)
         return [queued, *self.shelves.match(ticket.model)]
-
-    # Moves.
 
     def _show(self, ticket: WaitingTicket, now: float) -> None:
         self._presence.await_again(ticket.model, now)

@@ -1,0 +1,44 @@
+"""Who is let into a shard: the refusals that need no look at single tickets. Knows no stream and moves nothing."""
+
+from penstock.chassis.errors import PenstockError
+from penstock.queue.bounds import NO_EXCESS, Bounds
+from penstock.queue.errors import DeadlinePassed, ModelUnknown, NoWorker, QueueFull, QueueTokensFull
+from penstock.queue.presence import Presence, Verdict
+from penstock.queue.shelves import Shelves
+from penstock.queue.waiting import WaitingTicket
+
+
+class Admission:
+    def __init__(self, bounds: Bounds, presence: Presence, shelves: Shelves) -> None:
+        self._bounds = bounds
+        self._presence = presence
+        self._shelves = shelves
+
+    def refusal(self, ticket: WaitingTicket, now: float) -> PenstockError | None:
+        """Return why a ticket is refused however empty the shard is; notes a model that is to be waited for."""
+        if 0 < ticket.deadline <= now:
+            return DeadlinePassed()
+        match self._presence.verdict(ticket.model, now):
+            case Verdict.UNKNOWN:
+                return ModelUnknown(ticket.model)
+            case Verdict.GONE:
+                return NoWorker.at_present(ticket.model, self._presence.patience)
+            case _:
+                return None
+
+    def has_room(self, ticket: WaitingTicket) -> bool:
+        """Resumed work always has: its place was its own, and half of its answer is out already."""
+        return ticket.resumes or self._bounds.excess(self._shelves.waiting, ticket.tokens) == NO_EXCESS
+
+    def can_have_room(self, ticket: WaitingTicket) -> bool:
+        """Tell whether it would have room if all that may make way for it did."""
+        excess = self._bounds.excess(self._shelves.waiting, ticket.tokens)
+        lower = self._shelves.evictable(ticket.priority)
+        return lower.tickets >= excess.tickets and lower.tokens >= excess.tokens
+
+    def full(self, ticket: WaitingTicket, now: float) -> PenstockError:
+        """Return why there is no room for a ticket."""
+        waiting, wait = self._shelves.waiting, self._shelves.retry_after(ticket, now)
+        if self._bounds.excess(waiting, 0).tickets:
+            return QueueFull(waiting.tickets, wait)
+        return QueueTokensFull(ticket.tokens, waiting.tokens, self._bounds.max_tokens, wait)
