@@ -180,3 +180,14 @@ def test_every_slot_that_falls_free_goes_to_the_most_urgent_ticket_of_all_shards
         mesh.settle()
     in_order = [f"{priority}/{age}" for priority, age in sorted(keys, key=lambda key: (key[0], -key[1]))]
     assert mesh.granted[schedulers:] == in_order
+
+
+def test_a_ticket_that_came_back_goes_to_the_scheduler_that_has_not_seen_it():
+    mesh = Mesh.of(schedulers=2)
+    mesh.attach("killer", "s0", slots=SLOTS + 1)  # most credit, and nothing for this ticket
+    mesh.attach("busy", "s0", slots=0)
+    mesh.attach("other", "s1", slots=1)
+    mesh.settle()
+    mesh.enqueue("q0", ticket_of("t", avoid=["killer"]))
+    mesh.settle()
+    assert mesh.expected["other"] == {"s1-1": "t"}

@@ -71,12 +71,18 @@ def test_blocks_are_promised_to_the_end_of_the_answer(scheduler):
 
 def test_a_full_scheduler_says_that_nothing_fits_rather_than_that_anything_does(scheduler):
     attach(scheduler, slots=1)
-    offer(scheduler, "a")
-    credit = scheduler.head("q", Head(model=MODEL, waiting=1, priority=2, enqueue_unix_nano=1))
-    assert credit == []
-    declined = offer(scheduler, "b")
-    assert only(Decline, declined).reason == "NO_CAPACITY"
-    assert held(scheduler) == 0
+    scheduler.queue_joined("q2")
+    offer(scheduler)
+    recall = only(GiveCredit, scheduler.head("q", Head(model=MODEL, waiting=1, priority=2)))
+    assert (recall.queue, recall.tickets, recall.once, recall.max_tokens) == ("q2", 0, True, 1)
+
+
+def test_a_shard_without_capacity_here_loses_its_credit_and_gets_what_there_is(scheduler):
+    attach(scheduler, "killer", slots=3)
+    attach(scheduler, "busy", slots=0)
+    effects = offer(scheduler, avoid=["killer"])
+    assert only(Decline, effects).reason == "NO_CAPACITY"
+    assert credits_in(effects) == [("q", 3, False)]  # all of it, as the queue has dropped what it had
 
 
 def test_a_ticket_that_no_worker_can_ever_run_is_told_so(scheduler):
