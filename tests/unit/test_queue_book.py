@@ -4,7 +4,7 @@ import pytest
 
 from penstock.chassis.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
 from penstock.queue import effects as out
-from penstock.queue.book import PAUSE
+from penstock.queue.book import DROPS, PAUSE
 from penstock.queue.policies.order import Key
 from queue_tickets import (
     BATCH,
@@ -258,7 +258,7 @@ def test_a_lost_edge_takes_its_tickets_along_and_no_others(shard):
     shard.place("leased")
     effects = shard.hear(shard.book.edge_lost("e"))
     assert {ticket_id for _, ids in recalls(effects) for ticket_id in ids} == {"offered", "leased"}
-    assert {each.ticket.ticket_id for each in effects if isinstance(each, out.Left)} == {"waits", "offered"}
+    assert repr(shard.book) == "<TicketBook 1 waiting, 0 offered, 0 placed>"
     assert shard.credit(5) == ["other"]
 
 
@@ -351,6 +351,14 @@ def test_a_ticket_that_comes_too_late_is_refused_at_once(shard):
     assert sheds(shard.enqueue("a", deadline=START - 1)) == {"a": "DEADLINE"}
 
 
+def test_many_deadlines_at_once_are_spread_over_ticks():
+    shard = Shard(max_depth=10_000)
+    shard.join()
+    for number in range(2 * DROPS + 1):
+        shard.enqueue(f"t{number}", deadline=START + 1)
+    assert [len(sheds(shard.wait(seconds))) for seconds in (1.0, 0.05, 0.05, 0.05)] == [DROPS, DROPS, 1, 0]
+
+
 def test_deadlines_of_tickets_that_left_do_not_pile_up(shard):
     for number in range(5_000):
         shard.enqueue(f"t{number}", deadline=START + 3_600), shard.withdraw(f"t{number}")
@@ -399,6 +407,18 @@ def test_tickets_do_not_wait_for_ever_for_a_model_that_stays_away(shard):
     assert sheds(shard.wait(PATIENCE - 0.1)) == {}
     assert sheds(shard.wait(0.1)) == {"a": "NO_WORKER"}
     assert only(out.Shed, shard.said).error.retry_after == PATIENCE
+
+
+def test_those_who_wait_in_vain_are_told_in_turns_and_no_more_once_the_model_is_back():
+    shard = Shard(max_depth=10_000)
+    shard.join()
+    for number in range(DROPS + 2):
+        shard.enqueue(f"t{number}")
+    shard.lose("s")
+    assert len(sheds(shard.wait(PATIENCE))) == DROPS
+    shard.join("t")
+    assert sheds(shard.wait(0.05)) == {}
+    assert shard.credit(5, "t") == [f"t{DROPS}", f"t{DROPS + 1}"]
 
 
 def test_once_a_model_stays_away_newcomers_hear_so_at_once(shard):

@@ -5,8 +5,9 @@ the few seconds in which a withdrawal still has to find the scheduler that place
 order of its model, except for a short pause once every scheduler has declined it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeAlias
 
 from penstock.chassis.errors import PenstockError
@@ -36,6 +37,8 @@ from penstock.queue.waiting import WaitingTicket
 
 PAUSE = 0.1  # s after a decline too many; without it a ticket that only its avoided workers have room for would circle
 
+DROPS = 1_000  # tickets per tick and reason; a whole edge's sheds at once would overflow its stream
+
 Timed: TypeAlias = tuple[float, int, WaitingTicket]  # when, arrival, ticket
 
 
@@ -64,6 +67,7 @@ class TicketBook:
         self._deadlines: LazyHeap[Timed] = LazyHeap(self._is_here)
         self._pauses: LazyHeap[Timed] = LazyHeap(self._is_here)
         self._refused: dict[str, WaitingTicket] = {}  # tickets that some scheduler can never run
+        self._given_up: list[str] = []  # models
         self._arrivals = 0
 
     def __repr__(self) -> str:
@@ -81,9 +85,12 @@ class TicketBook:
     def edge_lost(self, edge: str) -> list[Effect]:
         """Forget what the edge waited for: it owns its tickets and enqueues them again, with what it may not have
         heard a lease was granted for.
+
+        Nothing is recorded of each: there may be very many, and whoever follows them died with the edge.
         """
         owned = [ticket.ticket_id for ticket in self.tickets.values() if ticket.edge == edge]
-        return self._recall([*owned, *self.placed.of_edge(edge)], "EDGE_LOST")
+        effects = self._recall([*owned, *self.placed.of_edge(edge)], "EDGE_LOST")
+        return [each for each in effects if not isinstance(each, Left)]
 
     def enqueue(self, ticket: WaitingTicket, now: float) -> list[Effect]:
         """Take a ticket in, or refuse it.
@@ -173,13 +180,14 @@ class TicketBook:
     def tick(self, now: float) -> list[Effect]:
         """Drop what ran out of time, end pauses; to be called several times a second."""
         effects: list[Effect] = []
-        while (due := self._deadlines.first()) and due[0] <= now:
-            effects += self._drop(due[-1], DeadlinePassed())
+        for ticket in islice(self._overdue(now), DROPS):
+            effects += self._drop(ticket, DeadlinePassed())
         while (due := self._pauses.first()) and due[0] <= now:
             self._show(self._pauses.pop()[-1], now)
             effects += self.shelves.match(due[-1].model)
-        for model in self._presence.given_up(now):
-            effects += self._abandon(model)
+        self._given_up += self._presence.given_up(now)
+        for ticket in islice(self._abandoned(), DROPS):
+            effects += self._drop(ticket, NoWorker.at_present(ticket.model, self._presence.patience))
         self.placed.expire(now)
         return effects
 
@@ -239,13 +247,18 @@ class TicketBook:
         gone = self._recall([ticket.ticket_id], error.reason)
         return [*gone, Shed(ticket.edge, ticket.ticket_id, error)]
 
-    def _abandon(self, model: str) -> list[Effect]:
-        """Tell all who wait for a model that nobody came back for it in time."""
-        effects: list[Effect] = []
-        order = self.shelves[model].order
-        while found := order.head():
-            effects += self._drop(found[0], NoWorker.at_present(model, self._presence.patience))
-        return effects
+    def _overdue(self, now: float) -> Iterator[WaitingTicket]:
+        """Yield tickets past their deadlines; the caller drops each before it asks for the next."""
+        while (due := self._deadlines.first()) and due[0] <= now:
+            yield due[-1]
+
+    def _abandoned(self) -> Iterator[WaitingTicket]:
+        """Yield, likewise, those that wait for a model for which nobody came back in time."""
+        while self._given_up:
+            model = self._given_up[0]
+            while model not in self._presence.served and (found := self.shelves[model].order.head()):
+                yield found[0]
+            self._given_up.pop(0)
 
     def _take_out(self, ticket: WaitingTicket, reason: str) -> Left:
         """Remove a ticket from wherever it is."""

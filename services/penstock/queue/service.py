@@ -20,6 +20,7 @@ from penstock.queue.waiting import from_frame
 from penstock.v1.stream_pb2 import End, Hello
 
 TICK = 0.05  # s; how late a deadline may be noticed
+STREAM_FRAMES = 65_536  # frames waiting for one peer; beyond them its stream is closed, as it does not read
 
 EdgePeer = Peer[pb.SubmitResponse, pb.SubmitRequest]
 SchedulerPeer = Peer[pb.DispatchResponse, pb.DispatchRequest]
@@ -40,7 +41,7 @@ class QueueService(QueueServiceServicer):
     # Streams.
 
     async def Submit(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
-        async with accepted(context, pb.SubmitResponse, self._hello) as peer:
+        async with accepted(context, pb.SubmitResponse, self._hello, capacity=STREAM_FRAMES) as peer:
             edge = f"{peer.hello.instance_id}/{next(self._streams)}"
             self._edges[edge] = peer
             try:
