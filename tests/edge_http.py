@@ -9,10 +9,10 @@ import httpx2
 import openai
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge.effects import Emit
-from penstock.edge.http import HttpFront
-from penstock.edge.http_server import serving_http
-from penstock.edge.outlet import AnswerStream
+from penstock.edge.flight.effects import Emit
+from penstock.edge.http.front import HttpFront
+from penstock.edge.http.server import serving_http
+from penstock.edge.outlets.outlet import AnswerStream
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
 
 PATIENCE = 30.0  # s; a bound for what must happen

@@ -19,9 +19,10 @@ from penstock.chassis.errors import (
     Unavailable,
 )
 from penstock.chassis.lifecycle import request_stop
-from penstock.edge import http_server, limits
-from penstock.edge.effects import Emit
-from penstock.edge.http import HttpFront
+from penstock.edge.flight.effects import Emit
+from penstock.edge.http import server as http_server
+from penstock.edge.http.front import HttpFront
+from penstock.edge.request import limits
 
 PIECE = 64 << 10  # bytes
 HI = [{"role": "user", "content": "hi"}]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.edge import caller
-from penstock.edge.caller import credential_of, is_loopback
+from penstock.edge.request import caller
+from penstock.edge.request.caller import credential_of, is_loopback
 
 LOCAL = "ipv4:127.0.0.1:5000"
 REMOTE = "ipv4:203.0.113.9:5000"

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.chassis.errors import Overloaded
-from penstock.edge.backlog import Backlog
-from penstock.edge.effects import Emit
-from penstock.edge.flight_state import State
+from penstock.edge.flight.effects import Emit
+from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
-from penstock.edge.prefix import MAX_HASHES, prefix_hashes
+from penstock.edge.links.prefix import MAX_HASHES, prefix_hashes
+from penstock.edge.outlets.backlog import Backlog
 from penstock.edge.roster import Roster
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.catalog import Model
 from penstock.edge.planning import plan_for
-from penstock.edge.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from
 from penstock.mesh.v1.worker_pb2 import ModelCard
 from tiny_model import CHAT_TEMPLATE, EOS_ID, tiny_tokenizer

@@ -3,9 +3,9 @@ import math
 import pytest
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge import limits
-from penstock.edge.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
-from penstock.edge.validation import validate
+from penstock.edge.request import limits
+from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.edge.request.validation import validate
 
 
 def spec(**fields):

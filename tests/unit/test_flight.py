@@ -17,7 +17,7 @@ from penstock.chassis.errors import (
     QuotaExceeded,
     Unavailable,
 )
-from penstock.edge.effects import (
+from penstock.edge.flight.effects import (
     Accept,
     Cancelled,
     CancelRun,
@@ -30,9 +30,9 @@ from penstock.edge.effects import (
     StartRun,
     Withdraw,
 )
-from penstock.edge.flight import Flight
-from penstock.edge.flight_state import FlightLimits, State
-from penstock.edge.plan import Piece, Plan
+from penstock.edge.flight.flight import Flight
+from penstock.edge.flight.plan import Piece, Plan
+from penstock.edge.flight.state import FlightLimits, State
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes

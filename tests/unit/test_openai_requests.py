@@ -3,12 +3,12 @@ import json
 import pytest
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge import limits
 from penstock.edge.openai.chat_request import parse_chat
 from penstock.edge.openai.completion_request import parse_completion
 from penstock.edge.openai.fields import BodyTooLarge, parse_body
 from penstock.edge.openai.response_request import parse_response
-from penstock.edge.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.edge.request import limits
+from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.v1.inference_pb2 import Priority
 
 HI = [{"role": "user", "content": "hi"}]

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.edge.shards import home
+from penstock.edge.links.shards import home
 
 SHARDS = [f"10.0.0.{number}:7003" for number in range(8)]
 TENANTS = [f"tenant-{number}" for number in range(2_000)]

@@ -7,9 +7,9 @@ from tokenizers import Tokenizer as Reference
 from tokenizers.models import BPE
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge import limits
-from penstock.edge.plan import Piece
-from penstock.edge.spec import ChatInput, Message, TextInput, TokenInput
+from penstock.edge.flight.plan import Piece
+from penstock.edge.request import limits
+from penstock.edge.request.spec import ChatInput, Message, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from
 from penstock.edge.text.detokenizer import decode
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown

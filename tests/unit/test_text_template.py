@@ -2,8 +2,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.edge import limits
-from penstock.edge.spec import Message
+from penstock.edge.request import limits
+from penstock.edge.request.spec import Message
 from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
 from penstock.edge.text.template import ChatTemplate
 from tokenizers_at_hand import smollm2_chat_template

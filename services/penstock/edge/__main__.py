@@ -11,8 +11,8 @@ from penstock.edge.catalog import Catalog
 from penstock.edge.clock import Clock
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
-from penstock.edge.http import HttpFront
-from penstock.edge.http_server import serving_http
+from penstock.edge.http.front import HttpFront
+from penstock.edge.http.server import serving_http
 from penstock.edge.service import InferenceService
 from penstock.edge.threads import Threads
 from penstock.edge.tower import Tower

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.chassis.config import ServiceConfig, check_address
-from penstock.edge.flight_state import FlightLimits
+from penstock.edge.flight.state import FlightLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from penstock.chassis.errors import Overloaded
-from penstock.edge.flight_state import State
+from penstock.edge.flight.state import State
 from penstock.edge.passage import Passage
 
 SMOOTHING = 0.1  # weight of the newest interval

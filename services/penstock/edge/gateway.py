@@ -10,12 +10,12 @@ from uuid import uuid4
 from penstock.chassis.errors import error_from_failure, failure_from
 from penstock.edge.catalog import Catalog
 from penstock.edge.config import EdgeConfig
-from penstock.edge.flight import Flight
-from penstock.edge.outlet import AnswerStream, Outlet
+from penstock.edge.flight.flight import Flight
+from penstock.edge.outlets.outlet import AnswerStream, Outlet
 from penstock.edge.passage import Passage
 from penstock.edge.planning import plan_for
 from penstock.edge.record import Record
-from penstock.edge.spec import ChatInput, Prompt, RequestSpec, TextInput
+from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
 from penstock.edge.threads import Threads
 from penstock.edge.tower import Tower
 from penstock.mesh.v1.admission_pb2 import Credential, Identity

@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.edge.effects import Effect
-from penstock.edge.flight import Flight
-from penstock.edge.outlet import Outlet
+from penstock.edge.flight.effects import Effect
+from penstock.edge.flight.flight import Flight
+from penstock.edge.outlets.outlet import Outlet
 from penstock.edge.record import Record
-from penstock.edge.spec import RequestSpec
+from penstock.edge.request.spec import RequestSpec
 from penstock.mesh.v1.admission_pb2 import Credential
 
 

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.catalog import Model
-from penstock.edge.plan import Plan
-from penstock.edge.spec import RequestSpec
+from penstock.edge.flight.plan import Plan
+from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.errors import TokenUnknown
 from penstock.v1.inference_pb2 import Sampling
 

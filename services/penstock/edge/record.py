@@ -9,9 +9,9 @@ from opentelemetry.util.types import AttributeValue
 from penstock.chassis import semconv
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.telemetry import meter, start_span, trace_id_of, traceparent_of
-from penstock.edge.effects import Cancelled
-from penstock.edge.flight import Flight
-from penstock.edge.spec import ChatInput, RequestSpec
+from penstock.edge.flight.effects import Cancelled
+from penstock.edge.flight.flight import Flight
+from penstock.edge.request.spec import ChatInput, RequestSpec
 
 log = structlog.get_logger()
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from penstock.chassis.streams import accepted
 from penstock.chassis.telemetry import current_traceparent
-from penstock.edge.caller import credential_of
 from penstock.edge.gateway import Gateway
+from penstock.edge.request.caller import credential_of
 from penstock.edge.session import Session
 from penstock.edge.wire import counted_spec_of, response_of, spec_of
 from penstock.mesh.v1.admission_pb2 import Credential

@@ -9,8 +9,8 @@ from penstock.chassis.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.chassis.lifecycle import this_stop
 from penstock.chassis.streams import Peer
 from penstock.edge.gateway import Gateway
+from penstock.edge.outlets.session_outlet import SessionOutlet, step_of
 from penstock.edge.passage import Passage
-from penstock.edge.session_outlet import SessionOutlet, step_of
 from penstock.edge.wire import spec_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb

@@ -7,11 +7,10 @@ from contextlib import suppress
 import structlog
 
 from penstock.chassis.errors import Aborted, PenstockError
-from penstock.edge.auth_link import AuthLink
 from penstock.edge.catalog import Catalog
 from penstock.edge.clock import Clock
 from penstock.edge.config import EdgeConfig
-from penstock.edge.effects import (
+from penstock.edge.flight.effects import (
     Accept,
     Cancelled,
     CancelRun,
@@ -26,9 +25,10 @@ from penstock.edge.effects import (
     Withdraw,
 )
 from penstock.edge.flights import Flights
+from penstock.edge.links.auth import AuthLink
+from penstock.edge.links.queues import QueueLinks
+from penstock.edge.links.workers import WorkerLinks
 from penstock.edge.passage import Passage
-from penstock.edge.queue_links import QueueLinks
-from penstock.edge.worker_links import WorkerLinks
 from penstock.v1.inference_pb2 import Accepted, Finished, Usage
 from penstock.v1.stream_pb2 import Hello
 

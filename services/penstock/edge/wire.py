@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
-from penstock.edge.validation import validate
+from penstock.edge.request.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
+from penstock.edge.request.validation import validate
 from penstock.v1.inference_pb2 import (
     Accepted,
     CountTokensRequest,

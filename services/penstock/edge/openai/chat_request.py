@@ -5,8 +5,8 @@ from penstock.edge.openai.fields import Fields, wrong_type
 from penstock.edge.openai.messages import message_from
 from penstock.edge.openai.request import ApiRequest, drawing_from, usage_flags
 from penstock.edge.openai.unserved import CHAT, refuse_format, refuse_unserved
-from penstock.edge.spec import ChatInput, Message, RequestSpec
-from penstock.edge.validation import validate
+from penstock.edge.request.spec import ChatInput, Message, RequestSpec
+from penstock.edge.request.validation import validate
 
 
 def parse_chat(fields: Fields, request_id: str) -> ApiRequest:

@@ -6,8 +6,8 @@ from penstock.chassis.errors import InvalidArgument
 from penstock.edge.openai.fields import Fields, wrong_type
 from penstock.edge.openai.request import ApiRequest, drawing_from, usage_flags
 from penstock.edge.openai.unserved import COMPLETION, refuse_unserved
-from penstock.edge.spec import RequestSpec, TextInput, TokenInput
-from penstock.edge.validation import validate
+from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
+from penstock.edge.request.validation import validate
 
 _DEFAULT_MAX_TOKENS = 16  # what the API documents for this endpoint, and what its clients rely on
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import orjson
 
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument
-from penstock.edge import limits
+from penstock.edge.request import limits
 
 T = TypeVar("T")
 

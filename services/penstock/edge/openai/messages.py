@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.openai.fields import Fields, shown, wrong_type
-from penstock.edge.spec import Message
+from penstock.edge.request.spec import Message
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ROLES: Mapping[str, str] = {"developer": "system"}  # the newer word for it; templates know the older

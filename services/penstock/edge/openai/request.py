@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.openai.fields import Fields, shown, wrong_type
-from penstock.edge.spec import RequestSpec
+from penstock.edge.request.spec import RequestSpec
 from penstock.v1.inference_pb2 import Priority
 
 _MASK = 2**64 - 1

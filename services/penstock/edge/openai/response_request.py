@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge import limits
 from penstock.edge.openai.fields import Fields, shown, wrong_type
 from penstock.edge.openai.messages import message_from
 from penstock.edge.openai.request import ApiRequest, drawing_from
 from penstock.edge.openai.unserved import RESPONSE, refuse_format, refuse_unserved
-from penstock.edge.spec import ChatInput, Message, RequestSpec
-from penstock.edge.validation import validate
+from penstock.edge.request import limits
+from penstock.edge.request.spec import ChatInput, Message, RequestSpec
+from penstock.edge.request.validation import validate
 
 
 def parse_response(fields: Fields, request_id: str) -> ApiRequest:

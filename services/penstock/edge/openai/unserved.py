@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge import limits
 from penstock.edge.openai.fields import Fields, shown
+from penstock.edge.request import limits
 
 # Each field: the values that ask for nothing, and what the caller can do instead.
 Unserved = Mapping[str, tuple[Sequence[object], str]]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from penstock.edge.spec import ChatInput, Message, Prompt, TextInput, TokenInput
+from penstock.edge.request.spec import ChatInput, Message, Prompt, TextInput, TokenInput
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
 from penstock.edge.text.template import ChatTemplate
 from penstock.edge.text.tokenizer import Tokenizer

@@ -11,8 +11,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge import limits
-from penstock.edge.spec import Message
+from penstock.edge.request import limits
+from penstock.edge.request.spec import Message
 from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
 
 PLAIN = (

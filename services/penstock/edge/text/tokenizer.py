@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer as Encoder
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge import limits
+from penstock.edge.request import limits
 from penstock.edge.text.errors import ModelTextUnusable
 from penstock.edge.text.vocabulary import Vocabulary, build_vocabulary
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.edge.plan import Piece
+from penstock.edge.flight.plan import Piece
 from penstock.edge.text.detokenizer import Detokenizer
 from penstock.edge.text.stops import StopStrings
 from penstock.edge.text.vocabulary import Vocabulary

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
-from penstock.edge.timeline import Part, Timeline
+from penstock.edge.flight.timeline import Part, Timeline
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes
 

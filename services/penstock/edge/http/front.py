@@ -12,12 +12,11 @@ import orjson
 
 from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_from_failure, failure_from
 from penstock.chassis.lifecycle import background, this_stop
-from penstock.edge import limits
 from penstock.edge.gateway import Gateway
-from penstock.edge.http_answer import send_answer, stream_answer
-from penstock.edge.http_exchange import ClientGone, Exchange
-from penstock.edge.http_intake import Intake
-from penstock.edge.http_metrics import observe
+from penstock.edge.http.answer import send_answer, stream_answer
+from penstock.edge.http.exchange import ClientGone, Exchange
+from penstock.edge.http.intake import Intake
+from penstock.edge.http.metrics import observe
 from penstock.edge.openai.answer import ApiAnswer
 from penstock.edge.openai.chat_answer import ChatAnswer
 from penstock.edge.openai.chat_request import parse_chat
@@ -29,6 +28,7 @@ from penstock.edge.openai.models import model_list, one_model
 from penstock.edge.openai.request import ApiRequest
 from penstock.edge.openai.response_answer import ResponseAnswer
 from penstock.edge.openai.response_request import parse_response
+from penstock.edge.request import limits
 
 Serve = Callable[[Exchange], Awaitable[None]]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from penstock.edge.http_exchange import Exchange
+from penstock.edge.http.exchange import Exchange
 from penstock.edge.openai.answer import ApiAnswer
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 

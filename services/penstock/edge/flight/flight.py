@@ -5,8 +5,8 @@ import math
 import grpc
 
 from penstock.chassis.errors import Aborted, DeadlineExceeded, PenstockError, Unavailable
-from penstock.edge.answer import Answer
-from penstock.edge.effects import (
+from penstock.edge.flight.answer import Answer
+from penstock.edge.flight.effects import (
     Accept,
     Cancelled,
     CancelRun,
@@ -19,10 +19,10 @@ from penstock.edge.effects import (
     StartRun,
     Withdraw,
 )
-from penstock.edge.flight_state import FlightLimits, State
-from penstock.edge.plan import Plan
-from penstock.edge.run import Run
-from penstock.edge.timeline import Timeline
+from penstock.edge.flight.plan import Plan
+from penstock.edge.flight.run import Run
+from penstock.edge.flight.state import FlightLimits, State
+from penstock.edge.flight.timeline import Timeline
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes

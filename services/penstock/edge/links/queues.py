@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams import Link
-from penstock.edge import frames
 from penstock.edge.catalog import Catalog
-from penstock.edge.flight_state import State
+from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
+from penstock.edge.links import frames
+from penstock.edge.links.shards import home
 from penstock.edge.passage import Control, Passage
-from penstock.edge.shards import home
 from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.v1.stream_pb2 import Hello

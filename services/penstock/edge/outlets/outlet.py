@@ -5,8 +5,8 @@ from collections import deque
 from typing import Protocol
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge.backlog import Backlog
-from penstock.edge.effects import Cancelled, Emit
+from penstock.edge.flight.effects import Cancelled, Emit
+from penstock.edge.outlets.backlog import Backlog
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 

@@ -7,13 +7,13 @@ from typing import Any
 from uuid import uuid4
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge import limits
-from penstock.edge.caller import credential_of
-from penstock.edge.http_intake import Intake
+from penstock.edge.http.intake import Intake
 from penstock.edge.openai.errors import http_error
 from penstock.edge.openai.fields import BodyStalled, BodyTooLarge
 from penstock.edge.openai.sse import KEEPALIVE
-from penstock.edge.validation import is_request_id
+from penstock.edge.request import limits
+from penstock.edge.request.caller import credential_of
+from penstock.edge.request.validation import is_request_id
 from penstock.mesh.v1.admission_pb2 import Credential
 
 LAST_WORDS = 1.0  # s; what ends a stream may take no longer to write: a client that reads nothing holds up a drain

@@ -1,7 +1,7 @@
 """The tokens of one answer: each index exactly once, in order, whatever the runs behind it did."""
 
-from penstock.edge.effects import Emit, Finish
-from penstock.edge.plan import Plan
+from penstock.edge.flight.effects import Emit, Finish
+from penstock.edge.flight.plan import Plan
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 

@@ -1,6 +1,6 @@
 """What one client has not read yet of its answer."""
 
-from penstock.edge.effects import Emit
+from penstock.edge.flight.effects import Emit
 
 
 class Backlog:

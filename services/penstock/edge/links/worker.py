@@ -5,8 +5,8 @@ from collections.abc import Callable
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams import Link
-from penstock.edge import frames
-from penstock.edge.effects import Effect
+from penstock.edge.flight.effects import Effect
+from penstock.edge.links import frames
 from penstock.edge.passage import Control, Passage
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse, Step

@@ -8,10 +8,10 @@ from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import Unavailable, error_from_failure
 from penstock.chassis.lifecycle import background
 from penstock.chassis.streams import Link
-from penstock.edge import frames
-from penstock.edge.effects import Settle
-from penstock.edge.flight_state import State
+from penstock.edge.flight.effects import Settle
+from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
+from penstock.edge.links import frames
 from penstock.edge.passage import Control, Passage
 from penstock.mesh.v1.admission_pb2 import (
     AdmitRequest,

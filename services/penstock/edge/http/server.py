@@ -10,7 +10,7 @@ import uvicorn
 
 from penstock.chassis.lifecycle import background, this_stop
 from penstock.chassis.server import CLEANUP_GRACE, advertised
-from penstock.edge.http import HttpFront
+from penstock.edge.http.front import HttpFront
 
 log = structlog.get_logger()
 

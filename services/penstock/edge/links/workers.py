@@ -2,8 +2,8 @@
 
 import asyncio
 
+from penstock.edge.links.worker import WorkerLink
 from penstock.edge.passage import Control, Passage
-from penstock.edge.worker_link import WorkerLink
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.v1.stream_pb2 import Hello
 

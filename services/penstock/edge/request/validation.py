@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge import limits
-from penstock.edge.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
+from penstock.edge.request import limits
+from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.v1.failure_pb2 import FieldViolation
 from penstock.v1.inference_pb2 import Priority
 
