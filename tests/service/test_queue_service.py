@@ -69,13 +69,13 @@ async def shard_with_both(max_depth=1_000):
 
 async def test_a_ticket_is_queued_offered_placed_and_leased():
     async with shard_with_both() as (shard, scheduler, edge):
-        edge.enqueue(ticket("a", traceparent="t", prefix_hashes=[1, 2]))
+        edge.enqueue(ticket("a", traceparent=f"00-{1:032x}-{2:016x}-01", prefix_hashes=[1, 2]))
         assert (await edge.hear("queued")).ticket_id == "a"
         assert (await scheduler.hear("head")).waiting == 1
         shard.time += 1.5
         scheduler.credit(1, max_tokens=100)
         offer = (await scheduler.hear("offer")).ticket
-        assert offer == ticket("a", traceparent="t", prefix_hashes=[1, 2])
+        assert offer == ticket("a", traceparent=f"00-{1:032x}-{2:016x}-01", prefix_hashes=[1, 2])
         scheduler.place("a", "lease 1")
         lease = (await edge.hear("leased")).lease
         assert (lease.lease_id, lease.worker_id, lease.queue_wait.ToTimedelta().total_seconds()) == (

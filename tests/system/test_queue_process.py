@@ -19,7 +19,7 @@ PATIENCE = 60.0  # s
 TICKETS = 100_000
 AT_ONCE = 500  # tickets in a frame
 MEGABYTE = 1_000_000
-SHARED_BLOCKS = 32  # leading KV blocks whose hashes a ticket brings: a prompt of 512 tokens
+PREFIX_HASHES = 32  # of a prompt of 512 tokens
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ def typical(number):
         max_output_tokens=512,
         deadline_unix_nano=4_000_000_000_000_000_000 + number,
         enqueue_unix_nano=1_700_000_000_000_000_000 + number,
-        prefix_hashes=[(number * 31 + block) * 0x9E3779B97F4A7C15 % 2**64 for block in range(SHARED_BLOCKS)],
+        prefix_hashes=[(number * 31 + block) * 0x9E3779B97F4A7C15 % 2**64 for block in range(PREFIX_HASHES)],
         traceparent=f"00-{number:032x}-{number:016x}-01",
     )
 
