@@ -113,6 +113,8 @@ class AuthLink:
                 on_frame=lambda frame: self._on_frame(address, frame),
                 on_up=lambda _: self._on_up(address),
                 on_down=lambda _: self._on_down(address),
+                # A peer that comes back hears of every flight at once; a stalled one of two frames each at most.
+                capacity=2 * self._flights.max_flights,
             )
             try:
                 await link.run()
