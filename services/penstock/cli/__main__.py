@@ -13,6 +13,7 @@ from penstock.cli.options import find_target, find_tier, json_option, mesh_optio
 from penstock.cli.plan import MeshOptions
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
+PROOFS = ("kill", "cancel", "drain", "freeze")
 PRIORITIES = ("interactive", "standard", "batch")
 
 
@@ -84,6 +85,30 @@ def bench(options: MeshOptions, compare_batching: bool, **given: Any) -> None:
 
     run_bench = command.compare_batching if compare_batching else command.bench
     _run(run_bench(command.asked_for(**given, model=""), options))
+
+
+# Two of each tier that there can be two of, so that any one process may go; three workers, so that two bear the load.
+PROVING = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers": 3}
+
+
+@cli.command(context_settings={"default_map": PROVING})
+@click.argument("proofs", nargs=-1, type=click.Choice(PROOFS), metavar="[NAME ..]")
+@mesh_options
+@click.option("--streams", type=click.IntRange(1, 4096), help="clients at once; each proof has its own default")
+@click.option("--tokens", type=click.IntRange(2, 4096), help="most tokens of an answer")
+@click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
+@click.option("--every", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="between two kills")
+@click.option("--seed", default=0, show_default=True)
+@json_option
+def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
+    """Prove promises on real processes: kill, cancel, drain, freeze; all without a NAME.
+
+    Each starts a mesh of its own, offers load, makes faults and holds what clients saw against a run without faults.
+    Ends with 1 when a goal was missed and with 3 when a run was void: the fault or the load was not real.
+    """
+    from penstock.cli.scorecard.command import scorecard as run_scorecard
+
+    _run(run_scorecard(proofs or PROOFS, options, as_json=as_json, **given))
 
 
 @cli.group()

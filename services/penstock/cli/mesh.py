@@ -101,6 +101,27 @@ class LocalMesh:
                 each.cancel()
             await asyncio.gather(watching, death, ready, return_exceptions=True)
 
+    async def restart(self, name: str, say: Say = lambda _name, _what: None) -> Child:
+        """Start a process that has ended once more and wait until it serves.
+
+        Raises ChildFailedError when it ends again, TimeoutError when it does not get ready.
+        """
+        child = await self.processes.restart(name)
+        say(name, "starting again")
+        ended = asyncio.ensure_future(child.process.wait())
+        ready = asyncio.ensure_future(self._healthy(child.spec, say))
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                raise ChildFailedError(child.obituary())
+            ready.result()
+        finally:
+            for each in (ended, ready):
+                each.cancel()
+            await asyncio.gather(ended, ready, return_exceptions=True)
+        return child
+
     def _write_bootstrap(self, spec: ProcessSpec) -> None:
         routing = self.plan.of("routing")[0]
         text = json.dumps(bootstrap(routing.address, spec.admin, "envoy-local"), indent=1)

@@ -55,7 +55,7 @@ class Processes:
 
     async def start(self, spec: ProcessSpec) -> Child:
         log = self._logs / f"{spec.name}.log"
-        with log.open("wb") as stderr:
+        with log.open("ab") as stderr:  # a process that is started again goes on in the log of its former life
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", child_program.__file__, str(os.getpid()), *spec.argv),
                 env={**os.environ, **spec.environment},
@@ -66,6 +66,24 @@ class Processes:
             )
         child = Child(spec, process, log)
         self.children.append(child)
+        return child
+
+    def named(self, name: str) -> Child:
+        """Raises KeyError when there is none."""
+        for child in self.children:
+            if child.spec.name == name:
+                return child
+        raise KeyError(name)
+
+    async def restart(self, name: str) -> Child:
+        """Start a process that has ended once more: a new pid at the same address, in the same place of the list."""
+        ended = self.named(name)
+        await ended.process.wait()
+        place = self.children.index(ended)
+        self.children.remove(ended)
+        self._stopping.discard(name)
+        child = await self.start(ended.spec)
+        self.children.insert(place, self.children.pop())
         return child
 
     async def watch(self) -> None:

@@ -1,0 +1,105 @@
+"""What every proof stands on: a mesh of its own, a client of all its edges, and a line that says what happens."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from penstock.chassis.channels import channel
+from penstock.cli.mesh import LocalMesh, local_mesh
+from penstock.cli.plan import MeshOptions
+from penstock.cli.scorecard.faults import Fault
+from penstock.cli.scorecard.load import Load
+from penstock.client import Client
+from penstock.v1.admin_pb2 import GetSnapshotRequest
+from penstock.v1.admin_pb2_grpc import AdminStub
+
+REST_TIMEOUT = 60.0  # s; above the grace that auth gives an edge that stays away
+POLL = 0.1  # s
+
+# What must be back at zero when nothing runs, by tier.
+RESIDUE = {
+    "edge": ("flights", "reservations_open", "unread_bytes"),
+    "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
+    "queue": ("waiting", "waiting_tokens", "offered"),
+    "scheduler": ("leases", "promised_blocks"),
+    "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked"),
+}
+
+SETTINGS = ("PENSTOCK_AUTH_EDGE_GRACE=8",)  # s; a proof ends when auth has given up the edges that died
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    mesh: LocalMesh
+    client: Client
+    live: Live
+
+    def say(self, text: str) -> None:
+        self.live.update(escape(text), refresh=True)
+
+    async def figures(self, address: str) -> dict[str, float]:
+        async with channel(address) as to_process:
+            return dict((await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot.figures)
+
+    async def total(self, tier: str, name: str) -> float:
+        return sum([(await self.figures(each.address))[name] for each in self.mesh.plan.of(tier)])
+
+    async def residue(self) -> dict[str, float]:
+        """What processes still hold when they should hold nothing, after a while for them to come to rest."""
+        give_up_at = time.monotonic() + REST_TIMEOUT
+        while (held := await self._held()) and time.monotonic() < give_up_at:
+            self.say(f"coming to rest: {held}")
+            await asyncio.sleep(POLL)
+        return held
+
+    async def _held(self) -> dict[str, float]:
+        held = {}
+        for child in self.mesh.processes.children:
+            figures = await self.figures(child.spec.address)
+            held |= {f"{child.spec.name} {name}": figures[name] for name in RESIDUE[child.spec.tier] if figures[name]}
+        return held
+
+
+@asynccontextmanager
+async def rig(asked: MeshOptions, console: Console, *, settings: tuple[str, ...] = ()) -> AsyncIterator[Rig]:
+    """`asked` as it is, but for ports of its own, no proxy that would hide which edge is spoken to, and `settings`."""
+    own = replace(asked, base_port=0, envoy=False, settings=(*SETTINGS, *settings, *asked.settings))
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+        live.update("starting a mesh", refresh=True)
+        async with local_mesh(own) as mesh:
+            addresses = [each.address for each in mesh.plan.of("edge")]
+            async with Client(*addresses, api_key=mesh.api_key) as client:
+                yield Rig(mesh, client, live)
+            live.update("draining the mesh", refresh=True)
+
+
+@asynccontextmanager
+async def under_load(load: Load) -> AsyncIterator[None]:
+    """Run the block while `load` is offered; afterwards let what is under way end."""
+    running = asyncio.create_task(load.run())
+    try:
+        yield
+    finally:
+        load.stop()
+        await running
+
+
+async def until_flowing(load: Load, tokens: int) -> None:
+    """Wait until clients have got `tokens` more."""
+    wanted = load.tokens + tokens
+    while load.tokens < wanted:
+        await asyncio.sleep(POLL)
+
+
+def progress(load: Load, faults: list[Fault], wanted: int) -> str:
+    done = len(load.histories) - load.under_way
+    return (
+        f"{len(faults)} of {wanted} faults, {done} requests done, {load.under_way} under way, {load.failures} failed, "
+        f"{load.tokens:,} tokens"
+    )
