@@ -23,9 +23,9 @@ def catalog(count: int, tokens: int, seed: int) -> list[Wish]:
     for number in range(count):
         options = Options(max_output_tokens=rng.randint(tokens // 2, tokens), ignore_eos=True)
         if number % 2:
-            options.update(temperature=0.9, top_p=0.95, seed=rng.getrandbits(32))
+            options |= Options(temperature=0.9, top_p=0.95, seed=rng.getrandbits(32))
         else:
-            options.update(temperature=0.0, seed=number)
+            options |= Options(temperature=0.0, seed=number)
         wishes.append(Wish(prompt_of(rng.randint(16, 96), rng), options))
     return wishes
 

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.card import Card, exit_code
+from penstock.cli.scorecard.drain import DrainOptions, drain
+from penstock.cli.scorecard.freeze import FreezeOptions, freeze
 from penstock.cli.scorecard.kill import KillOptions, kill
 from penstock.cli.screen import answers, errors
 
@@ -37,7 +39,11 @@ async def _prove(proof: str, mesh: MeshOptions, given: dict[str, Any]) -> Card:
     return await run(_options(options, given), mesh, errors)
 
 
-PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {"kill": (kill, KillOptions)}
+PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
+    "kill": (kill, KillOptions),
+    "drain": (drain, DrainOptions),
+    "freeze": (freeze, FreezeOptions),
+}
 
 
 def _options(kind: type[Options], given: dict[str, Any]) -> Options:

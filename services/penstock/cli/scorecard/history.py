@@ -34,12 +34,8 @@ class History:
     @property
     def longest_pause(self) -> float:
         """Between two tokens."""
-        return max(
-            (later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)), default=0.0
-        )
-
-    def was_under_way(self, at: float) -> bool:
-        return self.started <= at and (at < self.ended or not self.ended)
+        pauses = (later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False))
+        return max(pauses, default=0.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,12 +50,6 @@ class Findings:
     changed: int = 0  # other than in the fault-free run
     identical: int = 0  # requests whose ids, text and ending are those of the fault-free run
     reasons: list[str] = field(default_factory=list)  # of the failures
-
-    @property
-    def is_clean(self) -> bool:
-        return self.identical == self.requests and not (
-            self.failures or self.missing or self.doubled or self.reordered or self.changed
-        )
 
 
 def check(histories: Iterable[History], references: Sequence[History]) -> Findings:

@@ -44,11 +44,8 @@ async def kill(asked: KillOptions, mesh: MeshOptions, console: Console) -> Card:
     findings = check(load.histories, calm.histories)
     charges = check_charges([*calm.histories, *load.histories], ledger(folder), requests_by_ticket(folder))
     card = Card(proof="kill", void=void_because(faults, asked.kills, asked.streams))
-    card.lines += [
-        *finding_lines(findings),
-        *charge_lines(charges),
-        *pause_lines(load.histories, calm.histories, faults),
-    ]
+    card.lines += [*finding_lines(findings), *charge_lines(charges)]
+    card.lines += pause_lines(load.histories, calm.histories, faults)
     card.lines += residue_lines(residue)
     card.notes += [*findings.reasons[:10], *residue, tally(faults)]
     return card

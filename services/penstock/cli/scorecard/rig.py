@@ -16,7 +16,7 @@ from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.faults import Fault
 from penstock.cli.scorecard.load import Load
 from penstock.client import Client
-from penstock.v1.admin_pb2 import GetSnapshotRequest
+from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
 
 REST_TIMEOUT = 60.0  # s; above the grace that auth gives an edge that stays away
@@ -44,8 +44,10 @@ class Rig:
         self.live.update(escape(text), refresh=True)
 
     async def figures(self, address: str) -> dict[str, float]:
-        async with channel(address) as to_process:
-            return dict((await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot.figures)
+        return dict((await self._snapshot(address)).figures)
+
+    async def instance_id(self, address: str) -> str:
+        return (await self._snapshot(address)).instance_id
 
     async def total(self, tier: str, name: str) -> float:
         return sum([(await self.figures(each.address))[name] for each in self.mesh.plan.of(tier)])
@@ -58,8 +60,12 @@ class Rig:
             await asyncio.sleep(POLL)
         return held
 
+    async def _snapshot(self, address: str) -> Snapshot:
+        async with channel(address) as to_process:
+            return (await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot
+
     async def _held(self) -> dict[str, float]:
-        held = {}
+        held: dict[str, float] = {}
         for child in self.mesh.processes.children:
             figures = await self.figures(child.spec.address)
             held |= {f"{child.spec.name} {name}": figures[name] for name in RESIDUE[child.spec.tier] if figures[name]}
@@ -93,7 +99,7 @@ async def under_load(load: Load) -> AsyncIterator[None]:
 async def until_flowing(load: Load, tokens: int) -> None:
     """Wait until clients have got `tokens` more."""
     wanted = load.tokens + tokens
-    while load.tokens < wanted:
+    while load.tokens < wanted:  # noqa: ASYNC110  # who waits here is a proof that counts, not the load that makes
         await asyncio.sleep(POLL)
 
 

@@ -8,7 +8,7 @@ from penstock.cli.scorecard.charges import ChargeFindings
 from penstock.cli.scorecard.faults import Fault
 from penstock.cli.scorecard.history import Findings, History
 
-INTERRUPTION = 3.0  # times the longest pause that 99 % of calm answers had; what pauses longer was interrupted
+INTERRUPTION = 1.5  # times the longest pause that 99 % of calm answers had; what pauses longer was interrupted
 ADDED_GAP = 1.0  # s, beyond doing the prefill again
 
 

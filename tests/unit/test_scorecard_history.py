@@ -1,0 +1,145 @@
+"""The checker of the scorecard finds what it is there to find."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.cli.scorecard.card import Card, at_most, exit_code, percentile
+from penstock.cli.scorecard.catalog import catalog, with_stop
+from penstock.cli.scorecard.charges import Charge, check_charges
+from penstock.cli.scorecard.faults import Fault, void_because
+from penstock.cli.scorecard.history import Findings, History, check
+from penstock.cli.scorecard.verdicts import pause_lines
+
+TOKENS = [(index, 100 + index) for index in range(8)]
+
+
+def history(tokens=TOKENS, **given):
+    made = History(wish=0, request_id="r", started=10.0)
+    for number, (index, token_id) in enumerate(tokens):
+        made.take(11.0 + number, index, (token_id,), chr(token_id))
+    made.finish, made.attempts, made.ended = "LENGTH", 1, 20.0
+    for name, value in given.items():
+        setattr(made, name, value)
+    return made
+
+
+def found(*histories):
+    return check(histories, [history()])
+
+
+def test_a_history_like_the_calm_one_has_no_findings():
+    assert found(history(), history()) == Findings(requests=2, identical=2)
+
+
+def test_a_missing_token_is_found():
+    assert found(history(TOKENS[:3] + TOKENS[4:])) == Findings(requests=1, missing=1)
+
+
+def test_a_tail_that_never_came_is_missing():
+    assert found(history(TOKENS[:6])) == Findings(requests=1, missing=2)
+
+
+def test_a_doubled_token_is_found():
+    assert found(history([*TOKENS[:4], TOKENS[3], *TOKENS[4:]])) == Findings(requests=1, doubled=1)
+
+
+def test_a_reordered_token_is_found():
+    assert found(history([TOKENS[0], TOKENS[2], TOKENS[1], *TOKENS[3:]])) == Findings(requests=1, reordered=1)
+
+
+def test_a_changed_token_is_found():
+    assert found(history([*TOKENS[:7], (7, 999)])) == Findings(requests=1, changed=1)
+
+
+def test_a_token_beyond_the_calm_answer_is_changed():
+    assert found(history([*TOKENS, (8, 108)])) == Findings(requests=1, changed=1)
+
+
+@pytest.mark.parametrize("given", [{"text": "defghij"}, {"finish": "STOP"}])
+def test_the_same_tokens_with_another_text_or_ending_are_not_identical(given):
+    assert found(history(**given)) == Findings(requests=1)
+
+
+def test_a_failure_is_counted_with_its_reason_and_what_it_had_is_still_checked():
+    failed = history([TOKENS[0], TOKENS[1], TOKENS[1], TOKENS[4]], failure="UNAVAILABLE / GONE: away", finish="")
+    assert found(failed) == Findings(requests=1, failures=1, doubled=1, missing=2, reasons=["UNAVAILABLE / GONE: away"])
+
+
+def test_a_request_that_never_ended_is_a_failure():
+    assert found(history(finish="")).failures == 1
+
+
+def charges(*rows, attempts=1):
+    named = {"t1": "r", "t2": "r", "t9": "another"}
+    return check_charges([history(attempts=attempts)], [Charge(*row) for row in rows], named)
+
+
+def test_a_request_charged_for_what_was_seen_has_no_findings():
+    findings = charges(("t1", 8, "length"))
+    assert (findings.seen, findings.charged) == (8, 8)
+    assert (findings.overcharged, findings.undercharged, findings.doubled, findings.strays) == (0, 0, 0, 0)
+
+
+def test_a_ticket_charged_twice_is_found():
+    findings = charges(("t1", 8, "length"), ("t1", 8, "length"))
+    assert (findings.doubled, findings.overcharged) == (1, 8)
+
+
+def test_a_request_charged_in_full_by_two_tickets_is_found():
+    assert charges(("t1", 8, "length"), ("t2", 8, "length"), attempts=2).overcharged == 8
+
+
+def test_two_attempts_that_share_the_tokens_are_charged_once():
+    findings = charges(("t1", 3, "cancelled"), ("t2", 5, "length"), attempts=2)
+    assert (findings.overcharged, findings.excused) == (0, 0)
+
+
+def test_tokens_nobody_was_charged_for_are_excused_by_the_death_of_an_edge_alone():
+    assert charges(("t1", 0, "lost"), ("t2", 5, "length"), attempts=2).excused == 3
+    assert charges(("t1", 5, "length")).undercharged == 3
+
+
+def test_charges_for_requests_that_no_client_made_are_strays():
+    assert charges(("t1", 8, "length"), ("t9", 4, "length"), ("t8", 2, "length")).strays == 6
+
+
+FAULT = Fault(name="worker-1", kind="SIGKILL", at=12.0, back_at=14.0, has_happened=True, under_way=8, tokens=50)
+
+
+def test_a_run_whose_faults_happened_under_load_is_not_void():
+    assert void_because([FAULT, FAULT], wanted=2, streams=8) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"has_happened": False}, "really happened"), ({"under_way": 3}, "under way"), ({"tokens": 0}, "no token")],
+)
+def test_a_run_without_its_fault_or_its_load_is_void(change, why):
+    assert why in void_because([FAULT, replace(FAULT, **change)], wanted=2, streams=8)
+
+
+def test_void_is_told_apart_from_missed_and_a_miss_weighs_more():
+    met = Card(proof="a", lines=[at_most("x", 1.0, 1.0)])
+    missed = Card(proof="b", lines=[at_most("x", 1.1, 1.0)])
+    void = Card(proof="c", void="no load")
+    assert [exit_code([met]), exit_code([met, void]), exit_code([met, void, missed])] == [0, 3, 1]
+
+
+def test_gaps_are_those_that_a_fault_has_added():
+    calm = [history() for _ in range(10)]
+    slow = history()
+    slow.arrivals[5:] = [each + 3.0 for each in slow.arrivals[5:]]
+    lines = {line.figure: line.measured for line in pause_lines([history(), slow], calm, [FAULT])}
+    assert (lines["requests under way at a fault"], lines["of them interrupted"]) == (2, 1)
+    assert lines["P99 gap added to the interrupted"] == pytest.approx(3.0)
+
+
+def test_a_percentile_is_a_value_that_was_measured():
+    assert [percentile([3.0, 1.0, 2.0], share) for share in (0.0, 0.5, 0.99)] == [1.0, 2.0, 3.0]
+    assert percentile([], 0.5) == 0.0
+
+
+def test_the_catalog_is_the_same_for_the_same_seed_and_a_stop_comes_from_the_answer():
+    assert catalog(6, 40, seed=1) == catalog(6, 40, seed=1) != catalog(6, 40, seed=2)
+    assert with_stop(catalog(2, 40, seed=1)[1], "abcdefghij").options["stop"] == ["ghij"]
