@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from structlog.testing import capture_logs
 
 from penstock.auth import rows, service
@@ -292,10 +293,12 @@ async def test_a_wrong_tenant_is_refused_with_the_field(tenant, field_name):
     [
         ("CreateKey", pb.CreateKeyRequest(tenant_id="nobody"), "TENANT_UNKNOWN"),
         ("CreateKey", pb.CreateKeyRequest(tenant_id="default", display_name="ä" * 65), "INVALID_ARGUMENT"),
+        ("CreateKey", pb.CreateKeyRequest(tenant_id="default", ttl=Duration(seconds=-1)), "INVALID_ARGUMENT"),
+        ("CreateKey", pb.CreateKeyRequest(tenant_id="default", ttl=Duration(seconds=2**63 - 1)), "INVALID_ARGUMENT"),
         ("RevokeKey", pb.RevokeKeyRequest(key_id="nobody"), "KEY_UNKNOWN"),
     ],
 )
-async def test_administration_of_what_does_not_exist_is_refused(call, request_message, reason):
+async def test_administration_of_what_does_not_exist_or_cannot_be_is_refused(call, request_message, reason):
     async with auth() as found:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await getattr(found.admin, call)(request_message)

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from grpc_channelz.v1.channelz_pb2 import GetServersRequest
 from grpc_channelz.v1.channelz_pb2_grpc import ChannelzStub
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -14,7 +15,8 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from structlog.testing import capture_logs
 
 from penstock.chassis.admin import AdminService, OperatorGate
-from penstock.chassis.lifecycle import request_stop, stop_requested
+from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.lifecycle import request_stop, stop_requested, this_stop
 from penstock.chassis.server import advertised, serving
 from penstock.v1.admin_pb2 import (
     DrainRequest,
@@ -200,6 +202,15 @@ async def test_drain_by_admin_asks_the_process_to_stop_within_the_grace():
         stop = await stop_requested()
         assert (answer.running, stop.reason, stop.grace) == (0, "Admin.Drain", 1.5)
         assert (await AdminStub(channel).GetSnapshot(GetSnapshotRequest())).snapshot.draining
+
+
+@pytest.mark.parametrize("seconds", [-1, 86_401, 2**63 - 1])
+async def test_a_grace_out_of_bounds_is_refused_and_drains_nothing(seconds):
+    async with administered() as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await AdminStub(channel).Drain(DrainRequest(grace=Duration(seconds=seconds)))
+        assert error_from_rpc(failure.value).field_violations[0].field == "grace"
+        assert not this_stop().is_asked
 
 
 class Gate:

@@ -5,12 +5,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from penstock.auth.account import Account
 from penstock.auth.keys import Key
 from penstock.auth.tenant import TENANT_ID, WEIGHTS, Tenant
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.failure_pb2 import FieldViolation
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD, Priority
 
 MAX_DISPLAY_NAME = 128  # bytes
+MAX_TTL = 10 * 365 * 86_400  # s; ten years
 
 
 def check_display_name(name: str) -> None:
@@ -22,9 +24,10 @@ def ttl_of(request: pb.CreateKeyRequest) -> float | None:
     """Seconds a new key works; None: until it is revoked. Raises InvalidArgument."""
     if not request.HasField("ttl"):
         return None
-    ttl = request.ttl.ToTimedelta().total_seconds()
-    if ttl <= 0:
-        raise InvalidArgument("ttl must be more than 0 s; leave it out for a key without an end", field="ttl")
+    ttl = seconds_of(request.ttl)
+    if not 0 < ttl <= MAX_TTL:
+        text = f"ttl must be more than 0 s and at most {MAX_TTL} s; leave it out for a key without an end"
+        raise InvalidArgument(text, field="ttl")
     return ttl
 
 

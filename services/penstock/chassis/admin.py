@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis import stream_end
 from penstock.chassis.calls import Calls
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument, PermissionDenied, Unimplemented
 from penstock.chassis.interceptors import Body, Context, Continuation, guarded
 from penstock.chassis.lifecycle import request_stop, this_stop
@@ -26,6 +27,7 @@ Drain = Callable[[float | None], int]  # grace in s, None: as configured -> work
 
 WATCH_INTERVAL = 1.0  # s, unless asked
 WATCH_BOUNDS = (0.1, 60.0)  # s
+MAX_GRACE = 86_400.0  # s
 GATED = ("/penstock.v1.Admin/", "/grpc.channelz.")
 
 
@@ -84,9 +86,9 @@ class AdminService(AdminServicer):
         return self.calls.working
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
-        grace = request.grace.ToTimedelta().total_seconds() if request.HasField("grace") else None
-        if grace is not None and grace < 0:
-            raise InvalidArgument("grace must not be negative", field="grace")
+        grace = seconds_of(request.grace) if request.HasField("grace") else None
+        if grace is not None and not 0 <= grace <= MAX_GRACE:
+            raise InvalidArgument(f"grace must be 0 to {MAX_GRACE:.0f} s, not {grace} s", field="grace")
         return pb.DrainResponse(running=self._drain(grace))
 
     async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Any) -> pb.GetSnapshotResponse:
@@ -122,7 +124,7 @@ class AdminService(AdminServicer):
 
 def watch_interval(asked: Duration) -> float:
     """Seconds between snapshots; raises InvalidArgument outside the bounds."""
-    interval = asked.ToTimedelta().total_seconds()
+    interval = seconds_of(asked)
     low, high = WATCH_BOUNDS
     if not low <= interval <= high:
         raise InvalidArgument(f"interval must be {low} to {high} s, not {interval} s", field="interval")

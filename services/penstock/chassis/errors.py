@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, status_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 
+from penstock.chassis.durations import seconds_of
 from penstock.v1.failure_pb2 import Failure, FieldViolation, QuotaViolation
 
 log = structlog.get_logger()
@@ -207,7 +208,7 @@ def _type_of(failure: Failure) -> type[PenstockError]:
 
 def error_from_failure(failure: Failure) -> PenstockError:
     """Return the error that `failure` was made from; an unknown code becomes Internal."""
-    retry_after = failure.retry_after.ToTimedelta().total_seconds() if failure.HasField("retry_after") else None
+    retry_after = seconds_of(failure.retry_after) if failure.HasField("retry_after") else None
     return _type_of(failure)(
         failure.message,
         reason=failure.reason,

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
+from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
 from penstock.v1.inference_pb2 import (
@@ -33,8 +35,8 @@ FIELDS: Mapping[str, str] = MappingProxyType(
 
 def spec_of(request: GenerateRequest) -> RequestSpec:
     """Return what is asked; raises InvalidArgument with every limit of the contract that it breaks."""
+    _check_counts(request)
     sampling = request.sampling
-    timeout = request.timeout.ToTimedelta().total_seconds()
     spec = RequestSpec(
         request_id=request.request_id,
         model=request.model,
@@ -53,7 +55,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         logprobs=sampling.logprobs,
         explain=request.explain,
         priority=request.priority,
-        timeout_s=timeout or None,
+        timeout_s=seconds_of(request.timeout) or None,
         resume_ids=tuple(request.resume.token_ids),
     )
     validate(spec, FIELDS)
@@ -61,6 +63,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
 
 
 def counted_spec_of(request: CountTokensRequest) -> RequestSpec:
+    _check_counts(request)
     spec = RequestSpec(request_id="", model=request.model, input=_prompt(request))
     validate(spec, FIELDS)
     return spec
@@ -72,6 +75,20 @@ def response_of(event: Accepted | Delta | Finished) -> GenerateResponse:
     if isinstance(event, Accepted):
         return GenerateResponse(accepted=event)
     return GenerateResponse(finished=event)
+
+
+def _check_counts(request: GenerateRequest | CountTokensRequest) -> None:
+    """Refuse what is too many before any of it is copied: 16 MiB of empty messages are half a gigabyte as values."""
+    counts = [("input", len(request.chat.messages), limits.MESSAGES)]
+    if isinstance(request, GenerateRequest):
+        counts += [
+            ("input", len(request.token_ids.ids), limits.PROMPT_TOKENS),
+            ("stop", len(request.stop), limits.STOP_STRINGS),
+            ("resume.token_ids", len(request.resume.token_ids), limits.OUTPUT_TOKENS),
+        ]
+    for field, count, most in counts:
+        if count > most:
+            raise InvalidArgument(f"{field} has {count} entries; at most {most} are allowed", field=field)
 
 
 def _prompt(request: GenerateRequest | CountTokensRequest) -> Prompt:

@@ -173,7 +173,7 @@ class CreateKeyRequest(_message.Message):
     """For people; may be empty."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """How long it works; unset: until it is revoked."""
+        """How long it works, more than 0 s, at most ten years; unset: until it is revoked."""
 
     def __init__(
         self,
@@ -414,7 +414,7 @@ class DrainRequest(_message.Message):
     GRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """Longest time for running work. Unset: the tier's configured grace."""
+        """Longest time for running work, 0 s to a day. Unset: the tier's configured grace."""
 
     def __init__(
         self,

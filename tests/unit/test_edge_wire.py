@@ -1,0 +1,74 @@
+"""What callers send over gRPC, at each cap of the contract and one beyond it."""
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge import wire
+from penstock.edge.request import limits
+from penstock.edge.wire import counted_spec_of, spec_of
+from penstock.v1.inference_pb2 import Chat, CountTokensRequest, GenerateRequest, Message, Resume, Sampling, TokenIds
+
+
+def asked(**fields):
+    return GenerateRequest(**({"text": "hi"} | fields))
+
+
+def chat(count, content="", role="user"):
+    return Chat(messages=[Message(role=role, content=content)] * count)
+
+
+def ids(count):
+    return TokenIds(ids=[7] * count)
+
+
+CAPS = [
+    ("request_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
+    ("request_id", "aZ9._:-", "a\n"),
+    ("model", "m" * limits.MODEL_BYTES, "m" * (limits.MODEL_BYTES + 1)),
+    ("text", "x" * limits.TEXT_BYTES, "x" * (limits.TEXT_BYTES + 1)),
+    ("chat", chat(limits.MESSAGES), chat(limits.MESSAGES + 1)),
+    ("chat", chat(1, "x" * limits.TEXT_BYTES), chat(1, "x" * (limits.TEXT_BYTES + 1))),
+    ("chat", chat(1, role="r" * limits.ROLE_BYTES), chat(1, role="r" * (limits.ROLE_BYTES + 1))),
+    ("token_ids", ids(limits.PROMPT_TOKENS), ids(limits.PROMPT_TOKENS + 1)),
+    ("resume", Resume(token_ids=[7] * limits.OUTPUT_TOKENS), Resume(token_ids=[7] * (limits.OUTPUT_TOKENS + 1))),
+    ("stop", ["x"] * limits.STOP_STRINGS, ["x"] * (limits.STOP_STRINGS + 1)),
+    ("stop", ["x" * limits.STOP_BYTES], ["x" * (limits.STOP_BYTES + 1)]),
+    ("max_output_tokens", limits.OUTPUT_TOKENS, limits.OUTPUT_TOKENS + 1),
+    ("sampling", Sampling(top_k=limits.TOP_K), Sampling(top_k=limits.TOP_K + 1)),
+    ("sampling", Sampling(temperature=0), Sampling(temperature=float("nan"))),
+    ("timeout", Duration(seconds=86_400), Duration(seconds=86_400, nanos=1)),
+    ("timeout", Duration(nanos=1), Duration(nanos=-1)),
+    ("timeout", Duration(), Duration(seconds=2**63 - 1)),
+    ("timeout", Duration(), Duration(seconds=-(2**63))),
+]
+COUNTED = {"text", "chat", "model"}
+SAID = {"text": "input", "chat": "input", "token_ids": "input", "resume": "resume.token_ids"}
+
+
+@pytest.mark.parametrize(("field", "at_cap", "beyond"), CAPS, ids=[each[0] for each in CAPS])
+def test_a_field_at_its_cap_is_taken_and_beyond_it_is_refused_by_name(field, at_cap, beyond):
+    spec_of(asked(**{field: at_cap}))
+    with pytest.raises(InvalidArgument) as refused:
+        spec_of(asked(**{field: beyond}))
+    (violation,) = refused.value.field_violations
+    assert violation.field.startswith(SAID.get(field, field))
+
+
+@pytest.mark.parametrize(("field", "at_cap", "beyond"), [each for each in CAPS if each[0] in COUNTED])
+def test_counting_tokens_has_the_same_caps(field, at_cap, beyond):
+    counted_spec_of(CountTokensRequest(**({"text": "hi"} | {field: at_cap})))
+    with pytest.raises(InvalidArgument):
+        counted_spec_of(CountTokensRequest(**({"text": "hi"} | {field: beyond})))
+
+
+def test_too_many_messages_are_refused_before_any_is_copied(monkeypatch):
+    monkeypatch.delattr(wire, "Message")
+    with pytest.raises(InvalidArgument, match=f"{limits.MESSAGES + 1} entries"):
+        spec_of(asked(chat=chat(limits.MESSAGES + 1)))
+
+
+def test_a_request_without_input_is_told_to_set_one():
+    with pytest.raises(InvalidArgument) as refused:
+        spec_of(GenerateRequest())
+    assert refused.value.reason == "INPUT_MISSING"
