@@ -22,7 +22,7 @@ from penstock.worker.engine.interface import (
 )
 from penstock.worker.leases import LeaseBook
 from penstock.worker.limits import Limits
-from penstock.worker.run import Run
+from penstock.worker.run import Asked, Run
 from penstock.worker.runs import RunBook
 
 LIMITS = Limits(context_length=64, vocabulary=100, blocks=16, block_size=4)
@@ -235,6 +235,7 @@ def test_a_cancel_is_answered_once_the_engine_let_go():
     assert (ended.outcome, ended.step, ended.answers) == (Cancelled(run.seq_id, 1, 2), 2, True)
     assert released == LeasesReleased(("l1",))
     assert (book.counts.cancels, book.counts.tokens_wasted_after_cancel) == (1, 1)
+    assert run.asked == Asked(at=0.0, step=0, tokens=0)  # from which the log tells how soon it was over
     assert book.is_idle
 
 

@@ -49,6 +49,7 @@ class RunAccounts:
             wait_s=round(times.wait, 6),
             prefill_s=round(times.prefill, 6),
             decode_s=round(times.decode, 6),
+            **_letting_go(ended),
         )
 
     def _gauge(self, name: str, read: Callable[[], float]) -> None:
@@ -97,6 +98,19 @@ def _stretches(ended: Ended, model: str) -> Iterator[tuple[str, float, float, di
             semconv.GEN_AI_RESPONSE_FINISH_REASONS: (_reason(ended),),
         }
         yield semconv.SPAN_WORKER_DECODE, run.first_token_at, run.last_token_at or over, {**common, **decoded}
+
+
+def _letting_go(ended: Ended) -> dict[str, float]:
+    """How soon the engine let go of a run that was to end; empty for one that ended by itself."""
+    asked = ended.run.asked
+    if asked is None:
+        return {}
+    return {
+        "asked_at": round(asked.at, 6),
+        "let_go_s": round(ended.at - asked.at, 6),
+        "let_go_steps": ended.step - asked.step,
+        "wasted_tokens": ended.run.tokens - asked.tokens,
+    }
 
 
 def _reason(ended: Ended) -> str:

@@ -30,6 +30,14 @@ class Times(NamedTuple):
     decode: float
 
 
+class Asked(NamedTuple):
+    """The moment at which a run was first to be taken out of the engine."""
+
+    at: float  # Unix s
+    step: int  # the engine's last that had been told
+    tokens: int  # made by then; what it makes beyond them is wasted
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Run:
     """Changed by `RunBook` alone. All moments are Unix seconds."""
@@ -48,6 +56,7 @@ class Run:
     first_token_at: float | None = None
     last_token_at: float | None = None
     ending: Ending | None = None
+    asked: Asked | None = None  # when it was first to be taken out
 
     def __repr__(self) -> str:
         state = f"ending by {self.ending.name}" if self.ending else f"{self.tokens} tokens"

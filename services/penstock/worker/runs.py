@@ -24,7 +24,7 @@ from penstock.worker.engine.interface import Cancelled, Finished, StepResult
 from penstock.worker.leases import LeaseBook
 from penstock.worker.limits import Limits
 from penstock.worker.refusals import LeaseLost
-from penstock.worker.run import Ending, Run
+from penstock.worker.run import Asked, Ending, Run
 from penstock.worker.spread import RunCounts, spread
 from penstock.worker.timers import Timers
 
@@ -210,6 +210,8 @@ class RunBook:
     def _take_out(self, run: Run, ending: Ending, now: float) -> list[Effect]:
         """Have the engine let go of a run; one that it does not have yet ends at once."""
         was_asked = run.ending is not None
+        if not was_asked:
+            run.asked = Asked(now, self.step, run.tokens)
         if not was_asked or ending.is_silent:
             run.ending = ending
         if run.seq_id not in self.running:
