@@ -98,6 +98,7 @@ PROVING = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers":
 @click.option("--tokens", type=click.IntRange(2, 4096), help="most tokens of an answer")
 @click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
 @click.option("--every", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="between two kills")
+@click.option("--cancels", type=click.IntRange(1, 1_000_000), help="clients that leave")
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.plan import MeshOptions
+from penstock.cli.scorecard.cancel import CancelOptions, cancel
 from penstock.cli.scorecard.card import Card, exit_code
 from penstock.cli.scorecard.drain import DrainOptions, drain
 from penstock.cli.scorecard.freeze import FreezeOptions, freeze
@@ -41,6 +42,7 @@ async def _prove(proof: str, mesh: MeshOptions, given: dict[str, Any]) -> Card:
 
 PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
     "kill": (kill, KillOptions),
+    "cancel": (cancel, CancelOptions),
     "drain": (drain, DrainOptions),
     "freeze": (freeze, FreezeOptions),
 }

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -59,6 +60,7 @@ async def drain(asked: DrainOptions, mesh: MeshOptions, console: Console) -> Car
     card.lines += [*_first_tokens(load.histories, began, faults), *pause_lines(load.histories, calm.histories, faults)]
     card.lines += residue_lines(residue)
     card.notes += [*findings.reasons[:10], *residue, tally(faults)]
+    card.notes += _slowest(load.histories, faults)
     card.notes += [f"{name} ended with {code}" for name, code in codes.items() if code]
     return card
 
@@ -102,3 +104,10 @@ def _first_tokens(histories: list[History], began: float, faults: list[Fault]) -
         told("P50 TTFT ratio", percentile(rolling, 0.5) / max(1e-9, percentile(calm, 0.5))),
         at_most("P99 TTFT ratio", during / max(1e-9, before), TTFT_RATIO),
     ]
+
+
+def _slowest(histories: list[History], faults: list[Fault]) -> Iterator[str]:
+    """Which process's absence made whom wait."""
+    for fault in faults:
+        waits = [each.ttft for each in histories if each.ttft and fault.covers(each.started, each.arrivals[0])]
+        yield f"{fault.name} away for {fault.back_at - fault.at:.1f} s: slowest TTFT {max(waits, default=0.0):.3f} s"

@@ -1,0 +1,82 @@
+"""Clients that come, stay until they are told, and leave by one of the doors: gRPC cancel, session frame, HTTP cut."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from penstock.cli.mesh import LocalMesh
+from penstock.cli.scorecard.catalog import Wish
+from penstock.client import Client, Options, Session
+
+TIMEOUT = 120.0  # s
+DOORS = ("grpc", "session", "http")
+
+Read = Callable[[Wish, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaver:
+    """One client that has left."""
+
+    request_id: str
+    door: str
+    left_at: float  # Unix s
+    was_under_way: bool
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Ways to ask, each of which reads an answer until it is cancelled."""
+
+    client: Client
+    session: Session
+    http: httpx.AsyncClient
+
+    def reader(self, door: str) -> Read:
+        return {"grpc": self._read_grpc, "session": self._read_session, "http": self._read_http}[door]
+
+    async def _read_grpc(self, wish: Wish, request_id: str) -> None:
+        async with self.client.generate(wish.prompt, **_named(wish, request_id)) as answer:
+            await answer.read()
+
+    async def _read_session(self, wish: Wish, request_id: str) -> None:
+        async with self.session.generate(wish.prompt, **_named(wish, request_id)) as answer:
+            await answer.read()
+
+    async def _read_http(self, wish: Wish, request_id: str) -> None:
+        body = {"prompt": wish.prompt, "max_tokens": wish.options["max_output_tokens"], "stream": True}
+        named = {"x-request-id": request_id}
+        async with self.http.stream("POST", "/completions", json={**body, "ignore_eos": True}, headers=named) as answer:
+            answer.raise_for_status()
+            async for _ in answer.aiter_raw():
+                pass
+
+
+@asynccontextmanager
+async def open_doors(mesh: LocalMesh, client: Client) -> AsyncIterator[Doors]:
+    headers, limits = {"authorization": f"Bearer {mesh.api_key}"}, httpx.Limits(max_connections=None)
+    base = f"http://{mesh.plan.http}/v1"
+    async with (
+        client.session() as session,
+        httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=TIMEOUT) as http,
+    ):
+        yield Doors(client, session, http)
+
+
+def _named(wish: Wish, request_id: str) -> Options:
+    return Options(**{**wish.options, "request_id": request_id})
+
+
+async def come_and_leave(doors: Doors, door: str, wish: Wish, request_id: str, leave: asyncio.Event) -> Leaver:
+    reading = asyncio.ensure_future(doors.reader(door)(wish, request_id))
+    await leave.wait()
+    left_at, was_under_way = time.time(), not reading.done()
+    reading.cancel()
+    (ended,) = await asyncio.gather(reading, return_exceptions=True)
+    failure = repr(ended) if isinstance(ended, Exception) else ""
+    return Leaver(request_id=request_id, door=door, left_at=left_at, was_under_way=was_under_way, failure=failure)
