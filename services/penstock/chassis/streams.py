@@ -73,8 +73,12 @@ async def accepted(
     """
     await context.send_initial_metadata(())  # at once, or a proxy counts early cancels as an attack
     peer = Peer[Out, Any](context, out, hello, capacity)
-    async with asyncio.timeout(HELLO_TIMEOUT):
-        peer.hello = check_hello(await context.read())
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT):
+            peer.hello = check_hello(await context.read())
+    except TimeoutError:
+        text = f"no `hello` came within {HELLO_TIMEOUT:g} s; send it first, and the rest after ours"
+        raise FailedPrecondition(text, reason="HELLO_MISSING") from None
     counters.open += 1
     # Not a TaskGroup: it would wrap what the caller's block raises into an ExceptionGroup.
     loops = [asyncio.create_task(peer.write(context.write)), asyncio.create_task(peer.tick())]
