@@ -9,6 +9,7 @@ import structlog
 
 from edge_mesh import CONTEXT, KEY, PATIENCE, edge_mesh, text_of, token_at
 from penstock.chassis.errors import Overloaded, Unavailable, error_from_rpc
+from penstock.edge.request import limits
 from penstock.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
@@ -339,6 +340,13 @@ async def test_a_full_edge_says_so_at_once_and_when_to_come_back():
         assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "EDGE_FULL")
         assert error.retry_after > 0
         first.cancel()
+
+
+async def test_a_message_above_the_cap_is_refused_before_it_is_parsed():
+    async with edge_mesh() as mesh:
+        error = await refused(mesh.generate("x" * limits.BODY_BYTES))
+        assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(limits.BODY_BYTES) in error.message
 
 
 async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver):

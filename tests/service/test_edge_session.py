@@ -1,6 +1,7 @@
 """Many requests on one stream of a real edge."""
 
 import asyncio
+import threading
 from collections import defaultdict
 from contextlib import asynccontextmanager
 
@@ -8,8 +9,10 @@ import grpc
 import pytest
 
 from edge_mesh import KEY, KV_BLOCKS, edge_mesh, hello, text_of, token_at
+from penstock.chassis import streams
 from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.chassis.streams import Link
+from penstock.edge import gateway
 from penstock.v1.inference_pb2 import (
     GenerateRequest,
     Sampling,
@@ -195,3 +198,40 @@ async def test_a_fault_of_ours_ends_one_request_and_not_its_session(monkeypatch)
             assert (failure.reason, failure.message) == ("INTERNAL", "internal error")
         client.generate(1, max_output_tokens=2)
         assert (await client.next("finished")).handle == 1
+
+
+async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_tokenizing(monkeypatch):
+    begun, may_go_on, planned = asyncio.Event(), threading.Event(), []
+    loop, plan_for = asyncio.get_running_loop(), gateway.plan_for
+
+    def plan_slowly(spec, *args, **options):
+        planned.append(spec.request_id)
+        loop.call_soon_threadsafe(begun.set)
+        may_go_on.wait()
+        return plan_for(spec, *args, **options)
+
+    monkeypatch.setattr(gateway, "plan_for", plan_slowly)
+    async with edge_mesh(tokenizer_threads=1) as mesh, session(mesh) as client:
+        client.generate(1, request_id="first", max_output_tokens=2)
+        await begun.wait()
+        for handle in range(2, 20):
+            client.generate(handle, request_id=f"cancelled-{handle}")
+            client.cancel(handle)
+        for _ in range(2, 20):
+            await client.next("cancelled")
+        may_go_on.set()
+        assert (await client.next("finished")).handle == 1
+        client.generate(2, request_id="last", max_output_tokens=2)
+        assert (await client.next("finished")).handle == 2
+    assert planned == ["first", "last"]
+
+
+async def test_a_session_without_a_hello_is_ended_and_told_what_was_missing(monkeypatch):
+    monkeypatch.setattr(streams, "HELLO_TIMEOUT", 0.05)
+    async with edge_mesh() as mesh:
+        call = mesh.inference.Session(metadata=KEY)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        error = error_from_rpc(failure.value)
+        assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "HELLO_MISSING")

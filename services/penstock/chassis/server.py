@@ -28,7 +28,6 @@ Registration = tuple[Callable[[Any, Any], None], Any]
 CLEANUP_GRACE = 2.0  # s; for the `finally` blocks of handlers that were cancelled
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", 10_000),  # per connection; a proxy brings all its clients on a few
     # C-core cancels calls at random once a thousand wait for the loop to take them: a burst is the queue's to judge.
@@ -93,14 +92,17 @@ async def serving(
     advertise: str = "",
     is_ready: bool = True,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    message_bytes: int = MESSAGE_BYTES,
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block is left; then drain.
 
-    `drain_grace` gives way to the grace of Admin.Drain. Raises RuntimeError when `listen` cannot be bound.
+    `drain_grace` gives way to the grace of Admin.Drain; `message_bytes` bounds what a caller can have parsed. Raises
+    RuntimeError when `listen` cannot be bound.
     """
     calls = Calls()
     gate = OperatorGate(admin.token if admin else "")
-    core = grpc.aio.server(interceptors=(CallInterceptor(calls), gate, *interceptors), options=SERVER_OPTIONS)
+    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
+    core = grpc.aio.server(interceptors=(CallInterceptor(calls), gate, *interceptors), options=options)
     if admin:
         admin.calls = calls
         registrations = [*registrations, (add_AdminServicer_to_server, admin)]

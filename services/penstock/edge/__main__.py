@@ -13,6 +13,7 @@ from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.http.front import HttpFront
 from penstock.edge.http.server import serving_http
+from penstock.edge.request import limits
 from penstock.edge.service import InferenceService
 from penstock.edge.threads import Threads
 from penstock.edge.tower import Tower
@@ -43,6 +44,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
                     is_ready=False,
+                    message_bytes=limits.BODY_BYTES,
                 ) as server,
                 background(_ready_once_joined(tower, server)),
             ):

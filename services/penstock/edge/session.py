@@ -30,6 +30,7 @@ class Session:
         self._credential = credential
         self._traceparent = traceparent
         self._running: dict[int, Passage] = {}
+        self._preparing: dict[int, asyncio.Task[None]] = {}
         self._with_pieces: dict[int, SessionOutlet] = {}
         self._has_pieces = asyncio.Event()
         self._is_idle = asyncio.Event()
@@ -73,7 +74,14 @@ class Session:
         if kind == "generate":
             self._generate(frame.generate)
         elif kind == "cancel" and frame.cancel.handle in self._running:
-            self._gateway.cancel(self._running[frame.cancel.handle])
+            self._cancel(frame.cancel.handle)
+
+    def _cancel(self, handle: int) -> None:
+        """A prompt that still waits to be tokenized is let go as well: its room at this edge is free from now on."""
+        preparing = self._preparing.get(handle)
+        self._gateway.cancel(self._running[handle])
+        if preparing:
+            preparing.cancel()
 
     def _generate(self, asked: pb.SessionGenerate) -> None:
         if asked.handle in self._running:
@@ -93,7 +101,12 @@ class Session:
             return
         self._running[asked.handle] = passage
         self._is_idle.clear()
-        self._group.create_task(self._gateway.prepare(passage))
+        self._preparing[asked.handle] = preparing = self._group.create_task(self._gateway.prepare(passage))
+        preparing.add_done_callback(lambda done: self._is_prepared(asked.handle, done))
+
+    def _is_prepared(self, handle: int, preparing: asyncio.Task[None]) -> None:
+        if self._preparing.get(handle) is preparing:  # a handle that is free again may be taken by the next request
+            del self._preparing[handle]
 
     def _check_open(self) -> None:
         if self._is_draining:

@@ -3,7 +3,7 @@
 Bytes are of UTF-8. A model's own limits (context, vocabulary) come with its card and are not here.
 """
 
-BODY_BYTES = 16 << 20  # one HTTP body; text at its cap fits even when JSON escapes blow it up
+BODY_BYTES = 16 << 20  # one HTTP body or gRPC message; text at its cap fits even when JSON escapes blow it up
 INTAKE_BYTES = 256 << 20  # HTTP bodies being read, all together
 BODY_SILENCE_S = 30.0  # s, in the middle of an HTTP body
 TEXT_BYTES = 4 << 20  # raw text, or all contents of a conversation together
