@@ -1,0 +1,84 @@
+"""Newest first while there is a queue: those who have just come still have time left.
+
+Source: Maurer 2015, Fail at Scale (Facebook): FIFO in normal operation, LIFO once a queue forms.
+"""
+
+from penstock.queue.lazy_heap import LazyHeap
+from penstock.queue.policies.order import Fit, FitOf, Key, Load
+from penstock.queue.waiting import WaitingTicket
+
+Entry = tuple[int, float, int, int, WaitingTicket]  # class, time and arrival up or down, listing, ticket
+
+
+class AdaptiveLifo:
+    """Strict classes; within one, FIFO up to `short` waiting tickets and LIFO above. A ticket too large bars others."""
+
+    def __init__(self, short: int) -> None:
+        self._short = short
+        self._oldest: LazyHeap[Entry] = LazyHeap(_is_current)
+        self._newest: LazyHeap[Entry] = LazyHeap(_is_current)
+        self._last: LazyHeap[Entry] = LazyHeap(_is_current)  # lowest class first, its newest first
+        self._loads: dict[int, Load] = {}  # by class
+
+    @property
+    def load(self) -> Load:
+        return _sum(list(self._loads.values()))
+
+    def dropped(self) -> list[WaitingTicket]:
+        return []
+
+    def push(self, ticket: WaitingTicket) -> None:
+        self._count(ticket, 1)
+        back = -ticket.enqueued, -ticket.arrival, ticket.listing, ticket
+        self._oldest.push((ticket.priority, ticket.enqueued, ticket.arrival, ticket.listing, ticket))
+        self._newest.push((ticket.priority, *back))
+        self._last.push((-ticket.priority, *back))
+
+    def remove(self, ticket: WaitingTicket) -> None:
+        if ticket.is_listed:
+            self._count(ticket, -1)
+
+    def take(self, fit: FitOf) -> WaitingTicket | None:
+        ticket = self._first()
+        if ticket is None or fit(ticket) is not Fit.NOW:
+            return None
+        self.remove(ticket)
+        return ticket
+
+    def head(self) -> tuple[WaitingTicket, Key] | None:
+        ticket = self._first()
+        return (ticket, _key(ticket)) if ticket else None
+
+    def ahead(self, ticket: WaitingTicket) -> Load:
+        above = [load for priority, load in self._loads.items() if priority < ticket.priority]
+        own = self._loads.get(ticket.priority, Load(0, 0))
+        return _sum([*above, own] if own.tickets <= self._short else above)
+
+    def evictable(self, priority: int) -> Load:
+        return _sum([load for lower, load in self._loads.items() if lower > priority])
+
+    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+        entry = self._last.first()
+        return (entry[-1], _key(entry[-1])) if entry and entry[-1].priority > priority else None
+
+    def _first(self) -> WaitingTicket | None:
+        heap = self._oldest if self.load.tickets <= self._short else self._newest
+        entry = heap.first()
+        return entry[-1] if entry else None
+
+    def _count(self, ticket: WaitingTicket, sign: int) -> None:
+        ticket.listing += 1
+        load = self._loads.get(ticket.priority, Load(0, 0))
+        self._loads[ticket.priority] = Load(load.tickets + sign, load.tokens + sign * ticket.tokens)
+
+
+def _key(ticket: WaitingTicket) -> Key:
+    return Key(ticket.priority, 0.0, ticket.enqueued)
+
+
+def _sum(loads: list[Load]) -> Load:
+    return Load(sum(load.tickets for load in loads), sum(load.tokens for load in loads))
+
+
+def _is_current(entry: Entry) -> bool:
+    return entry[-1].listing == entry[-2]

@@ -1,0 +1,100 @@
+"""Orders that drop at the head: first come first served, and a rule that looks at how long a ticket has waited."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.queue.policies.class_fifo import ClassFifo
+from penstock.queue.policies.order import FitOf, Key, Load
+from penstock.queue.waiting import WaitingTicket
+
+
+class Rule(Protocol):
+    def drops(self, waited: float, now: float) -> bool:
+        """Judge the next ticket to go; asked once for each, in their order."""
+
+
+@dataclass(slots=True)
+class AgeDrop:
+    """Drops what has waited longer than `limit` s. A plain bound on queueing time."""
+
+    limit: float
+
+    def drops(self, waited: float, now: float) -> bool:
+        return waited > self.limit
+
+
+@dataclass(slots=True)
+class FollyCodel:
+    """Drops everything older than twice the target while the shortest wait of an interval was above the target.
+
+    Source: Meta's folly, executors/Codel: sojourn times instead of lengths after Nichols and Jacobson's CoDel
+    (RFC 8289), its drop law replaced by that threshold; defaults 5 ms and 100 ms.
+    """
+
+    target: float = 0.005  # s
+    interval: float = 0.1  # s
+    _shortest: float = 0.0  # s; wait in this interval
+    _interval_ends: float = 0.0
+    _is_overloaded: bool = False
+
+    def drops(self, waited: float, now: float) -> bool:
+        if now > self._interval_ends:  # the first of an interval always goes: somebody has to tell how long waits are
+            self._interval_ends = now + self.interval
+            self._is_overloaded = self._shortest > self.target
+            self._shortest = waited
+            return False
+        self._shortest = min(self._shortest, waited)
+        return self._is_overloaded and waited > 2 * self.target
+
+
+@dataclass(slots=True)
+class Never:
+    """Plain FIFO."""
+
+    def drops(self, waited: float, now: float) -> bool:
+        return False
+
+
+class Dropping:
+    """A FIFO whose tickets pass `rule` as they go; what it drops is kept until the shard asks for it."""
+
+    def __init__(self, rule: Rule, clock: Callable[[], float]) -> None:
+        self._rule = rule
+        self._clock = clock
+        self._fifo = ClassFifo()
+        self._dropped: list[WaitingTicket] = []
+
+    @property
+    def load(self) -> Load:
+        return self._fifo.load
+
+    def dropped(self) -> list[WaitingTicket]:
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def push(self, ticket: WaitingTicket) -> None:
+        self._fifo.push(ticket)
+
+    def remove(self, ticket: WaitingTicket) -> None:
+        self._fifo.remove(ticket)
+
+    def take(self, fit: FitOf) -> WaitingTicket | None:
+        now = self._clock()
+        while ticket := self._fifo.take(fit):
+            if not self._rule.drops(now - ticket.arrived, now):
+                return ticket
+            self._dropped.append(ticket)
+        return None
+
+    def head(self) -> tuple[WaitingTicket, Key] | None:
+        return self._fifo.head()
+
+    def ahead(self, ticket: WaitingTicket) -> Load:
+        return self._fifo.ahead(ticket)
+
+    def evictable(self, priority: int) -> Load:
+        return self._fifo.evictable(priority)
+
+    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+        return self._fifo.next_evicted(priority)

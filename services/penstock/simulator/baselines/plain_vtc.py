@@ -1,0 +1,97 @@
+"""The virtual token counter as published: the tenant with the least service goes first.
+
+Source: Sheng et al. 2024, Fairness in Serving Large Language Models (OSDI), algorithm 2: input is charged when a
+request is dispatched, output token by token as it comes, and a tenant that returns is lifted to the least counter of
+those that wait. Knows no classes.
+"""
+
+from penstock.queue.policies.lane import Lane
+from penstock.queue.policies.order import FitOf, Key, Load
+from penstock.queue.waiting import WaitingTicket
+
+
+class PlainVtc:
+    def __init__(self, input_weight: float, output_weight: float) -> None:
+        self._input_weight = input_weight
+        self._output_weight = output_weight
+        self._lanes: dict[str, Lane] = {}  # by tenant
+        self._counters: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._last_left = ""  # the tenant whose last ticket went most recently
+        self._charged: set[int] = set()  # arrivals of tickets that went; one may be given back
+
+    @property
+    def load(self) -> Load:
+        loads = [lane.load for lane in self._lanes.values()]
+        return Load(sum(load.tickets for load in loads), sum(load.tokens for load in loads))
+
+    def dropped(self) -> list[WaitingTicket]:
+        return []
+
+    def charge(self, tenant: str, output_tokens: int) -> None:
+        self._counters[tenant] += output_tokens * self._output_weight / self._weights[tenant]
+
+    def push(self, ticket: WaitingTicket) -> None:
+        tenant = ticket.tenant_id
+        lane = self._lanes.setdefault(tenant, Lane())
+        self._weights[tenant] = ticket.weight
+        if ticket.arrival in self._charged:
+            self._charged.discard(ticket.arrival)
+            self._counters[tenant] -= self._input(ticket)
+        elif not lane.load.tickets:
+            self._lift(tenant)
+        lane.push(ticket)
+
+    def remove(self, ticket: WaitingTicket) -> None:
+        if lane := self._lanes.get(ticket.tenant_id):
+            lane.remove(ticket)
+            self._note_left(ticket)
+
+    def take(self, fit: FitOf) -> WaitingTicket | None:
+        for tenant in self._by_counter():
+            ticket, is_barred = self._lanes[tenant].take(fit)
+            if ticket:
+                self._counters[tenant] += self._input(ticket)
+                self._charged.add(ticket.arrival)
+                self._note_left(ticket)
+            if ticket or is_barred:
+                return ticket
+        return None
+
+    def head(self) -> tuple[WaitingTicket, Key] | None:
+        for tenant in self._by_counter():
+            if ticket := self._lanes[tenant].first():
+                return ticket, Key(ticket.priority, self._counters[tenant], ticket.enqueued)
+        return None
+
+    def ahead(self, ticket: WaitingTicket) -> Load:
+        """Count each tenant with as much as the ticket's own has, at most: they take turns."""
+        own = self._lanes[ticket.tenant_id].load if ticket.tenant_id in self._lanes else Load(0, 0)
+        loads = [lane.load for lane in self._lanes.values()]
+        return Load(
+            sum(min(load.tickets, own.tickets) for load in loads), sum(min(load.tokens, own.tokens) for load in loads)
+        )
+
+    def evictable(self, priority: int) -> Load:
+        return Load(0, 0)
+
+    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+        return None
+
+    def _lift(self, tenant: str) -> None:
+        waiting = [self._counters[each] for each, lane in self._lanes.items() if lane.load.tickets]
+        least = min(waiting) if waiting else self._counters.get(self._last_left, 0.0)
+        self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
+
+    def _by_counter(self) -> list[str]:
+        return sorted(
+            (tenant for tenant, lane in self._lanes.items() if lane.load.tickets),
+            key=lambda tenant: (self._counters[tenant], tenant),
+        )
+
+    def _input(self, ticket: WaitingTicket) -> float:
+        return ticket.prompt_tokens * self._input_weight / ticket.weight
+
+    def _note_left(self, ticket: WaitingTicket) -> None:
+        if not self._lanes[ticket.tenant_id].load.tickets:
+            self._last_left = ticket.tenant_id

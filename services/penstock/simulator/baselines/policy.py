@@ -1,0 +1,71 @@
+"""The policies that a scenario may name, and what sets each apart beside its order."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.chassis.errors import Overloaded
+from penstock.queue.policies.order import Order
+from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.baselines.adaptive_lifo import AdaptiveLifo
+from penstock.simulator.baselines.dropping import AgeDrop, Dropping, FollyCodel, Never
+from penstock.simulator.baselines.plain_vtc import PlainVtc
+
+Clock = Callable[[], float]
+Options = Mapping[str, float]
+
+
+class BaselineOrder(Order, Protocol):
+    def dropped(self) -> list[WaitingTicket]:
+        """Return, once, what it has taken out and will never hand over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    make: Callable[[Clock, Options], BaselineOrder] | None  # None: the order that the queue is shipped with
+    options: Options = field(default_factory=dict)  # with their defaults
+    is_bounded: bool = True  # by the scenario's max_depth and max_tokens
+    minds_clients: bool = True  # whether work for a client that left is stopped
+
+    def order(self, clock: Clock, given: Options) -> BaselineOrder | None:
+        return self.make(clock, {**self.options, **given}) if self.make else None
+
+    def refusal(self) -> Overloaded:
+        return Overloaded("waited too long in line; retry in 1 s", reason="DROPPED_AT_HEAD", retry_after=1.0)
+
+
+def _fifo(clock: Clock, _: Options) -> Dropping:
+    return Dropping(Never(), clock)
+
+
+def _age_drop(clock: Clock, options: Options) -> Dropping:
+    return Dropping(AgeDrop(options["age_limit"]), clock)
+
+
+def _codel(clock: Clock, options: Options) -> Dropping:
+    return Dropping(FollyCodel(options["target"], options["interval"]), clock)
+
+
+def _adaptive_lifo(_: Clock, options: Options) -> AdaptiveLifo:
+    return AdaptiveLifo(int(options["queue_is_short"]))
+
+
+def _vtc(_: Clock, options: Options) -> PlainVtc:
+    return PlainVtc(options["input_weight"], options["output_weight"])
+
+
+POLICIES: Mapping[str, Policy] = {
+    "penstock": Policy(make=None),
+    "fifo": Policy(make=_fifo, is_bounded=False, minds_clients=False),
+    "fifo_connected": Policy(make=_fifo, is_bounded=False),
+    "bounded_fifo": Policy(make=_fifo),
+    "age_drop": Policy(make=_age_drop, options={"age_limit": 0.8}),
+    "codel": Policy(make=_codel, options={"target": 0.005, "interval": 0.1}),
+    "adaptive_lifo": Policy(make=_adaptive_lifo, options={"queue_is_short": 8}),
+    "vtc": Policy(make=_vtc, options={"input_weight": 1.0, "output_weight": 2.0}),
+}
+
+
+def charging(orders: Sequence[BaselineOrder | None]) -> list[PlainVtc]:
+    """Return the orders that want to know of every token."""
+    return [order for order in orders if isinstance(order, PlainVtc)]

@@ -1,0 +1,87 @@
+"""The figures of a run: those of `penstock bench`, under the same names, and what only a simulation can know."""
+
+from typing import Any
+
+from penstock.cli.bench.history import OK
+from penstock.cli.bench.report import Slo, quantile, report
+from penstock.simulator.request import Request
+from penstock.simulator.served import INPUT_WEIGHT, OUTPUT_WEIGHT
+from penstock.simulator.simulation import Simulation
+
+
+def figures_of(simulation: Simulation) -> dict[str, Any]:
+    """Return plain JSON. Rates are per second of the time in which load was offered."""
+    scenario, ledger = simulation.scenario, simulation.ledger
+    slo = Slo(ttft=scenario.targets.ttft, tpot=scenario.targets.tbt)
+    bench = report([each.history for each in ledger.requests], scenario.duration, {}, slo)
+    return {
+        **bench,
+        **_goodput(simulation, slo),
+        **_work(simulation),
+        **_predictions(ledger.waits, ledger.unpredicted),
+        "attempts_per_request": _share(sum(each.tries for each in ledger.requests), len(ledger.requests)),
+        "first_tokens": ledger.first_tokens,
+        "first_tokens_late_share": _share(ledger.late, ledger.first_tokens),
+        "service_by_tenant": {name: sums[-1] for name, sums in ledger.served.sums().items()},
+        "service_over_time": {name: _thinned(sums) for name, sums in ledger.served.sums().items()},
+        "max_service_gap": ledger.served.max_gap(),
+        "simulated_s": simulation.events.now,
+        "events": simulation.events.past,
+        "seed": scenario.seed,
+        "load": scenario.load,
+        "policy": scenario.queues.policy,
+    }
+
+
+def _goodput(simulation: Simulation, slo: Slo) -> dict[str, Any]:
+    good = [each for each in simulation.ledger.requests if _is_good(each, slo)]
+    tokens = sum(each.prompt * INPUT_WEIGHT + each.output * OUTPUT_WEIGHT for each in good)
+    return {"goodput_weighted_tokens_per_s": tokens / simulation.scenario.duration}
+
+
+def _is_good(request: Request, slo: Slo) -> bool:
+    """As the report has it."""
+    history = request.history
+    return history.outcome == OK and (history.ttft or 0.0) <= slo.ttft and (history.tpot or 0.0) <= slo.tpot
+
+
+def _work(simulation: Simulation) -> dict[str, Any]:
+    """Engine tokens are positions computed. Useful is one pass over each prompt and answer that reached its client."""
+    made = sum(each.tally.prefill_tokens + each.tally.decode_tokens for each in simulation.workers)
+    useful = sum(each.prompt + each.output - 1 for each in simulation.ledger.requests if each.history.outcome == OK)
+    busy = sum(each.tally.busy for each in simulation.workers)
+    return {
+        "engine_steps": sum(each.tally.steps for each in simulation.workers),
+        "engine_tokens": made,
+        "engine_tokens_wasted": made - useful,
+        "engine_tokens_wasted_share": _share(made - useful, made),
+        "engine_busy_share": busy / (simulation.events.now * sum(kind.count for kind in simulation.scenario.workers)),
+    }
+
+
+def _predictions(waits: list[tuple[float, float]], unpredicted: int) -> dict[str, Any]:
+    errors = [realised - predicted for predicted, realised in waits]
+    absolute = [abs(error) for error in errors]
+    found = {"count": len(errors), "without": unpredicted}
+    if not errors:
+        return {"queue_wait_prediction": found}
+    relative = [abs(error) / realised for error, (_, realised) in zip(errors, waits, strict=True) if realised > 0]
+    return {
+        "queue_wait_prediction": {
+            **found,
+            "bias_s": sum(errors) / len(errors),
+            "error_p50_s": quantile(absolute, 0.5),
+            "error_p95_s": quantile(absolute, 0.95),
+            "relative_error_p95": quantile(relative, 0.95) if relative else 0.0,
+        }
+    }
+
+
+def _thinned(sums: list[float], most: int = 120) -> list[float]:
+    """Return at most `most` points, the last among them."""
+    every = max(1, -(-len(sums) // most))
+    return sums[::-1][::every][::-1]
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,56 @@
+"""What a run of the simulation keeps: requests, waits, service, and what engines worked for whom."""
+
+from dataclasses import dataclass, field
+
+from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.engine import Run
+from penstock.simulator.request import Request
+from penstock.simulator.served import Served
+from penstock.simulator.worker import SimWorker
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Histories get their tokens when a run is over: from its first step to its last, one at the end of each."""
+
+    served: Served
+    link_delay: float  # s from worker to edge
+    ttft_target: float  # s
+    requests: list[Request] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)  # predicted and realised
+    unpredicted: int = 0  # tickets that got a lease and no prediction
+    first_tokens: int = 0  # tries that came as far
+    late: int = 0  # and of them those beyond the target, from the moment of that try
+    depth: dict[int, int] = field(default_factory=dict)  # tickets under way to a lease now, by class
+
+    def count(self, ticket: WaitingTicket, change: int) -> None:
+        self.depth[ticket.priority] = self.depth.get(ticket.priority, 0) + change
+        self.served.waiting(ticket.tenant_id, change)
+
+    def note_wait(self, request: Request, waited: float) -> None:
+        if request.predicted_wait is None:
+            self.unpredicted += 1
+        else:
+            self.waits.append((request.predicted_wait, waited))
+
+    def deliver(self, request: Request, worker: SimWorker, run: Run, now: float) -> None:
+        """Give the client what of a run has come to its edge by now."""
+        emitted = worker.emitted(run)
+        times = [at + self.link_delay for at in worker.ends[run.first : run.first + emitted]] if emitted else []
+        while times and times[-1] > now:
+            times.pop()
+        history = request.history
+        if times and not history.arrivals:
+            self.first_tokens += 1
+            self.late += times[0] - request.submitted > self.ttft_target
+        history.arrivals += times
+        history.tokens += len(times)
+        history.next_index = history.tokens
+
+    def close_run(self, request: Request, worker: SimWorker, run: Run) -> None:
+        """Account for a run that its engine has no more, whoever still cares."""
+        request.engine_tokens += worker.engine_tokens(run)
+        emitted = worker.emitted(run)
+        if emitted:
+            self.served.give_input(run.tenant, worker.ends[run.first], run.prompt)
+            self.served.give_output(run.tenant, worker.ends, run.first, emitted)

@@ -1,0 +1,65 @@
+"""How long prompts and answers are: distributions over tokens. Pure but for the generator that is passed in."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from random import Random
+from typing import Protocol
+
+
+class Lengths(Protocol):
+    def draw(self, rng: Random) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    tokens: int
+
+    def draw(self, rng: Random) -> int:
+        return self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Each length from `low` to `high`, both included, alike."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: Random) -> int:
+        return rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """`mean` is that of the tokens before they are cut to `low` .. `high`, not that of their logarithms."""
+
+    mean: float
+    sigma: float  # of the logarithm
+    low: int
+    high: int
+
+    def draw(self, rng: Random) -> int:
+        drawn = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
+        return min(self.high, max(self.low, round(drawn)))
+
+
+@dataclass(slots=True)
+class Empirical:
+    """Lengths as counted somewhere, by their share."""
+
+    shares: Mapping[int, float]
+    _tokens: list[int] = field(init=False)
+    _sums: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.shares or min(self.shares.values()) < 0 or sum(self.shares.values()) <= 0:
+            raise ValueError("an empirical distribution needs shares, none below 0 and some above")
+        self._tokens = list(self.shares)
+        self._sums = list(accumulate(self.shares.values()))
+
+    def draw(self, rng: Random) -> int:
+        place = bisect_left(self._sums, rng.random() * self._sums[-1])
+        return max(1, int(self._tokens[min(place, len(self._tokens) - 1)]))

@@ -1,0 +1,31 @@
+"""One request of a client through all its tries."""
+
+from dataclasses import dataclass
+from random import Random
+
+from penstock.cli.bench.history import History
+from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.engine import Run
+from penstock.simulator.scenario import Tenant
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`history` is what the client saw, over all its tries; it ends exactly once."""
+
+    tenant: Tenant
+    prompt: int
+    output: int
+    history: History
+    rng: Random
+    tries: int = 0
+    ticket: WaitingTicket | None = None  # of the present try; None between tries and at the end
+    run: Run | None = None  # where the ticket has a lease
+    worker: str = ""  # that has the run
+    predicted_wait: float | None = None  # s, as the queue said when it took the ticket in
+    submitted: float = 0.0  # of the present try
+    engine_tokens: int = 0  # positions that engines computed for it, in all tries
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.history.outcome)

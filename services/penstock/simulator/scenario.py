@@ -1,0 +1,103 @@
+"""What is simulated, as values; `reading` makes them from a file. Times are in s, sizes in tokens or blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.simulator.demand import Demand
+from penstock.v1.inference_pb2 import Priority
+from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.step_law import StepLaw
+
+PRIORITIES = {
+    "interactive": int(Priority.PRIORITY_INTERACTIVE),
+    "standard": int(Priority.PRIORITY_STANDARD),
+    "batch": int(Priority.PRIORITY_BATCH),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerKind:
+    """`count` workers alike. The defaults are the reference model that the baselines were measured with."""
+
+    count: int = 1
+    slots: int = 256
+    kv_blocks: int = 7_500
+    block_size: int = 16
+    context_length: int = 131_072
+    batching: Continuous = field(default_factory=Continuous)
+    law: StepLaw = field(default_factory=StepLaw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """How a tenant's clients behave."""
+
+    patience: float = 0.0  # s without a first token after which one leaves; 0: stays
+    leave_share: float = 0.0  # of clients that leave at a random moment of `leave_within`, whatever comes
+    leave_within: float = 5.0
+    deadline: float = 0.0  # s for the whole answer, told to the mesh; 0: none
+    retries: int = 0  # after a refusal
+    backoff: float = 0.5  # s before the first retry, doubled for each further one; Retry-After where that is longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    name: str
+    demand: Demand
+    priority: int = PRIORITIES["standard"]
+    weight: float = 1.0
+    over_declare: float = 1.0  # max_output_tokens as a multiple of what the answer comes to
+    client: Client = Client()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queues:
+    shards: int = 1
+    policy: str = "penstock"
+    max_depth: int = 100_000
+    max_tokens: int = 2_000_000_000
+    policy_options: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedulers:
+    count: int = 1
+    look_ahead: int = 1
+    lease_ttl: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A worker dies, and comes back empty after a while."""
+
+    worker: int
+    at: float
+    back_after: float = 0.0  # s; 0: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """The SLO of every request."""
+
+    ttft: float = 1.0
+    tbt: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    name: str
+    tenants: Sequence[Tenant]
+    workers: Sequence[WorkerKind] = (WorkerKind(),)
+    queues: Queues = Queues()
+    schedulers: Schedulers = Schedulers()
+    losses: Sequence[Loss] = ()
+    targets: Targets = Targets()
+    duration: float = 60.0  # in which requests arrive
+    drain: float = 60.0  # after it, for what is under way
+    seed: int = 0
+    load: float = 1.0  # multiplies every arrival rate
+    load_sweep: Sequence[float] = ()  # multiples of the knee that unbounded FIFO has here
+    link_delay: float = 0.0005  # each way between two processes
+    detect_loss: float = 1.0  # until scheduler and edges notice a dead worker
+    engine: str = "fast"  # or exact: the worker's own batch, token by token
+    sample_every: float = 0.25  # of depths and service

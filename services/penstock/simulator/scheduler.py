@@ -1,0 +1,78 @@
+"""A scheduler under virtual time: the real dispatcher, its effects on their way to shards and workers."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from penstock.mesh.v1.queue_pb2 import DispatchResponse
+from penstock.mesh.v1.scheduler_pb2 import Profile, Report
+from penstock.scheduler import effects as out
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.leases import LeaseBook
+from penstock.simulator.heap import Events
+from penstock.simulator.scenario import Schedulers
+
+TICK = 0.1  # s, as the service has it
+
+
+class SchedulerPeers(Protocol):
+    """Whom a scheduler talks to; each hears of it a link delay later."""
+
+    def to_shards(self, scheduler: str, effect: out.ToQueue | out.Catalog) -> None: ...
+
+    def revoke(self, worker: str, lease_id: str) -> None: ...
+
+
+class SimScheduler:
+    def __init__(self, name: str, kind: Schedulers, events: Events, peers: SchedulerPeers) -> None:
+        self.name = name
+        self.dispatcher = Dispatcher(leases=LeaseBook(ttl=kind.lease_ttl, prefix=name), look_ahead=kind.look_ahead)
+        self._events = events
+        self._peers = peers
+        events.at(TICK, self._tick)
+
+    def queue_joined(self, shard: str) -> None:
+        self._perform(self.dispatcher.queue_joined(shard))
+
+    def hear(self, shard: str, frame: DispatchResponse) -> None:
+        core = self.dispatcher
+        match frame.WhichOneof("frame"):
+            case "offer":
+                self._perform(core.offer(shard, frame.offer.ticket, self._events.now))
+            case "head":
+                self._perform(core.head(shard, frame.head))
+            case "recalled":
+                self._perform(core.recalled(shard, frame.recalled.ticket_ids))
+            case "returned":
+                self._perform(core.returned(shard, frame.returned.model, frame.returned.tickets))
+
+    def attached(self, worker: str, profile: Profile) -> None:
+        self._perform(self.dispatcher.worker_attached(worker, worker, worker, profile))
+
+    def lost(self, worker: str) -> None:
+        self._perform(self.dispatcher.worker_lost(worker))
+
+    def report(self, worker: str, report: Report) -> None:
+        if worker in self.dispatcher.fleet:
+            self.dispatcher.report(worker, report)
+
+    def started(self, worker: str, lease_id: str) -> None:
+        if worker in self.dispatcher.fleet:
+            self.dispatcher.started(worker, lease_id)
+
+    def released(self, worker: str, lease_id: str) -> None:
+        if worker in self.dispatcher.fleet:
+            self._perform(self.dispatcher.released(worker, (lease_id,)))
+
+    def _tick(self) -> None:
+        self._perform(self.dispatcher.tick(self._events.now))
+        self._events.at(self._events.now + TICK, self._tick)
+
+    def _perform(self, effects: Iterable[out.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case out.Revoke():
+                    self._peers.revoke(effect.worker, effect.lease_id)
+                case out.Expect():
+                    pass  # a simulated worker takes every START; what a revoked lease would start, its edge leaves
+                case _:
+                    self._peers.to_shards(self.name, effect)

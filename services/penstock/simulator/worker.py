@@ -1,0 +1,147 @@
+"""A worker under virtual time: runs that edges start, an engine that takes its law's time, reports to a scheduler."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.mesh.v1.scheduler_pb2 import Profile, Report
+from penstock.simulator.engine import NEVER, ExactEngine, Run, SimulatedEngine, Stepped
+from penstock.simulator.fast_engine import FastEngine
+from penstock.simulator.heap import Events
+from penstock.simulator.scenario import WorkerKind
+from penstock.worker.engine.interface import StepResult
+from penstock.worker.load import Load
+from penstock.worker.pace import Pace
+
+MODEL = "simulated"
+
+
+class WorkerPeers(Protocol):
+    """Whom a worker talks to; each hears of it a link delay later."""
+
+    def started(self, worker: str, lease_id: str) -> None: ...
+
+    def released(self, worker: str, lease_id: str) -> None: ...
+
+    def report(self, worker: str, report: Report) -> None: ...
+
+    def run_over(self, worker: "SimWorker", run: Run) -> None:
+        """A run has ended or was let go; its edge hears."""
+
+    def stepped(self, worker: "SimWorker") -> None:
+        """A step is over, and what it ended is still here."""
+
+
+@dataclass(slots=True)
+class Tally:
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    busy: float = 0.0  # s
+
+
+class SimWorker:
+    """One life of a worker: a lost one comes back as another."""
+
+    def __init__(self, name: str, kind: WorkerKind, engine: str, events: Events, peers: WorkerPeers) -> None:
+        self.name = name
+        self.kind = kind
+        self.is_alive = True
+        self.engine: SimulatedEngine = FastEngine(kind) if engine == "fast" else ExactEngine(kind)
+        self.leases: dict[int, str] = {}  # by run
+        self.runs: dict[int, Run] = {}
+        self.ends: list[float] = []  # when each step that computed or let go was over
+        self.tally = Tally()
+        self._events = events
+        self._peers = peers
+        self._is_stepping = False
+        self._pace = Pace()
+        self._told: Load | None = None
+        self._noted = StepResult(0)  # one for all steps: only its counts are read
+
+    @property
+    def profile(self) -> Profile:
+        kind = self.kind
+        return Profile(
+            model=MODEL,
+            slots=kind.slots,
+            kv_blocks=kind.kv_blocks,
+            block_size=kind.block_size,
+            context_length=kind.context_length,
+        )
+
+    # What edges do.
+
+    def start(self, lease_id: str, run: Run) -> None:
+        self.leases[run.run_id], self.runs[run.run_id] = lease_id, run
+        self.engine.add(run)
+        self._peers.started(self.name, lease_id)
+        self._go_on()
+
+    def cancel(self, run: Run) -> None:
+        if self.is_alive and run.run_id in self.runs:
+            self.engine.cancel(run)
+            self._go_on()
+
+    def die(self) -> list[Run]:
+        """Stop for good; returns what ran, the step under way lost."""
+        self.is_alive = False
+        return list(self.runs.values())
+
+    # What a run has come to.
+
+    def emitted(self, run: Run) -> int:
+        """Tokens that have left: those of steps that are over."""
+        if run.first == NEVER:
+            return 0
+        last = len(self.ends) - 1 if run.last == NEVER else min(run.last, len(self.ends) - 1)
+        return max(0, last - run.first + 1)
+
+    def engine_tokens(self, run: Run) -> int:
+        """Positions that the engine has computed for it, the step under way included."""
+        if run.first == NEVER:
+            return run.prefilled
+        return run.prefilled + (self.tally.steps - 1 if run.last == NEVER else run.last) - run.first
+
+    # What time does.
+
+    def _go_on(self) -> None:
+        if not self._is_stepping and self.engine.has_work:
+            self._step()
+
+    def _step(self) -> None:
+        self._is_stepping = True
+        stepped = self.engine.step()
+        tally = self.tally
+        tally.steps += 1
+        tally.prefill_tokens += stepped.prefill_tokens
+        tally.decode_tokens += stepped.decode_seqs
+        tally.busy += stepped.duration
+        self._events.at(self._events.now + stepped.duration, self._stepped, stepped)
+
+    def _stepped(self, stepped: Stepped) -> None:
+        if not self.is_alive:
+            return
+        self.ends.append(self._events.now)
+        self._peers.stepped(self)
+        for run in (*stepped.finished, *stepped.cancelled):
+            del self.runs[run.run_id]
+            self._peers.released(self.name, self.leases.pop(run.run_id))
+            self._peers.run_over(self, run)
+        self._report(stepped)
+        self._is_stepping = False
+        self._go_on()
+
+    def _report(self, stepped: Stepped) -> None:
+        self._noted.prefill_tokens, self._noted.decode_seqs = stepped.prefill_tokens, stepped.decode_seqs
+        self._pace.note(self._noted, stepped.duration)
+        load = Load(*self.engine.fill(), self._pace.step_time, self._pace.tokens_per_second)
+        if load.is_news_after(self._told):
+            self._told = load
+            report = Report(
+                running=load.running,
+                free_kv_blocks=load.free_blocks,
+                prefill_backlog_tokens=load.prefill_backlog_tokens,
+                tokens_per_second=load.tokens_per_second,
+            )
+            report.step_time.FromNanoseconds(round((load.step_time or 0.0) * 1e9))
+            self._peers.report(self.name, report)

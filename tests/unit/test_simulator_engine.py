@@ -1,0 +1,62 @@
+"""The engine that counts makes the very steps of the batch that looks."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.simulator.engine import ExactEngine, Run
+from penstock.simulator.fast_engine import FastEngine
+from penstock.simulator.scenario import WorkerKind
+from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.step_law import StepLaw
+
+LAW = StepLaw(per_context_token_s=0.001)
+
+Shape = st.tuples(
+    st.integers(1, 60),  # prompt
+    st.integers(1, 12),  # output
+    st.integers(0, 8),  # declared beyond it
+    st.integers(0, 25),  # steps until it comes
+    st.none() | st.integers(0, 20),  # steps after which it is cancelled
+)
+
+
+def facts(run: Run) -> tuple[int, int, int, int]:
+    return run.run_id, run.prefilled, run.first, run.last
+
+
+def play(engine, kind, shapes):
+    """Feed `shapes` as far as their blocks can be promised; return what each step did."""
+    runs = [Run(number, "a", prompt, output, output + more) for number, (prompt, output, more, *_) in enumerate(shapes)]
+    blocks = {run.run_id: -(-(run.prompt + run.declared) // kind.block_size) for run in runs}
+    here, added, log = {}, {}, []
+    pending = [(run, shape[3], shape[4]) for run, shape in zip(runs, shapes, strict=True)]
+    for step in range(2_000):
+        for entry in list(pending):
+            run, wait, _ = entry
+            if step >= wait and sum(blocks[each] for each in here) + blocks[run.run_id] <= kind.kv_blocks:
+                engine.add(run)
+                pending.remove(entry)
+                here[run.run_id], added[run.run_id] = run, step
+        for run, (*_, leave) in zip(runs, shapes, strict=True):
+            if run.run_id in here and leave is not None and step == added[run.run_id] + leave:
+                engine.cancel(run)
+        if not engine.has_work and not pending:
+            return log, [facts(run) for run in runs]
+        fill = engine.fill()
+        stepped = engine.step()
+        for run in (*stepped.finished, *stepped.cancelled):
+            del here[run.run_id]
+        gone = sorted(map(facts, stepped.finished)), sorted(map(facts, stepped.cancelled))
+        log.append((fill, round(stepped.duration, 9), stepped.prefill_tokens, stepped.decode_seqs, *gone))
+    raise AssertionError("the engine does not come to an end")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(Shape, min_size=1, max_size=14), st.integers(1, 6), st.integers(19, 60), st.sampled_from([4, 16, 64]))
+def test_the_fast_engine_makes_the_steps_of_the_exact_one(shapes, slots, kv_blocks, token_budget):
+    kind = WorkerKind(
+        slots=slots, kv_blocks=kv_blocks, block_size=4, batching=Continuous(token_budget=token_budget), law=LAW
+    )
+    fast = play(FastEngine(kind), kind, shapes)
+    exact = play(ExactEngine(kind), kind, shapes)
+    assert fast == exact
