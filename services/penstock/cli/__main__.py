@@ -112,6 +112,18 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
     _run(run_scorecard(proofs or PROOFS, options, as_json=as_json, **given))
 
 
+@cli.command()
+@click.argument("scenario", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--seed", type=click.IntRange(0), help="instead of the scenario's own")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="write a picture, .png or .svg")
+@json_option
+def simulate(scenario: Path, seed: int | None, plot: Path | None, as_json: bool) -> None:
+    """Run the mesh's own queue, scheduler and batch under virtual time, as the TOML file SCENARIO says."""
+    from penstock.cli.simulate import simulate as run_simulation
+
+    run_simulation(scenario, seed, plot, as_json=as_json)
+
+
 @cli.group()
 def keys() -> None:
     """API keys: create, list, revoke."""

@@ -10,13 +10,17 @@ from penstock.simulator.simulation import Simulation
 
 
 def figures_of(simulation: Simulation) -> dict[str, Any]:
-    """Return plain JSON. Rates are per second of the time in which load was offered."""
+    """Return plain JSON. Requests that came in the warm-up do not count, and rates are per second of what is left of
+    the time in which load was offered; work, service and predictions are those of the whole run.
+    """
     scenario, ledger = simulation.scenario, simulation.ledger
     slo = Slo(ttft=scenario.targets.ttft, tpot=scenario.targets.tbt)
-    bench = report([each.history for each in ledger.requests], scenario.duration, {}, slo)
+    counted = [each for each in ledger.requests if each.history.started >= scenario.warm_up]
+    offered = scenario.duration - scenario.warm_up
+    bench = report([each.history for each in counted], offered, {}, slo)
     return {
         **bench,
-        **_goodput(simulation, slo),
+        "goodput_weighted_tokens_per_s": sum(_weighted(each) for each in counted if is_good(each, slo)) / offered,
         **_work(simulation),
         **_predictions(ledger.waits, ledger.unpredicted),
         "attempts_per_request": _share(sum(each.tries for each in ledger.requests), len(ledger.requests)),
@@ -33,16 +37,14 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def _goodput(simulation: Simulation, slo: Slo) -> dict[str, Any]:
-    good = [each for each in simulation.ledger.requests if _is_good(each, slo)]
-    tokens = sum(each.prompt * INPUT_WEIGHT + each.output * OUTPUT_WEIGHT for each in good)
-    return {"goodput_weighted_tokens_per_s": tokens / simulation.scenario.duration}
-
-
-def _is_good(request: Request, slo: Slo) -> bool:
+def is_good(request: Request, slo: Slo) -> bool:
     """As the report has it."""
     history = request.history
     return history.outcome == OK and (history.ttft or 0.0) <= slo.ttft and (history.tpot or 0.0) <= slo.tpot
+
+
+def _weighted(request: Request) -> int:
+    return request.prompt * INPUT_WEIGHT + request.output * OUTPUT_WEIGHT
 
 
 def _work(simulation: Simulation) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def scenario_of(values: Mapping[str, Any], folder: Path = Path(), name: str = "s
         losses=table.tables("losses", lambda each: _loss(each, sum(kind.count for kind in workers))),
         targets=_section(table, "slo", _targets),
         duration=table.number("duration", 60.0, above=True),
+        warm_up=table.number("warm_up", 0.0),
         drain=table.number("drain", 60.0),
         seed=table.count("seed", 0),
         load=table.number("load", 1.0, above=True),
@@ -62,11 +63,13 @@ def scenario_of(values: Mapping[str, Any], folder: Path = Path(), name: str = "s
         sample_every=table.number("sample_every", 0.25, above=True),
     )
     table.done()
-    _check_tenants(scenario)
+    _check(scenario)
     return scenario
 
 
-def _check_tenants(scenario: Scenario) -> None:
+def _check(scenario: Scenario) -> None:
+    if scenario.warm_up >= scenario.duration:
+        raise ScenarioError("warm_up", f"must be below duration, which is {scenario.duration:g}")
     names = [tenant.name for tenant in scenario.tenants]
     if not names:
         raise ScenarioError("tenants", "is missing; a scenario needs one tenant at least")

@@ -93,6 +93,7 @@ class Scenario:
     losses: Sequence[Loss] = ()
     targets: Targets = Targets()
     duration: float = 60.0  # in which requests arrive
+    warm_up: float = 0.0  # at its beginning; requests of it are served and not counted
     drain: float = 60.0  # after it, for what is under way
     seed: int = 0
     load: float = 1.0  # multiplies every arrival rate

@@ -1,0 +1,114 @@
+"""`penstock simulate`: a scenario under virtual time, its figures as `bench` shows them, and a picture."""
+
+import gc
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.live import Live
+
+from penstock.cli.bench.report import figures_table, summary_lines
+from penstock.cli.screen import answers, errors
+from penstock.simulator.errors import ScenarioError
+from penstock.simulator.figures import figures_of
+from penstock.simulator.plot import plot_simulations
+from penstock.simulator.reading import read_scenario
+from penstock.simulator.scenario import Scenario
+from penstock.simulator.simulation import Progress, Simulation
+from penstock.simulator.sweep import knee
+
+Run = tuple[Simulation, dict[str, Any]]
+
+
+def simulate(path: Path, seed: int | None, plot: Path | None, *, as_json: bool) -> None:
+    """Run the scenario, or all loads of its sweep; raises UsageError for one that cannot be run."""
+    try:
+        scenario = read_scenario(path)
+    except ScenarioError as error:
+        raise click.UsageError(str(error)) from error
+    if seed is not None:
+        scenario = replace(scenario, seed=seed)
+    limit = knee(scenario) if scenario.load_sweep else 0.0
+    loads = [limit * multiple for multiple in scenario.load_sweep] or [scenario.load]
+    runs = [_run(replace(scenario, load=load)) for load in loads]
+    if as_json:
+        answers.print_json(data=_json([figures for _, figures in runs], limit))
+    else:
+        for simulation, figures in runs:
+            _show(simulation.scenario, figures, limit)
+    if plot:
+        plot_simulations(runs, limit, plot)
+        errors.print(f"plot: {plot}")
+
+
+def _json(figures: list[dict[str, Any]], limit: float) -> dict[str, Any]:
+    return {"knee_load": limit, "runs": figures} if limit else figures[0]
+
+
+def _run(scenario: Scenario) -> Run:
+    began = time.perf_counter()
+    with _progress_line(scenario) as progress, _uncollected():
+        simulation = Simulation(scenario).run(progress)
+    spent = time.perf_counter() - began
+    requests = len(simulation.ledger.requests)
+    errors.print(
+        f"simulated {requests:,} requests and {simulation.events.past:,} events in {spent:.1f} s: "
+        f"{requests / spent * 60:,.0f} requests/minute"
+    )
+    return simulation, figures_of(simulation)
+
+
+def _show(scenario: Scenario, figures: Mapping[str, Any], limit: float) -> None:
+    multiple = f", {scenario.load / limit:.2f}x the knee" if limit else ""
+    answers.print(f"[bold]{scenario.name}[/bold]: {scenario.queues.policy} at load {scenario.load:.2f}{multiple}")
+    for line in [*summary_lines(figures), *_own_lines(figures)]:
+        answers.print(line)
+    answers.print(figures_table(figures))
+
+
+def _own_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"goodput {figures['goodput_weighted_tokens_per_s']:,.0f} weighted tokens/s; "
+        f"{figures['engine_tokens_wasted_share']:.1%} of {figures['engine_tokens']:,} engine tokens wasted; "
+        f"{figures['first_tokens_late_share']:.1%} of first tokens late; "
+        f"{figures['attempts_per_request']:.2f} attempts per request"
+    )
+    predicted = figures["queue_wait_prediction"]
+    if predicted["count"]:
+        yield (
+            f"queue waits predicted {predicted['count']:,} times: error P50 {predicted['error_p50_s'] * 1e3:,.0f} ms, "
+            f"P95 {predicted['error_p95_s'] * 1e3:,.0f} ms"
+        )
+    if len(figures["service_by_tenant"]) > 1:
+        yield f"max service gap between backlogged tenants: {figures['max_service_gap']:,.0f} weighted tokens"
+
+
+@contextmanager
+def _progress_line(scenario: Scenario) -> Iterator[Progress]:
+    """Show one line that lives while the simulation runs."""
+    with Live(console=errors, transient=True, refresh_per_second=4) as live:
+
+        def progress(simulation: Simulation) -> None:
+            live.update(
+                f"{scenario.name}, load {scenario.load:.2f}: {simulation.events.now:.0f} s of {scenario.duration:.0f}, "
+                f"{len(simulation.ledger.requests):,} requests, {simulation.mesh.edge.open:,} open"
+            )
+
+        yield progress
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the collector from walking all requests again and again: next to nothing here is a cycle."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

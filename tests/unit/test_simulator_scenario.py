@@ -1,0 +1,155 @@
+"""A scenario file says what it means, and what is wrong with it is named."""
+
+import gzip
+import json
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from paths import REPO, shared_data
+from penstock.simulator.arrivals import Bursty, Poisson, RenewalWindow, Window
+from penstock.simulator.errors import ScenarioError
+from penstock.simulator.lengths import Empirical, LogNormal
+from penstock.simulator.reading import read_scenario, scenario_of
+from penstock.simulator.traces import azure, mooncake, servegen
+
+EXAMPLE = REPO / "services/penstock/simulator/scenarios/overload.toml"
+
+TENANT = """
+[[tenants]]
+name = "a"
+arrivals = { rate = 1.0 }
+prompt = { tokens = 10 }
+output = { tokens = 5 }
+"""
+
+
+def test_the_example_can_be_run_and_shows_the_defaults():
+    scenario = read_scenario(EXAMPLE)
+    assert scenario.load_sweep == (0.5, 1.0, 1.5, 3.0, 10.0)
+    bare = scenario_of(tomllib.loads(TENANT))
+    for name in ("queues", "schedulers", "workers", "targets", "losses", "link_delay", "detect_loss", "drain"):
+        assert getattr(scenario, name) == getattr(bare, name), name
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("", "tenants"),
+        (TENANT + TENANT, "tenants"),
+        ("sede = 1\n" + TENANT, "sede"),
+        ("duration = 0\n" + TENANT, "duration"),
+        ("warm_up = 60\n" + TENANT, "warm_up"),
+        ("seed = -1\n" + TENANT, "seed"),
+        ("engine = 'torch'\n" + TENANT, "engine"),
+        ("load_sweep = [1.0, 0.0]\n" + TENANT, "load_sweep.1"),
+        (TENANT.replace("rate", "rte"), "tenants[0].arrivals.rate"),
+        (TENANT.replace("rate = 1.0", "rate = 1.0, on = 3"), "tenants[0].arrivals.on"),
+        (TENANT.replace("rate = 1.0", "rate = true"), "tenants[0].arrivals.rate"),
+        (TENANT.replace("tokens = 5", "tokens = 5.5"), "tenants[0].output.tokens"),
+        (TENANT.replace("tokens = 10", "kind = 'uniform', low = 5, high = 4"), "tenants[0].prompt.high"),
+        (TENANT + "class = 'vip'", "tenants[0].class"),
+        (TENANT + "client = { retrys = 3 }", "tenants[0].client.retrys"),
+        (TENANT + "trace = { kind = 'azure', path = 'none.csv' }", "tenants[0].trace.path"),
+        (TENANT + "[[workers]]\nstep_law = { base_ms = 0 }", "workers[0].step_law.base_ms"),
+        (TENANT + "[[losses]]\nworker = 1\nat = 3.0", "losses[0].worker"),
+        (TENANT + "[queues]\npolicy = 'magic'", "queues.policy"),
+        (TENANT + "[queues]\npolicy = 'codel'\nage_limit = 1.0", "queues.age_limit"),
+        (TENANT + "[queues]\nshards = 'two'", "queues.shards"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_path(text, field):
+    with pytest.raises(ScenarioError) as failure:
+        scenario_of(tomllib.loads(text))
+    assert failure.value.field == field
+    assert str(failure.value).startswith(f"{field}: ")
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("duration = ", encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r"broken\.toml cannot be read"):
+        read_scenario(path)
+
+
+def times(arrivals, until, load=1.0):
+    found = []
+    for at in arrivals.times(Random(7), load):
+        if at >= until:
+            return found
+        found.append(at)
+    return found
+
+
+def test_a_window_multiplies_the_rate_and_nothing_else():
+    found = times(Poisson(100.0, (Window(10.0, 20.0, 3.0), Window(20.0, 30.0, 0.0))), 40.0)
+    counts = [sum(begin <= at < begin + 10 for at in found) for begin in (0, 10, 20, 30)]
+    assert counts[2] == 0
+    assert 900 < counts[0] < 1100
+    assert 900 < counts[3] < 1100
+    assert 2800 < counts[1] < 3200
+    assert found == sorted(found)
+
+
+def test_bursts_keep_the_mean_rate():
+    found = times(Bursty(10.0, on=1.0, off=4.0), 2_000.0, load=2.0)
+    assert 18.0 < len(found) / 2_000 < 22.0
+    gaps = [later - earlier for earlier, later in pairwise(found)]
+    assert sum(gap > 1.0 for gap in gaps) > 200, "there are pauses that a Poisson process of this rate never has"
+
+
+@pytest.mark.parametrize(("family", "shape"), [("gamma", 0.5), ("weibull", 0.7), ("", 1.0)])
+def test_gaps_of_every_family_have_the_mean_of_their_rate(family, shape):
+    window, rng = RenewalWindow(0.0, 600.0, 4.0, family, shape), Random(3)
+    assert sum(window.gap(rng) for _ in range(20_000)) / 20_000 == pytest.approx(0.25, rel=0.05)
+
+
+def test_a_lognormal_mean_is_that_of_the_tokens():
+    rng = Random(1)
+    drawn = [LogNormal(400.0, 0.7, 1, 100_000).draw(rng) for _ in range(20_000)]
+    assert sum(drawn) / len(drawn) == pytest.approx(400, rel=0.03)
+
+
+def test_an_empirical_distribution_draws_by_share():
+    rng = Random(1)
+    drawn = [Empirical({5: 0.75, 9: 0.25}).draw(rng) for _ in range(4_000)]
+    assert set(drawn) == {5, 9}
+    assert drawn.count(5) == pytest.approx(3_000, rel=0.05)
+
+
+def test_traces_are_read_as_they_were_recorded(tmp_path):
+    path = tmp_path / "azure.csv.gz"
+    rows = [
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2023-11-16 18:15:50.5000000,30,4",
+        "2023-11-16 18:15:46.0000000,7,0",
+    ]
+    path.write_bytes(gzip.compress("\n".join(rows).encode()))
+    assert list(azure(path).asks("", load=2.0)) == [(0.0, 7, 1), (2.25, 30, 4)]
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text(json.dumps({"timestamp": 3000, "input_length": 9, "output_length": 2, "hash_ids": []}) + "\n")
+    assert list(mooncake(path).asks("", load=1.0)) == [(3.0, 9, 2)]
+
+
+def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
+    lengths = {"input_tokens": "{30: 1.0}", "output_tokens": "{4: 1.0}"}
+    for number, rate in ((0, 0.1), (1, 5.0), (2, 1.0)):
+        rows = f"0,{rate},1.0,Gamma,1.0,1.0\n600,0,0,,0,0\n"
+        (tmp_path / f"chunk-{number}-trace.csv").write_text(rows)
+        (tmp_path / f"chunk-{number}-dataset.json").write_text(json.dumps({"0": lengths}))
+    found = servegen(tmp_path, start=300.0, clients=2)
+    assert list(found) == ["1", "2"]
+    asks = list(found["1"].asks("seed", load=1.0))
+    assert len(asks) == pytest.approx(1_500, rel=0.1)
+    assert asks[-1].at < 300.0
+    assert {ask[1:] for ask in asks} == {(30, 4)}
+
+
+def test_the_recorded_azure_hour_has_its_length():
+    asks = list(azure(Path(shared_data(), "traces/AzureLLMInferenceTrace_conv.csv.gz")).asks("", load=1.0))
+    assert len(asks) == 19_366
+    assert asks[0] == (0.0, 374, 44)
+    assert asks[-1].at == pytest.approx(3_501.7, abs=0.1)
