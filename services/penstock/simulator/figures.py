@@ -16,7 +16,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
     scenario, ledger = simulation.scenario, simulation.ledger
     slo = Slo(ttft=scenario.targets.ttft, tpot=scenario.targets.tbt)
     counted = [each for each in ledger.requests if each.history.started >= scenario.warm_up]
-    offered = scenario.duration - scenario.warm_up
+    offered, gaps = scenario.duration - scenario.warm_up, ledger.served.gaps()
     bench = report([each.history for each in counted], offered, {}, slo)
     return {
         **bench,
@@ -28,7 +28,8 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
         "first_tokens_late_share": _share(ledger.late, ledger.first_tokens),
         "service_by_tenant": {name: sums[-1] for name, sums in ledger.served.sums().items()},
         "service_over_time": {name: _thinned(sums) for name, sums in ledger.served.sums().items()},
-        "max_service_gap": ledger.served.max_gap(),
+        "max_service_gap": gaps.widest,
+        "max_service_lead": gaps.lead,
         "simulated_s": simulation.events.now,
         "events": simulation.events.past,
         "seed": scenario.seed,

@@ -13,7 +13,7 @@ from penstock.queue.seats import Credit
 from penstock.queue.waiting import WaitingTicket
 from penstock.scheduler import effects as scheduler_out
 from penstock.simulator.baselines import POLICIES
-from penstock.simulator.baselines.policy import charging
+from penstock.simulator.baselines.plain_vtc import PlainVtc
 from penstock.simulator.edge import SimEdge
 from penstock.simulator.engine import NEVER, Run
 from penstock.simulator.heap import Events
@@ -40,7 +40,7 @@ class SimMesh:
         }
         minds = POLICIES[queues.policy].minds_clients
         self.edge = SimEdge(scenario, events, self, self.ledger, minds_clients=minds)
-        self._charging = charging([shard.order for shard in self.shards.values()])
+        self._charging = queues.policy == "vtc"
         self._homes: dict[str, SimShard] = {}
         self._kinds = [kind for kind in scenario.workers for _ in range(kind.count)]
         self._workers: dict[str, SimWorker] = {}
@@ -161,10 +161,10 @@ class SimMesh:
 
     def stepped(self, worker: SimWorker) -> None:
         """Tell an order that charges every token who got one in the step that is just over."""
-        for order in self._charging:
-            for run in worker.runs.values():
-                if run.first != NEVER and run.last in (NEVER, len(worker.ends) - 1):
-                    order.charge(run.tenant, 1)
+        for run in worker.runs.values() if self._charging else ():
+            order = self._home(run.tenant).order
+            if isinstance(order, PlainVtc) and run.first != NEVER and run.last in (NEVER, len(worker.ends) - 1):
+                order.charge(run.tenant, 1)
 
     def _send(self, call: Callable[..., None], *args: object) -> None:
         self._events.at(self._events.now + self._delay, call, *args)

@@ -3,9 +3,17 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, combinations
+from typing import NamedTuple
 
 INPUT_WEIGHT = 1
 OUTPUT_WEIGHT = 2
+
+
+class Gaps(NamedTuple):
+    """Differences of service between two tenants while both had a backlog, in weighted tokens."""
+
+    widest: float  # over any stretch of that time: what VTC's theorem bounds
+    lead: float  # since that time began: what its artifact's logs show
 
 
 class Served:
@@ -19,8 +27,9 @@ class Served:
         self._backlogged: list[frozenset[str]] = []  # by slice
 
     def waiting(self, tenant: str, change: int) -> None:
-        self._waiting[tenant] = self._waiting.get(tenant, 0) + change
-        if not self._waiting[tenant]:
+        before = self._waiting.get(tenant, 0)
+        self._waiting[tenant] = before + change
+        if not before or not self._waiting[tenant]:
             self._ran_dry.add(tenant)
 
     def close_slice(self) -> None:
@@ -49,22 +58,24 @@ class Served:
             for tenant, given in sorted(self._given.items())
         }
 
-    def max_gap(self) -> float:
-        """Return the largest difference of service between two tenants over any stretch in which both had a backlog."""
+    def gaps(self) -> "Gaps":
+        """Return the widest over all pairs of tenants."""
         sums = self.sums()
-        return max((self._gap(sums, one, other) for one, other in combinations(sums, 2)), default=0.0)
+        found = [self._gaps(sums[one], sums[other], {one, other}) for one, other in combinations(sums, 2)]
+        return Gaps(max((each.widest for each in found), default=0.0), max((each.lead for each in found), default=0.0))
 
-    def _gap(self, sums: dict[str, list[float]], one: str, other: str) -> float:
+    def _gaps(self, one: Sequence[float], other: Sequence[float], pair: set[str]) -> "Gaps":
         """A stretch begins with the sums at the end of the slice before it."""
-        widest, low, high, is_within = 0.0, 0.0, 0.0, False
+        widest = lead = 0.0
+        low = high = 0.0
+        start: float | None = None
         for place, backlogged in enumerate(self._backlogged):
-            if one not in backlogged or other not in backlogged:
-                is_within = False
+            if not pair <= backlogged:
+                start = None
                 continue
-            if not is_within:
-                low = high = sums[one][place - 1] - sums[other][place - 1] if place else 0.0
-                is_within = True
-            lead = sums[one][place] - sums[other][place]
-            low, high = min(low, lead), max(high, lead)
-            widest = max(widest, high - low)
-        return widest
+            if start is None:
+                low = high = start = one[place - 1] - other[place - 1] if place else 0.0
+            now = one[place] - other[place]
+            low, high = min(low, now), max(high, now)
+            widest, lead = max(widest, high - low), max(lead, abs(now - start))
+        return Gaps(widest, lead)

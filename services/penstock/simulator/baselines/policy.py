@@ -1,6 +1,6 @@
 """The policies that a scenario may name, and what sets each apart beside its order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -64,8 +64,3 @@ POLICIES: Mapping[str, Policy] = {
     "adaptive_lifo": Policy(make=_adaptive_lifo, options={"queue_is_short": 8}),
     "vtc": Policy(make=_vtc, options={"input_weight": 1.0, "output_weight": 2.0}),
 }
-
-
-def charging(orders: Sequence[BaselineOrder | None]) -> list[PlainVtc]:
-    """Return the orders that want to know of every token."""
-    return [order for order in orders if isinstance(order, PlainVtc)]
