@@ -13,7 +13,7 @@ from rich.console import Console
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.card import Card, Line, at_most, exactly, percentile, told
 from penstock.cli.scorecard.catalog import Wish, catalog
-from penstock.cli.scorecard.leavers import DOORS, Doors, Leaver, come_and_leave, open_doors
+from penstock.cli.scorecard.leavers import DOORS, Doors, Leaver, Visit, open_doors
 from penstock.cli.scorecard.logs import events, requests_by_ticket
 from penstock.cli.scorecard.rig import Rig, rig
 from penstock.cli.scorecard.verdicts import residue_lines
@@ -67,15 +67,14 @@ def _sizes(cancels: int) -> Iterator[int]:
 
 
 async def _crowd(doors: Doors, wishes: Sequence[Wish], size: int, rng: random.Random, name: str) -> list[Leaver]:
-    leave = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        coming = []
+        crowd = []
         for number in range(size):
             await asyncio.sleep(rng.uniform(0, 2) * ARRIVING / size)
-            visit = come_and_leave(doors, DOORS[number % 3], rng.choice(wishes), f"{name}-{number}", leave)
-            coming.append(group.create_task(visit))
-        leave.set()
-    return [each.result() for each in coming]
+            crowd.append(Visit(doors, DOORS[number % 3], rng.choice(wishes), f"{name}-{number}", group))
+        for visit in crowd:
+            await visit.leave()
+    return [await visit.over() for visit in crowd]
 
 
 def _ran(folder: Path) -> Ran:

@@ -63,7 +63,8 @@ async def freeze(asked: FreezeOptions, mesh: MeshOptions, console: Console) -> C
     card.lines += [*finding_lines(findings), *charge_lines(charges)]
     for tier in TIERS:
         card.lines += _tier_lines(tier, [each for each in frozen if each.fault.name.startswith(tier)], folder)
-    card.lines += [*pause_lines(load.histories, calm.histories, faults), *residue_lines(residue)]
+    card.lines += [*pause_lines(load.histories, calm.histories, faults, unnoticed=NOTICED)]
+    card.lines += residue_lines(residue)
     card.notes += [*findings.reasons[:10], *residue]
     return card
 

@@ -56,7 +56,8 @@ async def _storm(stage: Rig, load: Load, asked: KillOptions) -> list[Fault]:
     faults: list[Fault] = []
     await until_flowing(load, asked.streams)
     while len(faults) < asked.kills:
-        begun, tokens = time.time(), load.tokens
+        begun, tokens = faults[-1].at if faults else time.time(), load.tokens
+        await until_flowing(load, 1)
         while time.time() < begun + asked.every:
             stage.say(progress(load, faults, asked.kills))
             await asyncio.sleep(0.25)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from penstock.chassis.errors import PenstockError
 from penstock.cli.mesh import LocalMesh
 from penstock.cli.scorecard.catalog import Wish
 from penstock.client import Client, Options, Session
@@ -72,11 +73,35 @@ def _named(wish: Wish, request_id: str) -> Options:
     return Options(**{**wish.options, "request_id": request_id})
 
 
-async def come_and_leave(doors: Doors, door: str, wish: Wish, request_id: str, leave: asyncio.Event) -> Leaver:
-    reading = asyncio.ensure_future(doors.reader(door)(wish, request_id))
-    await leave.wait()
-    left_at, was_under_way = time.time(), not reading.done()
-    reading.cancel()
-    (ended,) = await asyncio.gather(reading, return_exceptions=True)
-    failure = repr(ended) if isinstance(ended, Exception) else ""
-    return Leaver(request_id=request_id, door=door, left_at=left_at, was_under_way=was_under_way, failure=failure)
+class Visit:
+    """One client that is reading."""
+
+    def __init__(self, doors: Doors, door: str, wish: Wish, request_id: str, group: asyncio.TaskGroup) -> None:
+        self._door = door
+        self._request_id = request_id
+        self._reading = group.create_task(self._read(doors.reader(door), wish))
+        self._left_at = 0.0
+        self._was_under_way = False
+        self._failure = ""
+
+    async def leave(self) -> None:
+        """Cancel, and let the cancel get out before the next of the crowd takes its time."""
+        self._left_at, self._was_under_way = time.time(), not self._reading.done()
+        self._reading.cancel()
+        await asyncio.sleep(0)
+
+    async def over(self) -> Leaver:
+        await asyncio.wait([self._reading])
+        return Leaver(
+            request_id=self._request_id,
+            door=self._door,
+            left_at=self._left_at,
+            was_under_way=self._was_under_way,
+            failure=self._failure,
+        )
+
+    async def _read(self, read: Read, wish: Wish) -> None:
+        try:
+            await read(wish, self._request_id)
+        except (PenstockError, httpx.HTTPError) as error:
+            self._failure = repr(error)

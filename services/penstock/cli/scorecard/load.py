@@ -14,6 +14,7 @@ from penstock.v1.inference_pb2 import FinishReason
 
 ATTEMPT_TIMEOUT = 120.0  # s for one answer with all its attempts; an answer later than that is a failure
 CALM_AT_ONCE = 4
+NUMBERS = itertools.count(1)  # of requests, over all loads: the ledger knows them by nothing else
 
 
 class Load:
@@ -26,7 +27,6 @@ class Load:
         self._wishes = wishes
         self._streams = streams
         self._rng = random.Random(seed)
-        self._numbers = itertools.count()
         self._is_over = asyncio.Event()
 
     @property
@@ -52,7 +52,7 @@ class Load:
 
     async def ask(self, number: int) -> History:
         wish = self._wishes[number]
-        history = History(wish=number, request_id=f"score-{id(self):x}-{next(self._numbers)}", started=time.time())
+        history = History(wish=number, request_id=f"score-{next(NUMBERS)}", started=time.time())
         self.histories.append(history)
         options = {**wish.options, "request_id": history.request_id, "timeout": ATTEMPT_TIMEOUT}
         answer = self._client.generate(wish.prompt, **options)  # type: ignore[arg-type]  # Options and two more

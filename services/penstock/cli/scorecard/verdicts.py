@@ -36,8 +36,13 @@ def charge_lines(charges: ChargeFindings) -> list[Line]:
     ]
 
 
-def pause_lines(histories: Sequence[History], calm: Sequence[History], faults: Sequence[Fault]) -> list[Line]:
-    """Pauses of requests that were under way at a fault, beyond those that calm answers have."""
+def pause_lines(
+    histories: Sequence[History], calm: Sequence[History], faults: Sequence[Fault], *, unnoticed: float = 0.0
+) -> list[Line]:
+    """Pauses of requests that were under way at a fault, beyond those that calm answers have.
+
+    `unnoticed`: s for which such a fault may go unnoticed; a process that died shows at once.
+    """
     pauses = [
         history.longest_pause
         for history in histories
@@ -45,12 +50,13 @@ def pause_lines(histories: Sequence[History], calm: Sequence[History], faults: S
     ]
     usual = percentile([history.longest_pause for history in calm], 0.99)
     prefill = percentile([history.ttft or 0.0 for history in calm], 0.5)
+    bound = round(unnoticed + ADDED_GAP + prefill, 3)
     added = [pause - usual for pause in pauses if pause > INTERRUPTION * usual]
     return [
         told("requests under way at a fault", len(pauses)),
         told("of them interrupted", len(added)),
         told("P50 gap added to the interrupted", percentile(added, 0.5), "s"),
-        at_most("P99 gap added to the interrupted", percentile(added, 0.99), round(ADDED_GAP + prefill, 3), "s"),
+        at_most("P99 gap added to the interrupted", percentile(added, 0.99), bound, "s"),
         told("longest gap added", max(added, default=0.0), "s"),
     ]
 

@@ -1,0 +1,39 @@
+"""The proofs themselves, short: a few streams, three kills, one rolling restart."""
+
+import asyncio
+import json
+import sys
+
+COMMAND = (sys.executable, "-m", "penstock.cli", "scorecard", "--json", "--streams", "4", "--tokens", "24")
+
+
+async def proved(proof, model, *options):
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--model", model, *options, proof, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, errors = await process.communicate()
+    assert out, errors.decode()
+    (card,) = json.loads(out)
+    assert not card["void"], card
+    return card, {line["figure"]: line for line in card["lines"]}
+
+
+def assert_nothing_lost(card, lines):
+    exact = [line for line in card["lines"] if line["goal"] in ("0", "100")]
+    assert len(exact) >= 10
+    assert not [line for line in exact if not line["is_met"]], card["notes"]
+    assert lines["requests"]["measured"] > 4
+
+
+async def test_three_processes_of_any_tier_are_killed_and_no_client_loses_a_token(tiny_model):
+    card, lines = await proved("kill", tiny_model, "--kills", "3", "--every", "0.5")
+    assert_nothing_lost(card, lines)
+    assert lines["requests under way at a fault"]["measured"] > 0
+    assert "3 faults" in card["notes"][-1]
+
+
+async def test_every_process_is_drained_in_turn_and_no_client_loses_a_token(tiny_model):
+    mesh = ("--edges", "2", "--queues", "1", "--schedulers", "1", "--workers", "2")
+    card, lines = await proved("drain", tiny_model, *mesh)
+    assert_nothing_lost(card, lines)
+    assert lines["processes that did not exit 0"]["measured"] == 0
