@@ -139,7 +139,8 @@ def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
     for number, rate in ((0, 0.1), (1, 5.0), (2, 1.0)):
         rows = f"0,{rate},1.0,Gamma,1.0,1.0\n600,0,0,,0,0\n"
         (tmp_path / f"chunk-{number}-trace.csv").write_text(rows)
-        (tmp_path / f"chunk-{number}-dataset.json").write_text(json.dumps({"0": lengths}))
+        absent = {"600": {"input_tokens": "{}", "output_tokens": "{}"}}
+        (tmp_path / f"chunk-{number}-dataset.json").write_text(json.dumps({"0": lengths, **absent}))
     found = servegen(tmp_path, start=300.0, clients=2)
     assert list(found) == ["1", "2"]
     asks = list(found["1"].asks("seed", load=1.0))

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -46,8 +47,9 @@ def servegen(folder: Path, *, start: float, clients: int) -> Mapping[str, Demand
     found = {match[1]: path for path in sorted(folder.iterdir()) if (match := CLIENT.search(path.name))}
     windows = {number: _windows(path, start) for number, path in found.items()}
     busiest = sorted(windows, key=lambda number: (-sum(each.rate for each in windows[number]), int(number)))
-    chosen = [number for number in busiest if (folder / f"chunk-{number}-dataset.json").is_file()][:clients]
-    return {number: Phased(Renewal(windows[number]), _phases(folder, number, start)) for number in chosen}
+    found_phases = ((number, _phases(folder, number, start)) for number in busiest)
+    chosen = islice(((number, phases) for number, phases in found_phases if phases), clients)
+    return {number: Phased(Renewal(windows[number]), phases) for number, phases in chosen}
 
 
 def _windows(path: Path, start: float) -> list[RenewalWindow]:
@@ -66,13 +68,13 @@ def _windows(path: Path, start: float) -> list[RenewalWindow]:
 
 
 def _phases(folder: Path, number: str, start: float) -> list[tuple[float, Empirical, Empirical]]:
-    recorded = json.loads((folder / f"chunk-{number}-dataset.json").read_text(encoding="utf-8"))
-    phases = [
-        (float(at) - start, Empirical(_shares(row["input_tokens"])), Empirical(_shares(row["output_tokens"])))
-        for at, row in sorted(recorded.items(), key=lambda item: float(item[0]))
-    ]
-    begun = [place for place, phase in enumerate(phases) if phase[0] <= 0]
-    return phases[begun[-1] if begun else 0 :]
+    """Return the lengths from `start` on; none where they were not published or the client was never there."""
+    path = folder / f"chunk-{number}-dataset.json"
+    recorded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    lengths = [(float(at), _shares(row["input_tokens"]), _shares(row["output_tokens"])) for at, row in recorded.items()]
+    phases = sorted((each for each in lengths if each[1] and each[2]), key=lambda each: each[0])
+    begun = sum(at <= start for at, *_ in phases)
+    return [(at - start, Empirical(prompt), Empirical(output)) for at, prompt, output in phases[max(0, begun - 1) :]]
 
 
 def _shares(text: str) -> dict[int, float]:

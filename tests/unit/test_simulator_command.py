@@ -1,0 +1,107 @@
+"""`penstock simulate` from the file to the figures."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from penstock.cli.__main__ import cli
+from penstock.simulator.reading import scenario_of
+from penstock.simulator.sweep import knee
+
+SCENARIO = """
+duration = 4.0
+seed = 3
+[slo]
+ttft = 0.5
+[[tenants]]
+name = "chat"
+class = "interactive"
+arrivals = { rate = 10.0 }
+prompt = { tokens = 100 }
+output = { tokens = 10 }
+[[tenants]]
+name = "night"
+class = "batch"
+arrivals = { rate = 5.0 }
+prompt = { kind = "uniform", low = 10, high = 500 }
+output = { tokens = 10 }
+"""
+
+
+def invoke(*args):
+    return CliRunner().invoke(cli, ["simulate", *map(str, args)])
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    return path
+
+
+def test_json_has_the_figures_of_bench_and_the_simulators_own(scenario):
+    result = invoke(scenario, "--json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    for name in ("requests", "shed_by_reason", "ttft_s", "tpot_s", "goodput_share", "slo"):
+        assert name in figures, name
+    for name in ("engine_tokens_wasted", "queue_wait_prediction", "service_by_tenant", "max_service_gap"):
+        assert name in figures, name
+    assert figures["seed"] == 3
+    assert figures["completed"] == figures["requests"] > 30
+
+
+def test_the_seed_of_the_command_line_wins(scenario):
+    assert json.loads(invoke(scenario, "--json", "--seed", 9).stdout)["seed"] == 9
+
+
+def test_no_order_of_a_set_reaches_the_report(scenario):
+    def report(hash_seed):
+        command = [sys.executable, "-m", "penstock.cli", "simulate", scenario, "--json"]
+        return subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert report("1") == report("2")
+
+
+def test_a_picture_is_written_and_the_figures_are_shown(scenario, tmp_path):
+    picture = tmp_path / "small.svg"
+    result = invoke(scenario, "--plot", picture)
+    assert result.exit_code == 0, result.output
+    assert "requests completed" in result.stdout
+    assert "max service gap between backlogged tenants" in result.stdout
+    assert "<svg" in picture.read_text(encoding="utf-8")
+
+
+def test_a_sweep_runs_multiples_of_the_knee(scenario, tmp_path):
+    scenario.write_text("load_sweep = [0.5, 1.5]\n" + SCENARIO, encoding="utf-8")
+    result = invoke(scenario, "--json", "--plot", tmp_path / "sweep.png")
+    assert result.exit_code == 0, result.output
+    swept = json.loads(result.stdout)
+    assert [run["load"] / swept["knee_load"] for run in swept["runs"]] == pytest.approx([0.5, 1.5])
+    assert (tmp_path / "sweep.png").stat().st_size > 10_000
+
+
+def test_a_scenario_that_is_wrong_ends_with_its_field(scenario):
+    scenario.write_text(SCENARIO.replace("rate = 10.0", "rate = -1"), encoding="utf-8")
+    result = invoke(scenario)
+    assert result.exit_code == 2
+    assert "tenants[0].arrivals.rate: must be above 0" in result.stderr
+
+
+def test_the_knee_of_the_reference_model_is_where_it_was_measured():
+    """About 16 requests/s, for one worker of the reference law at log-normal lengths of 400 and 120."""
+    lengths = {"kind": "lognormal", "sigma": 0.7, "high": 4096}
+    tenant = {
+        "name": "a",
+        "arrivals": {"rate": 16.0},
+        "prompt": {"mean": 400.0, **lengths},
+        "output": {"mean": 120.0, **lengths},
+    }
+    scenario = scenario_of({"tenants": [tenant], "duration": 60.0, "workers": [{"slots": 64}]})
+    assert 0.9 < knee(scenario) < 1.25
