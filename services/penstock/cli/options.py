@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from penstock.cli.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions
-from penstock.cli.state import MeshNote, read_note
+from penstock.cli.state import MeshNote, find_note, running_notes
 
 REPLICAS = click.IntRange(1, 4)
 
@@ -64,25 +64,39 @@ def _with(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) 
     return command
 
 
-def find_target(target: str, key: str, *, http: bool = False) -> tuple[str, str]:
-    """Return address and key; raises UsageError that says what to do when neither is given nor running here."""
-    note = read_note()
-    key = key or os.environ.get("PENSTOCK_API_KEY", "") or (note.api_key if note else "")
-    target = target or ((note.http if http else note.grpc) if note else "")
-    if not target:
+def find_target(target: str, key: str) -> tuple[str, str]:
+    """Return address and key; raises UsageError that says what to do when neither is given nor running here.
+
+    A mesh's own key is shown to that mesh alone.
+    """
+    if target:
+        owner = next((note for note in running_notes() if target in (note.grpc, note.http, note.front)), None)
+        return target, find_key(key, owner)
+    note = _running_mesh()
+    if note is None:
         message = "no mesh runs here: start one with `penstock up`, or name one with --target HOST:PORT"
         raise click.UsageError(message)
-    return target, key
+    return note.grpc, find_key(key, note)
+
+
+def find_key(key: str, note: MeshNote | None) -> str:
+    return key or os.environ.get("PENSTOCK_API_KEY", "") or (note.api_key if note else "")
 
 
 def find_tier(tier: str, target: str) -> str:
     """Return the address of a process of `tier`, given or of the local mesh."""
-    note = read_note()
-    found = target or _address(note, tier)
+    found = target or _address(_running_mesh(), tier)
     if not found:
         message = f"no {tier} runs here: start a mesh with `penstock up`, or name one with --target HOST:PORT"
         raise click.UsageError(message)
     return found
+
+
+def _running_mesh() -> MeshNote | None:
+    try:
+        return find_note()
+    except LookupError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _address(note: MeshNote | None, tier: str) -> str:

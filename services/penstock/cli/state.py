@@ -56,15 +56,35 @@ def note_path(base_port: int) -> Path:
 
 def write_note(note: MeshNote) -> Path:
     path = note_path(note.base_port)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    unfinished = path.with_suffix(".new")  # whoever looks for meshes meanwhile must not read half a note
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(note.to_json())
-    return path
+    return unfinished.replace(path)
 
 
-def read_note(base_port: int = BASE_PORT) -> MeshNote | None:
+def read_note(base_port: int) -> MeshNote | None:
     """Return the mesh running at `base_port`, None when there is none (or its command has ended)."""
+    return _read(note_path(base_port))
+
+
+def find_note() -> MeshNote | None:
+    """Return the mesh at the usual ports, or else the only one running; raises LookupError among several others."""
+    if usual := read_note(BASE_PORT):
+        return usual
+    running = running_notes()
+    if len(running) > 1:
+        message = f"several meshes run here, at {', '.join(note.grpc for note in running)}; name one with --target"
+        raise LookupError(message)
+    return running[0] if running else None
+
+
+def running_notes() -> list[MeshNote]:
+    return [note for path in sorted(state_folder().glob("mesh-*.json")) if (note := _read(path))]
+
+
+def _read(path: Path) -> MeshNote | None:
     try:
-        found = orjson.loads(note_path(base_port).read_bytes())
+        found = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     note = MeshNote(**{**found, "processes": tuple(ProcessNote(**each) for each in found["processes"])})
@@ -74,6 +94,6 @@ def read_note(base_port: int = BASE_PORT) -> MeshNote | None:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # gone, or its number is another user's by now
         return False
     return True

@@ -14,6 +14,7 @@ from penstock.cli.bench.load import Lengths, Load
 from penstock.cli.bench.plot import plot_runs
 from penstock.cli.bench.report import Slo, figures_table, report, summary_lines
 from penstock.cli.bench.run import Target, cpu_by_tier, offer, open_api
+from penstock.cli.options import find_key, find_target
 from penstock.cli.plan import MeshOptions
 from penstock.cli.screen import answers, errors
 from penstock.cli.state import MeshNote, read_note
@@ -130,8 +131,8 @@ async def compare_batching(asked: BenchOptions, mesh: MeshOptions) -> None:
 
 async def _measure(asked: BenchOptions, note: MeshNote | None, name: str) -> tuple[dict[str, Any], list[History]]:
     local = (note.http if asked.api in HTTP_APIS else note.grpc) if note else ""
-    key = asked.key or (note.api_key if note else "")
-    target = Target(api=asked.api, address=asked.target or local, key=key, model=asked.model)
+    address, key = find_target(asked.target, asked.key) if asked.target else (local, find_key(asked.key, note))
+    target = Target(api=asked.api, address=address, key=key, model=asked.model)
     line = ProgressLine(asked.load.requests, name)
     async with open_api(target) as api:
         before, started = cpu_by_tier(note), time.perf_counter()
