@@ -49,8 +49,10 @@ def test_of_several_the_one_at_the_usual_ports_is_meant():
 def test_among_several_others_the_caller_has_to_choose():
     for base_port in (39_600, 41_000):
         write_note(note(base_port))
-    with pytest.raises(click.UsageError, match=r"39601, 127\.0\.0\.1:41001; name one with --target"):
+    with pytest.raises(click.UsageError, match=r"--target 127\.0\.0\.1:39601 or 127\.0\.0\.1:41001"):
         find_target("", "")
+    with pytest.raises(click.UsageError, match=r"--target 127\.0\.0\.1:39605 or 127\.0\.0\.1:41005"):
+        find_tier("worker", "")
     assert find_target("127.0.0.1:41001", "") == ("127.0.0.1:41001", "pk_dev_41000")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from penstock.cli.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions
-from penstock.cli.state import MeshNote, find_note, running_notes
+from penstock.cli.state import MeshNote, meant_notes, running_notes
 
 REPLICAS = click.IntRange(1, 4)
 
@@ -72,7 +72,7 @@ def find_target(target: str, key: str) -> tuple[str, str]:
     if target:
         owner = next((note for note in running_notes() if target in (note.grpc, note.http, note.front)), None)
         return target, find_key(key, owner)
-    note = _running_mesh()
+    note = _running_mesh(lambda each: each.grpc)
     if note is None:
         message = "no mesh runs here: start one with `penstock up`, or name one with --target HOST:PORT"
         raise click.UsageError(message)
@@ -85,18 +85,21 @@ def find_key(key: str, note: MeshNote | None) -> str:
 
 def find_tier(tier: str, target: str) -> str:
     """Return the address of a process of `tier`, given or of the local mesh."""
-    found = target or _address(_running_mesh(), tier)
+    found = target or _address(_running_mesh(lambda each: _address(each, tier)), tier)
     if not found:
         message = f"no {tier} runs here: start a mesh with `penstock up`, or name one with --target HOST:PORT"
         raise click.UsageError(message)
     return found
 
 
-def _running_mesh() -> MeshNote | None:
-    try:
-        return find_note()
-    except LookupError as error:
-        raise click.UsageError(str(error)) from error
+def _running_mesh(address_in: Callable[[MeshNote], str]) -> MeshNote | None:
+    """Return the mesh that is meant; raises UsageError among several, with what to choose from."""
+    notes = meant_notes()
+    if len(notes) > 1:
+        choice = " or ".join(filter(None, map(address_in, notes)))
+        message = f"several meshes run here: name one with --target {choice}"
+        raise click.UsageError(message)
+    return notes[0] if notes else None
 
 
 def _address(note: MeshNote | None, tier: str) -> str:

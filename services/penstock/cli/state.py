@@ -67,15 +67,10 @@ def read_note(base_port: int) -> MeshNote | None:
     return _read(note_path(base_port))
 
 
-def find_note() -> MeshNote | None:
-    """Return the mesh at the usual ports, or else the only one running; raises LookupError among several others."""
-    if usual := read_note(BASE_PORT):
-        return usual
-    running = running_notes()
-    if len(running) > 1:
-        message = f"several meshes run here, at {', '.join(note.grpc for note in running)}; name one with --target"
-        raise LookupError(message)
-    return running[0] if running else None
+def meant_notes() -> list[MeshNote]:
+    """Return the mesh at the usual ports, or else all that run: who names none can only mean one of these."""
+    usual = read_note(BASE_PORT)
+    return [usual] if usual else running_notes()
 
 
 def running_notes() -> list[MeshNote]:
