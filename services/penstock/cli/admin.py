@@ -105,7 +105,7 @@ async def drain(call: AdminCall, grace: float | None) -> None:
         request.grace.CopyFrom(Duration(seconds=int(grace), nanos=int(grace % 1 * 1e9)))
     async with call.stub() as admin:
         begun = await admin.Drain(request, metadata=call.metadata)
-    answers.print(f"{call.target} drains; {begun.running} requests are running")
+    answers.print(f"{call.target} drains; calls and streams under way: {begun.running}")
 
 
 async def snapshot(call: AdminCall) -> None:
