@@ -57,6 +57,9 @@ class FakeGateway:
         self.refusal: Exception | None = None
         self.credentials = []
 
+    async def parsed(self, size, parse):
+        return parse()
+
     @asynccontextmanager
     async def generate(self, spec, credential, *, traceparent="", time_left=None):
         if self.refusal:

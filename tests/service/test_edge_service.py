@@ -1,6 +1,7 @@
 """A real edge between a caller and fakes of the tiers behind it."""
 
 import asyncio
+import threading
 from datetime import timedelta
 
 import grpc
@@ -9,7 +10,10 @@ import structlog
 
 from edge_mesh import CONTEXT, KEY, PATIENCE, edge_mesh, text_of, token_at
 from penstock.chassis.errors import Overloaded, Unavailable, error_from_rpc
+from penstock.edge.config import EdgeConfig
+from penstock.edge.gateway import Gateway
 from penstock.edge.request import limits
+from penstock.edge.threads import SMALL, Threads
 from penstock.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
@@ -340,6 +344,28 @@ async def test_a_full_edge_says_so_at_once_and_when_to_come_back():
         assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "EDGE_FULL")
         assert error.retry_after > 0
         first.cancel()
+
+
+async def test_all_that_a_caller_sends_counts_against_the_room_there_is():
+    async with edge_mesh(max_bytes=4_000) as mesh:
+        for much in (
+            {"text": "x" * 4_001},
+            {"text": "x", "resume": Resume(token_ids=[token_at(0)] * 200)},
+            {"text": None, "chat": Chat(messages=[Message(role="r" * 60, content="")] * 70)},
+        ):
+            assert (await refused(mesh.generate(**much))).reason == "EDGE_FULL"
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await mesh.inference.CountTokens(CountTokensRequest(text="x" * 4_001), metadata=KEY)
+        assert error_from_rpc(failure.value).reason == "EDGE_FULL"
+        assert (await mesh.inference.CountTokens(CountTokensRequest(text="x" * 400), metadata=KEY)).prompt_tokens == 400
+        assert (await at_rest(mesh))["held_bytes"] == 0
+
+
+async def test_a_long_body_is_parsed_off_the_loop_and_a_short_one_at_once():
+    with Threads(1) as threads:
+        gateway = Gateway(EdgeConfig(), None, None, threads)
+        assert await gateway.parsed(SMALL, threading.get_ident) == threading.get_ident()
+        assert await gateway.parsed(SMALL + 1, threading.get_ident) != threading.get_ident()
 
 
 async def test_a_message_above_the_cap_is_refused_before_it_is_parsed():

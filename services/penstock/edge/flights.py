@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from penstock.chassis.errors import Overloaded
 from penstock.edge.flight.state import State
@@ -59,6 +60,16 @@ class Flights:
             self.check_room(size)
         passage.size += size
         self.bytes += size
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count `size` bytes that belong to no flight; raises Overloaded as `check_room` does."""
+        self.check_room(size)
+        self.bytes += size
+        try:
+            yield
+        finally:
+            self.bytes -= size
 
     def remove(self, passage: Passage, now: float) -> None:
         if self._passages.pop(passage.ticket_id, None) is None:

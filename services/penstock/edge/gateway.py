@@ -1,10 +1,11 @@
 """The edge as its front ends see it: gRPC and HTTP both speak through these calls."""
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
+from typing import TypeVar
 from uuid import uuid4
 
 from penstock.chassis.errors import error_from_failure, failure_from
@@ -16,14 +17,16 @@ from penstock.edge.passage import Passage
 from penstock.edge.planning import plan_for
 from penstock.edge.record import Record
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
-from penstock.edge.threads import Threads
+from penstock.edge.threads import SMALL, Threads
 from penstock.edge.tower import Tower
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2 import Accepted, CountTokensResponse, Delta, Finished, Model
 
 Answer = AsyncIterator[Accepted | Delta | Finished]
+Parsed = TypeVar("Parsed")
 
-BYTES_PER_ID = 4
+BYTES_PER_ID = 4  # as the edge's own arrays have them
+BYTES_PER_SENT_ID = 36  # a Python int in a tuple, as a caller's are until the flight ends
 _seeds = random.SystemRandom()
 
 
@@ -64,6 +67,10 @@ class Gateway:
         finally:
             self._tower.leave(passage)
 
+    async def parsed(self, size: int, parse: Callable[[], Parsed]) -> Parsed:
+        """Have a body of `size` bytes parsed; a long one must not hold up everybody's tokens."""
+        return parse() if size <= SMALL else await self._threads.run(size, parse)
+
     def open(
         self,
         spec: RequestSpec,
@@ -74,7 +81,7 @@ class Gateway:
         time_left: float | None = None,
     ) -> Passage:
         """Take a request in; `prepare` gets it going. Raises Overloaded when the edge is full."""
-        size = _size(spec.input)
+        size = _size(spec)
         self._tower.flights.check_room(size)
         ticket_id, now = uuid4().hex, self._tower.now()
         deadline = now + self._time(spec.timeout_s, time_left)
@@ -124,7 +131,9 @@ class Gateway:
         await self.identify(credential)
         model = await self._catalog.find(spec.model)
         encode = partial(model.codec.prompt_ids, spec.input, datetime.now(UTC))
-        ids = await self._threads.run(_size(spec.input), encode)
+        size = _size(spec)
+        with self._tower.flights.holding(size):
+            ids = await self._threads.run(size, encode)
         return CountTokensResponse(
             prompt_tokens=len(ids),
             context_length=model.context_length,
@@ -144,12 +153,16 @@ class Gateway:
         return min([*given, self._config.max_timeout]) if given else self._config.default_timeout
 
 
-def _size(prompt: Prompt) -> int:
+def _size(spec: RequestSpec) -> int:
     """Bytes, about, of what a client sent."""
+    return _prompt_size(spec.input) + BYTES_PER_SENT_ID * len(spec.resume_ids)
+
+
+def _prompt_size(prompt: Prompt) -> int:
     match prompt:
         case TextInput(text):
             return len(text)
         case ChatInput(messages):
-            return sum(len(message.content) for message in messages)
+            return sum(len(message.role) + len(message.content) for message in messages)
         case _:
-            return BYTES_PER_ID * len(prompt.ids)
+            return BYTES_PER_SENT_ID * len(prompt.ids)

@@ -107,7 +107,8 @@ class HttpFront:
         shape_of: Callable[..., ApiAnswer],
         exchange: Exchange,
     ) -> None:
-        request = parse(parse_body(await exchange.body(self._intake)), exchange.request_id)
+        body = await exchange.body(self._intake)
+        request = await self._gateway.parsed(len(body), lambda: parse(parse_body(body), exchange.request_id))
         shape = shape_of(request, created=int(time.time()))
         answer = stream_answer if request.stream else send_answer
         generating = self._gateway.generate(
