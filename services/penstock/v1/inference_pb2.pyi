@@ -118,7 +118,7 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
-        """Token ids of the model's own vocabulary, used as they stand."""
+        """Token ids of the model's own vocabulary, 1 to 1,048,576, used as they stand."""
 
     @_builtins.property
     def sampling(self) -> Global___Sampling:
@@ -130,8 +130,8 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Longest time from arrival to last token. The call's own gRPC deadline holds as well; the earlier one counts.
-        Absent or zero: only the call's deadline, or the edge's default.
+        """Longest time from arrival to last token, at most a day. The call's own gRPC deadline holds as well; the earlier
+        one counts. Absent or zero: only the call's deadline, or the edge's default.
         """
 
     @_builtins.property

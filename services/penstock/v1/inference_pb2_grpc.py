@@ -28,8 +28,11 @@ if _version_not_supported:
 class InferenceStub:
     """Inference is the public API of the edge. Callers authenticate with metadata `authorization: Bearer KEY`.
 
-    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN or KEY_REVOKED; INVALID_ARGUMENT with BadRequest
-    naming the field; NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / DRAINING with RetryInfo.
+    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED or KEY_EXPIRED; PERMISSION_DENIED /
+    LOOPBACK_ONLY for a development key from elsewhere; INVALID_ARGUMENT with BadRequest naming the field, also as
+    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN or CHAT_TEMPLATE_REFUSED; NOT_FOUND / MODEL_UNKNOWN;
+    UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call with
+    RESOURCE_EXHAUSTED before it is read, so without details.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -64,8 +67,11 @@ class InferenceStub:
 class InferenceServicer:
     """Inference is the public API of the edge. Callers authenticate with metadata `authorization: Bearer KEY`.
 
-    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN or KEY_REVOKED; INVALID_ARGUMENT with BadRequest
-    naming the field; NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / DRAINING with RetryInfo.
+    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED or KEY_EXPIRED; PERMISSION_DENIED /
+    LOOPBACK_ONLY for a development key from elsewhere; INVALID_ARGUMENT with BadRequest naming the field, also as
+    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN or CHAT_TEMPLATE_REFUSED; NOT_FOUND / MODEL_UNKNOWN;
+    UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call with
+    RESOURCE_EXHAUSTED before it is read, so without details.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -75,8 +81,9 @@ class InferenceServicer:
         INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
         QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
         with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
-        cannot be reached. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when
-        workers kept failing under it; / CLIENT_TOO_SLOW when its reader fell too far behind (`resume` continues it).
+        cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
+        cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
+        its reader fell too far behind (`resume` continues it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,14 +92,16 @@ class InferenceServicer:
     def Session(self, request_iterator, context):
         """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
         in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
-        INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart.
+        INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart. FAILED_PRECONDITION /
+        HELLO_MISSING when no `hello` comes first, within 5 s; / PROTOCOL_UNSUPPORTED when it is of another protocol.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountTokens(self, request, context):
-        """CountTokens renders and tokenizes an input as Generate would, and runs nothing.
+        """CountTokens renders and tokenizes an input as Generate would, and runs nothing. RESOURCE_EXHAUSTED / EDGE_FULL
+        with RetryInfo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,8 +148,11 @@ def add_InferenceServicer_to_server(servicer, server):
 class Inference:
     """Inference is the public API of the edge. Callers authenticate with metadata `authorization: Bearer KEY`.
 
-    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN or KEY_REVOKED; INVALID_ARGUMENT with BadRequest
-    naming the field; NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / DRAINING with RetryInfo.
+    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED or KEY_EXPIRED; PERMISSION_DENIED /
+    LOOPBACK_ONLY for a development key from elsewhere; INVALID_ARGUMENT with BadRequest naming the field, also as
+    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN or CHAT_TEMPLATE_REFUSED; NOT_FOUND / MODEL_UNKNOWN;
+    UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call with
+    RESOURCE_EXHAUSTED before it is read, so without details.
     buf:lint:ignore SERVICE_SUFFIX
     """
 

@@ -29,8 +29,11 @@ GRPC_VERSION: str
 class InferenceStub:
     """Inference is the public API of the edge. Callers authenticate with metadata `authorization: Bearer KEY`.
 
-    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN or KEY_REVOKED; INVALID_ARGUMENT with BadRequest
-    naming the field; NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / DRAINING with RetryInfo.
+    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED or KEY_EXPIRED; PERMISSION_DENIED /
+    LOOPBACK_ONLY for a development key from elsewhere; INVALID_ARGUMENT with BadRequest naming the field, also as
+    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN or CHAT_TEMPLATE_REFUSED; NOT_FOUND / MODEL_UNKNOWN;
+    UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call with
+    RESOURCE_EXHAUSTED before it is read, so without details.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -44,16 +47,20 @@ class InferenceStub:
     INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
     QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
     with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
-    cannot be reached. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when
-    workers kept failing under it; / CLIENT_TOO_SLOW when its reader fell too far behind (`resume` continues it).
+    cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
+    cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
+    its reader fell too far behind (`resume` continues it).
     """
     Session: _grpc.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]
     """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
     in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
-    INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart.
+    INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart. FAILED_PRECONDITION /
+    HELLO_MISSING when no `hello` comes first, within 5 s; / PROTOCOL_UNSUPPORTED when it is of another protocol.
     """
     CountTokens: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]
-    """CountTokens renders and tokenizes an input as Generate would, and runs nothing."""
+    """CountTokens renders and tokenizes an input as Generate would, and runs nothing. RESOURCE_EXHAUSTED / EDGE_FULL
+    with RetryInfo.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """ListModels lists what at least one attached worker serves now."""
 
@@ -61,8 +68,11 @@ class InferenceStub:
 class InferenceAsyncStub(InferenceStub):
     """Inference is the public API of the edge. Callers authenticate with metadata `authorization: Bearer KEY`.
 
-    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN or KEY_REVOKED; INVALID_ARGUMENT with BadRequest
-    naming the field; NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / DRAINING with RetryInfo.
+    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED or KEY_EXPIRED; PERMISSION_DENIED /
+    LOOPBACK_ONLY for a development key from elsewhere; INVALID_ARGUMENT with BadRequest naming the field, also as
+    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN or CHAT_TEMPLATE_REFUSED; NOT_FOUND / MODEL_UNKNOWN;
+    UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call with
+    RESOURCE_EXHAUSTED before it is read, so without details.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -73,24 +83,31 @@ class InferenceAsyncStub(InferenceStub):
     INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
     QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
     with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
-    cannot be reached. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when
-    workers kept failing under it; / CLIENT_TOO_SLOW when its reader fell too far behind (`resume` continues it).
+    cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
+    cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
+    its reader fell too far behind (`resume` continues it).
     """
     Session: _aio.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]  # type: ignore[assignment]
     """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
     in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
-    INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart.
+    INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart. FAILED_PRECONDITION /
+    HELLO_MISSING when no `hello` comes first, within 5 s; / PROTOCOL_UNSUPPORTED when it is of another protocol.
     """
     CountTokens: _aio.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]  # type: ignore[assignment]
-    """CountTokens renders and tokenizes an input as Generate would, and runs nothing."""
+    """CountTokens renders and tokenizes an input as Generate would, and runs nothing. RESOURCE_EXHAUSTED / EDGE_FULL
+    with RetryInfo.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels lists what at least one attached worker serves now."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     """Inference is the public API of the edge. Callers authenticate with metadata `authorization: Bearer KEY`.
 
-    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN or KEY_REVOKED; INVALID_ARGUMENT with BadRequest
-    naming the field; NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / DRAINING with RetryInfo.
+    Every RPC may end with UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED or KEY_EXPIRED; PERMISSION_DENIED /
+    LOOPBACK_ONLY for a development key from elsewhere; INVALID_ARGUMENT with BadRequest naming the field, also as
+    MODEL_MISSING, INPUT_MISSING, PROMPT_EMPTY, TOKEN_UNKNOWN or CHAT_TEMPLATE_REFUSED; NOT_FOUND / MODEL_UNKNOWN;
+    UNAVAILABLE / DRAINING, AUTH_LOST or NO_WORKER with RetryInfo. A message above 16 MiB ends its call with
+    RESOURCE_EXHAUSTED before it is read, so without details.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -105,8 +122,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         INVALID_ARGUMENT / PROMPT_TOO_LONG when prompt and output cannot fit the context. RESOURCE_EXHAUSTED /
         QUOTA_EXCEEDED with QuotaFailure and RetryInfo; / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED, EDGE_FULL or OVERLOADED
         with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
-        cannot be reached. DEADLINE_EXCEEDED / DEADLINE when it cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when
-        workers kept failing under it; / CLIENT_TOO_SLOW when its reader fell too far behind (`resume` continues it).
+        cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
+        cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
+        its reader fell too far behind (`resume` continues it).
         """
 
     @_abc_1.abstractmethod
@@ -117,7 +135,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.SessionResponse], _abc.AsyncIterator[_inference_pb2.SessionResponse]]:
         """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
         in a `failed` frame with the statuses of Generate; the stream lives on. Closing it cancels what still runs.
-        INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart.
+        INVALID_ARGUMENT / HANDLE_IN_USE ends the stream: later frames could not be told apart. FAILED_PRECONDITION /
+        HELLO_MISSING when no `hello` comes first, within 5 s; / PROTOCOL_UNSUPPORTED when it is of another protocol.
         """
 
     @_abc_1.abstractmethod
@@ -126,7 +145,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CountTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CountTokensResponse, _abc.Awaitable[_inference_pb2.CountTokensResponse]]:
-        """CountTokens renders and tokenizes an input as Generate would, and runs nothing."""
+        """CountTokens renders and tokenizes an input as Generate would, and runs nothing. RESOURCE_EXHAUSTED / EDGE_FULL
+        with RetryInfo.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(
