@@ -135,6 +135,15 @@ async def test_an_unknown_key_is_refused_everywhere(metadata):
         await at_rest(mesh)
 
 
+async def test_a_long_prompt_is_not_tokenized_for_nobody():
+    async with edge_mesh() as mesh:
+        long = "far more than the context holds " * 4_000
+        stranger = await refused(mesh.generate(long, metadata=(("authorization", "Bearer bad"),)))
+        assert stranger.reason == "KEY_UNKNOWN"
+        assert (await refused(mesh.generate(long))).reason == "PROMPT_TOO_LONG"
+        await at_rest(mesh)
+
+
 async def test_a_shed_ticket_becomes_a_status_that_says_when_to_come_back():
     async with edge_mesh() as mesh:
         mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=1.5))

@@ -87,6 +87,9 @@ async def _report_deaths(mesh: LocalMesh) -> None:
     try:
         while True:
             child = await mesh.deaths.get()
-            errors.print(f"[bold red]{escape(child.obituary())}[/bold red]")
+            if child.process.returncode == 0:  # as `penstock drain` asks
+                errors.print(f"{child.spec.name} drained and ended")
+            else:
+                errors.print(f"[bold red]{escape(child.obituary())}[/bold red]")
     finally:
         watching.cancel()
