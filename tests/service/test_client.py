@@ -302,11 +302,33 @@ async def test_what_succeeds_brings_the_budget_for_retries_back(way):
         assert await client.complete("Hello") == "".join(WORDS)
 
 
+def connections_tried(monkeypatch):
+    """The channels that are waited for, each time they are."""
+    tried, is_ready = [], endpoints._is_ready
+
+    def noted(channel, **options):
+        tried.append(channel)
+        return is_ready(channel, **options)
+
+    monkeypatch.setattr(endpoints, "_is_ready", noted)
+    return tried
+
+
+async def test_where_nobody_listens_at_all_targets_are_waited_for_rather_than_asked_in_circles(monkeypatch):
+    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    tried = connections_tried(monkeypatch)
+    async with inference() as (_, one), inference() as (_, other):
+        nobodies = (one.address, other.address)
+    async with Client(*nobodies, retries=RetryPolicy(max_attempts=1, patience=0.2)) as client:
+        with pytest.raises(Unavailable, match=nobodies[0]):
+            await client.complete("Hello")
+    assert len(tried) == 2
+
+
 async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch):
     monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
-    monkeypatch.setattr(endpoints, "CONNECT", 0.2)
-    tried, is_ready = [], endpoints._is_ready
-    monkeypatch.setattr(endpoints, "_is_ready", lambda channel: tried.append(channel) or is_ready(channel))
+    monkeypatch.setattr(endpoints, "CONNECT", 1_000.0)  # a refusal is enough: nothing is waited for
+    tried = connections_tried(monkeypatch)
     async with inference() as (_, server):
         nobody = server.address
     edge = Edge()

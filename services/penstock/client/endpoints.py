@@ -66,8 +66,8 @@ class Endpoints:
             endpoint = self.next()
             try:
                 async with asyncio.timeout(left if len(self._rotation) == 1 else min(CONNECT, left)):
-                    await _is_ready(endpoint.channel)
-            except TimeoutError:
+                    await _is_ready(endpoint.channel, may_refuse=self._rotation.has_well(time.monotonic()))
+            except (TimeoutError, ConnectionRefusedError):
                 self.failed(endpoint)
             else:
                 return endpoint
@@ -80,6 +80,9 @@ class Endpoints:
         return grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
 
 
-async def _is_ready(connection: grpc.aio.Channel) -> None:
+async def _is_ready(connection: grpc.aio.Channel, *, may_refuse: bool) -> None:
+    """Wait until connected. Raises ConnectionRefusedError at a refusal, if another target may well be better."""
     while (state := connection.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if may_refuse and state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            raise ConnectionRefusedError
         await connection.wait_for_state_change(state)

@@ -13,11 +13,18 @@ class Rotation:
 
     def next(self, now: float) -> str:
         """The next that has not failed of late, or else the one whose failure is the longest ago."""
-        well = (each for each in self._targets if now - self._failed_at.get(each, -COOLDOWN) >= COOLDOWN)
+        well = (each for each in self._targets if self._is_well(each, now))
         chosen = next(well, None) or min(self._targets, key=lambda each: self._failed_at[each])
         self._targets.remove(chosen)
         self._targets.append(chosen)
         return chosen
 
+    def has_well(self, now: float) -> bool:
+        """Whether a target but the one last given has not failed of late."""
+        return any(self._is_well(each, now) for each in self._targets[:-1])
+
     def failed(self, target: str, now: float) -> None:
         self._failed_at[target] = now
+
+    def _is_well(self, target: str, now: float) -> bool:
+        return target not in self._failed_at or now - self._failed_at[target] >= COOLDOWN
