@@ -76,6 +76,7 @@ def test_an_unmapped_exception_tells_the_peer_nothing():
     ("code", "details"),
     [
         (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+        (grpc.StatusCode.CANCELLED, "CANCELLED"),
         (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
     ],
 )

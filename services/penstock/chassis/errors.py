@@ -243,7 +243,8 @@ def error_from_rpc(rpc: grpc.aio.AioRpcError) -> PenstockError:
 
 
 def _is_connection_loss(rpc: grpc.aio.AioRpcError) -> bool:
-    if rpc.code() is grpc.StatusCode.UNAVAILABLE:
+    # CANCELLED that we did not ask for: a server that went away before it had taken the call up.
+    if rpc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return True
     return rpc.code() is grpc.StatusCode.INTERNAL and "RST_STREAM" in (rpc.details() or "")
 
