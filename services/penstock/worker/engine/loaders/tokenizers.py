@@ -7,7 +7,7 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from penstock.worker.engine.loaders.checkpoint import ModelUnsupported
+from penstock.worker.engine.loaders.errors import ModelUnsupported
 
 # Source: the tokenizer.json files of Llama 3 and Qwen2.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
