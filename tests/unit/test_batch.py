@@ -204,6 +204,50 @@ def test_tenants_share_prefixes_only_with_themselves():
     assert hits == {0: 0, 1: 8, 2: 0, 3: 0, 4: 0}
 
 
+def planned(batch):
+    """Who computes what in the next step: (seq_id, start, count) of each slice."""
+    plan = batch.plan()
+    batch.commit(plan, [1] * len(plan.sampled), [0.0] * len(plan.sampled))
+    return [(part.sequence.spec.seq_id, part.start, part.count) for part in plan.slices]
+
+
+def test_completions_that_come_together_prefill_their_prompt_once_and_hold_it_once():
+    batch = batch_of(block_size=4)
+    for seq_id in (1, 2, 3):
+        batch.add(spec(seq_id, prompt=10, output=3, cache_salt=b"one request"))
+    assert planned(batch) == [(1, 0, 10)]
+    assert batch.pool.used == 2 + 3  # two full blocks for all, the third, partly filled, one for each
+    assert batch.capacity().prefill_backlog_tokens == 4
+    assert planned(batch) == [(1, 10, 1), (2, 8, 2), (3, 8, 2)]
+    assert [done.cached_tokens for result in run_out(batch) for done in result.finished] == [0, 8, 8]
+
+
+def test_a_prompt_of_whole_blocks_and_one_token_waits_for_its_past_before_it_decodes():
+    batch = batch_of(block_size=4, batching=Continuous(token_budget=4))
+    for seq_id in (1, 2):
+        batch.add(spec(seq_id, prompt=9, output=3, cache_salt=b"a"))
+    steps = [planned(batch) for _ in range(4)]
+    assert steps == [[(1, 0, 4)], [(1, 4, 4)], [(1, 8, 1), (2, 8, 1)], [(1, 9, 1), (2, 9, 1)]]
+
+
+def test_who_waits_for_a_prefill_that_is_cancelled_goes_on_with_it_for_all_others():
+    batch = batch_of(block_size=4, batching=Continuous(token_budget=6))
+    for seq_id, prompt in ((1, 20), (2, 12), (3, 20)):
+        batch.add(spec(seq_id, prompt=prompt, output=2, cache_salt=b"a"))
+    assert planned(batch) == [(1, 0, 6)]
+    batch.cancel(1)
+    assert planned(batch) == [(2, 4, 6)]  # the first block is there, the second was half done
+    assert planned(batch) == [(2, 10, 2), (3, 8, 4)]
+
+
+def test_a_stranger_does_not_wait_for_the_prefill_that_others_share():
+    batch = batch_of(block_size=4, batching=Continuous(token_budget=8, oldest_share=0.5))
+    for seq_id in (1, 2):
+        batch.add(spec(seq_id, prompt=40, cache_salt=b"a"))
+    batch.add(spec(3, prompt=4))
+    assert planned(batch) == [(1, 0, 4), (3, 0, 4)]
+
+
 def test_a_fully_cached_prompt_still_computes_its_last_token():
     batch = batch_of(block_size=4)
     for seq_id in (1, 2):

@@ -41,6 +41,23 @@ class KvMemory:
         return next_token(sequence.ids) if part.samples else None
 
 
+def assert_each_block_has_one_writer(batch, plan):
+    for part in plan.slices:
+        written = range(part.start // BLOCK_SIZE, (part.end - 1) // BLOCK_SIZE + 1)
+        for other in batch.running:
+            for index in written if other is not part.sequence else ():
+                if part.sequence.table[index] in other.table:  # then the other still waits for it
+                    assert other.filled <= index < other.shared
+                    assert other.table[index] == part.sequence.table[index]
+
+
+def assert_capacity_is_what_a_count_finds(batch):
+    alive, capacity = [*batch.running, *batch.waiting], batch.capacity()
+    promised = sum(batch.pool.blocks_for(each.final_tokens) - len(each.table) for each in alive)
+    assert capacity.blocks_promised == promised
+    assert capacity.prefill_backlog_tokens == sum(each.remaining for each in alive if each.remaining > 1)
+
+
 specs = st.builds(
     lambda prompt, output, emitted, salt, stops: {
         "token_ids": prompt,
@@ -64,6 +81,7 @@ policies = st.one_of(st.builds(Continuous, token_budget=st.integers(1, 24)), st.
 
 @given(events, policies, st.integers(1, 5), st.integers(7, 20))
 def test_every_sequence_gets_the_text_it_would_get_alone(events, batching, slots, blocks):
+    """No deadlock, no block given twice; and the oldest goes on in every step, so whoever is preempted comes back."""
     batch = Batch(pool=BlockPool(blocks, BLOCK_SIZE), batching=batching, slots=slots, context_length=64)
     memory = KvMemory(blocks)
     added, emitted, finished, cancelled = {}, {}, set(), set()
@@ -77,6 +95,9 @@ def test_every_sequence_gets_the_text_it_would_get_alone(events, batching, slots
         elif isinstance(event, int):
             batch.cancel(event)
         plan = batch.plan()
+        alive = set(added) - finished - cancelled - {gone.seq_id for gone in plan.result.cancelled}
+        assert not alive or min(alive) in {part.sequence.spec.seq_id for part in plan.slices}
+        assert_each_block_has_one_writer(batch, plan)
         tokens = [memory.compute(part) for part in plan.slices]
         tokens = [token for token in tokens if token is not None]
         result = batch.commit(plan, tokens, [0.0] * len(tokens))
@@ -87,6 +108,7 @@ def test_every_sequence_gets_the_text_it_would_get_alone(events, batching, slots
         cancelled |= {gone.seq_id for gone in result.cancelled}
         held = {block for sequence in batch.running for block in sequence.table}
         assert batch.pool.used == len(held)
+        assert_capacity_is_what_a_count_finds(batch)
         assert batch.step < 3000, batch
     assert finished | cancelled == set(added)
     assert not finished & cancelled

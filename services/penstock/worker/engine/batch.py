@@ -9,7 +9,7 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
 from penstock.worker.engine.batching import Batching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.blocks import NOBODY, BlockPool
 from penstock.worker.engine.errors import StartInvalid, exceeds_context, exceeds_pool
 from penstock.worker.engine.interface import (
     Admitted,
@@ -23,7 +23,7 @@ from penstock.worker.engine.interface import (
 from penstock.worker.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: that takes three times as long to make
 class Slice:
     """The part of one sequence that a step computes: `count` positions from `start` on."""
 
@@ -45,15 +45,14 @@ class StepPlan:
     decodes: list[Slice]
     prefills: list[Slice]
     result: StepResult  # what is known of it before the computing
+    sampled: list[Sequence] = field(init=False)  # get a token, in the order in which `commit` expects the tokens
+
+    def __post_init__(self) -> None:
+        self.sampled = [part.sequence for part in self.slices if part.samples]
 
     @property
     def slices(self) -> list[Slice]:
         return self.decodes + self.prefills
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """Sequences that get a token, in the order in which `commit` expects the tokens."""
-        return [part.sequence for part in self.slices if part.samples]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +60,8 @@ class Batch:
     """All sequences of one engine.
 
     Invariant: everyone running is older than everyone waiting. Admission is first come first served and preemption
-    takes the newest, so the oldest always goes on and the batch cannot lock itself up.
+    takes the newest, so the oldest always goes on and the batch cannot lock itself up. Who waits for the content of a
+    shared block waits for an older sequence, as whoever was admitted first fills it.
     """
 
     pool: BlockPool
@@ -75,6 +75,8 @@ class Batch:
     members: int = 0  # slots taken; in a static batch finished members keep theirs
     _sequences: dict[int, Sequence] = field(default_factory=dict)
     _leaving: list[int] = field(default_factory=list)
+    _promised: int = 0  # blocks; this and the next are kept up, as summing over all sequences would cost each step
+    _backlog: int = 0  # tokens
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -93,6 +95,7 @@ class Batch:
         sequence = Sequence(spec, end_ids)
         self._sequences[spec.seq_id] = sequence
         self.waiting.append(sequence)
+        self._account(sequence, 1)
 
     def cancel(self, seq_id: int) -> bool:
         """Take effect at the next plan, whose result holds the receipt. False when the sequence is not here."""
@@ -114,30 +117,38 @@ class Batch:
 
     def commit(self, plan: StepPlan, tokens: Values[int], logprobs: Values[float]) -> StepResult:
         """Enter what the step computed: one token and logprob for each of `plan.sampled`, in that order."""
-        sampled = plan.sampled
-        for part in plan.slices:
-            part.sequence.computed = part.end
+        for part in plan.decodes:
+            part.sequence.computed += 1
             self._publish(part.sequence)
-        for sequence, token, logprob in zip(sampled, tokens, logprobs, strict=True):
-            self._emit(sequence, token, logprob, plan.result)
+        for part in plan.prefills:
+            self._account(part.sequence, -1)
+            part.sequence.computed += part.count
+            self._account(part.sequence, 1)
+            self._publish(part.sequence)
+        self._emit(plan.sampled, tokens, logprobs, plan.result)
         if plan.result.finished:
             self._remove_from_running({done.seq_id for done in plan.result.finished})
         return plan.result
 
     def capacity(self) -> Capacity:
-        alive = self._sequences.values()
         return Capacity(
             slots=self.slots,
             slots_free=self.slots - self.members,
             blocks=self.pool.blocks,
             blocks_free=self.pool.free,
             blocks_cached=self.pool.cached,
-            blocks_promised=sum(self.pool.blocks_for(each.final_tokens) - len(each.table) for each in alive),
+            blocks_promised=self._promised,
             block_size=self.pool.block_size,
             waiting=len(self.waiting),
             running=len(self.running),
-            prefill_backlog_tokens=sum(each.remaining for each in alive if each.remaining > 1),
+            prefill_backlog_tokens=self._backlog,
         )
+
+    def _account(self, sequence: Sequence, sign: int) -> None:
+        """Add what a sequence has yet to take and to prefill, or subtract it, before it changes and after."""
+        self._promised += sign * (self.pool.blocks_for(sequence.final_tokens) - len(sequence.table))
+        if sequence.remaining > 1:
+            self._backlog += sign * sequence.remaining
 
     def _check(self, spec: SequenceSpec) -> None:
         prompt, output = len(spec.token_ids), spec.max_output_tokens
@@ -157,7 +168,8 @@ class Batch:
         receipts = []
         for seq_id in self._leaving:
             sequence = self._sequences.pop(seq_id)
-            receipts.append(Cancelled(seq_id, sequence.generated, self.pool.release(sequence.table)))
+            self._account(sequence, -1)
+            receipts.append(Cancelled(seq_id, sequence.generated, self.pool.release(sequence.table, seq_id)))
         if receipts:
             gone = {receipt.seq_id for receipt in receipts}
             self.waiting = deque(each for each in self.waiting if each.spec.seq_id not in gone)
@@ -170,13 +182,15 @@ class Batch:
         return [
             Slice(sequence, sequence.computed, 1)
             for sequence in list(self.running)
-            if sequence.remaining == 1 and sequence.table and self._grow(sequence, result)
+            if sequence.remaining == 1 and sequence.table and self._has_past(sequence) and self._grow(sequence, result)
         ]
 
     def _grow(self, sequence: Sequence, result: StepResult) -> bool:
         """Have a block for the next position, preempting the newest as needed; False when that was itself."""
         while len(sequence.table) * self.pool.block_size < len(sequence.ids):
-            if not self.pool.extend(sequence.table):
+            if self.pool.extend(sequence.table):
+                self._promised -= 1
+            else:
                 newest = self.running[-1]
                 self._preempt(newest)
                 result.preempted += 1
@@ -187,8 +201,10 @@ class Batch:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.pop()
         self.members = self.batching.taken(self.members, len(self.running))
-        self.pool.release(sequence.table)
-        sequence.computed = 0
+        self._account(sequence, -1)
+        self.pool.release(sequence.table, sequence.spec.seq_id)
+        sequence.computed = sequence.shared = sequence.filled = 0
+        self._account(sequence, 1)
         self.waiting.appendleft(sequence)
 
     def _admit(self, result: StepResult) -> None:
@@ -205,46 +221,83 @@ class Batch:
     def _open(self, sequence: Sequence) -> bool:
         """Give a sequence blocks for all its known tokens, as many as possible with their KV in them already."""
         known = len(sequence.ids)
-        # The last token is always computed anew, for its logits.
+        # The last token is always computed anew, for its logits; so its block is nobody else's to write.
         shareable = (known - 1) // self.pool.block_size if sequence.shares else 0
-        shared = self.pool.find(sequence.name_blocks(shareable, self.pool.block_size))
+        names = sequence.name_blocks(shareable, self.pool.block_size)
+        found = self.pool.find(names)
         # One block for each that runs stays free, or admitting would preempt within a few steps.
-        table = self.pool.open(shared, self.pool.blocks_for(known) - len(shared), keep=len(self.running))
+        table = self.pool.open(found, self.pool.blocks_for(known) - len(found), keep=len(self.running))
         if table is None:
             return False
+        for block in range(len(found), shareable):
+            self.pool.announce(table[block], names[block], sequence.spec.seq_id)
+        self._account(sequence, -1)
         sequence.table = table
-        sequence.published = len(shared)
-        sequence.computed = len(shared) * self.pool.block_size
+        sequence.shared = sequence.published = len(found)
+        sequence.filled = 0
+        sequence.computed = len(found) * self.pool.block_size
+        self._account(sequence, 1)
+        return True
+
+    def _has_past(self, sequence: Sequence) -> bool:
+        """Whether all blocks that a sequence shares have their content by now."""
+        while sequence.filled < sequence.shared and self.pool.writer(sequence.table[sequence.filled]) is None:
+            sequence.filled += 1
+        return sequence.filled == sequence.shared
+
+    def _take_over(self, sequence: Sequence) -> bool:
+        """Have a sequence fill what it waits for, if the one that was to has left."""
+        awaited = sequence.table[sequence.filled : sequence.shared]
+        if self.pool.writer(awaited[0]) != NOBODY:
+            return False
+        for block in awaited:
+            self.pool.claim(block, sequence.spec.seq_id)
+        self._account(sequence, -1)
+        sequence.shared = sequence.published = sequence.filled
+        sequence.computed = sequence.filled * self.pool.block_size
+        self._account(sequence, 1)
         return True
 
     def _plan_prefills(self, decodes: list[Slice]) -> list[Slice]:
+        if len(decodes) == len(self.running):
+            return []
         decoding = {part.sequence.spec.seq_id for part in decodes}
-        prefilling = [each for each in self.running if each.spec.seq_id not in decoding]
+        prefilling = [
+            each
+            for each in self.running
+            if each.spec.seq_id not in decoding and (self._has_past(each) or self._take_over(each))
+        ]
         chunks = self.batching.split_prefill([each.remaining for each in prefilling], len(decodes))
         pairs = zip(prefilling, chunks, strict=True)
         return [Slice(sequence, sequence.computed, chunk) for sequence, chunk in pairs if chunk]
 
     def _publish(self, sequence: Sequence) -> None:
+        if not sequence.shares:
+            return
         full = sequence.computed // self.pool.block_size
-        if sequence.shares and full > sequence.published:
+        if full > sequence.published:
             names = sequence.name_blocks(full, self.pool.block_size)
             for block in range(sequence.published, full):
                 self.pool.publish(sequence.table[block], names[block])
             sequence.published = full
 
-    def _emit(self, sequence: Sequence, token: int, logprob: float, result: StepResult) -> None:
-        result.seq_ids.append(sequence.spec.seq_id)
-        result.tokens.append(token)
-        result.indexes.append(sequence.spec.emitted + sequence.generated)
-        result.logprobs.append(logprob)
-        sequence.ids.append(token)
-        if token in sequence.end_ids:
-            self._finish(sequence, FinishReason.STOP, result)
-        elif sequence.generated == sequence.spec.max_output_tokens:
-            self._finish(sequence, FinishReason.LENGTH, result)
+    def _emit(
+        self, sampled: Values[Sequence], tokens: Values[int], logprobs: Values[float], result: StepResult
+    ) -> None:
+        result.seq_ids = [sequence.spec.seq_id for sequence in sampled]
+        result.tokens = list(tokens)
+        result.indexes = [len(sequence.ids) - sequence.prompt_tokens for sequence in sampled]
+        result.logprobs = list(logprobs)
+        for sequence, token in zip(sampled, tokens, strict=True):
+            sequence.ids.append(token)
+            if token in sequence.end_ids:
+                self._finish(sequence, FinishReason.STOP, result)
+            elif len(sequence.ids) == sequence.final_tokens:
+                self._finish(sequence, FinishReason.LENGTH, result)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, result: StepResult) -> None:
-        self.pool.release(sequence.table)
+        self._account(sequence, -1)
+        self.pool.release(sequence.table, sequence.spec.seq_id)
         del self._sequences[sequence.spec.seq_id]
         cached = sequence.cached_tokens or 0
         result.finished.append(Finished(sequence.spec.seq_id, reason, sequence.generated, cached))

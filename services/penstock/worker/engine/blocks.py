@@ -3,12 +3,17 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+NOBODY = -1  # writer of a block whose content was to come and whose writer has left
+
 
 class BlockPool:
     """A fixed number of KV blocks with reference counts and a prefix cache.
 
     A block is in exactly one of three states: held (counted references), cached (no reference, content named and
     findable) or unused. Cached and unused ones together are free: the least recently used content is given up first.
+
+    A held block may be found before its content is there, so that what comes at the same time shares it too. It then
+    has one writer; whoever else holds it reads it once `writer` is None, or claims it when that is `NOBODY`.
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
@@ -21,6 +26,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
+        self._writers: dict[int, int] = {}  # of named blocks whose content is still to come
 
     def __repr__(self) -> str:
         return f"<BlockPool {self.used}/{self.blocks} used, {self.cached} cached>"
@@ -70,14 +76,27 @@ class BlockPool:
         table.append(self._take())
         return True
 
-    def publish(self, block: int, name: bytes) -> None:
-        """Make the content of a held, full block findable. The first block of a name keeps it."""
+    def announce(self, block: int, name: bytes, writer: int) -> None:
+        """Let a held block be found whose content `writer` is going to compute. The first block of a name keeps it."""
         if name not in self._block_of and block not in self._name_of:
             self._block_of[name] = block
             self._name_of[block] = name
+            self._writers[block] = writer
 
-    def release(self, table: list[int]) -> int:
-        """Empty `table` and return how many blocks became free by it."""
+    def publish(self, block: int, name: bytes) -> None:
+        """Make the content of a held, full block findable, announced or not. The first block of a name keeps it."""
+        self.announce(block, name, NOBODY)
+        self._writers.pop(block, None)
+
+    def writer(self, block: int) -> int | None:
+        """Who is to fill the block; None once it is full."""
+        return self._writers.get(block)
+
+    def claim(self, block: int, writer: int) -> None:
+        self._writers[block] = writer
+
+    def release(self, table: list[int], writer: int = NOBODY) -> int:
+        """Empty the table of `writer` and return how many blocks became free by it."""
         freed = 0
         # Last block first: a chain without its beginning is of no use, so its end is to be given up before it.
         for block in reversed(table):
@@ -85,6 +104,8 @@ class BlockPool:
             if not self._references[block]:
                 self._retire(block)
                 freed += 1
+            elif self._writers.get(block) == writer:
+                self._writers[block] = NOBODY
         table.clear()
         return freed
 
@@ -93,11 +114,16 @@ class BlockPool:
             block = self._unused.pop()
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._block_of[self._name_of.pop(block)]
+            self._forget(block)
         self._references[block] = 1
         return block
 
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._name_of.pop(block)]
+
     def _retire(self, block: int) -> None:
+        if self._writers.pop(block, None) is not None:
+            self._forget(block)
         if block in self._name_of:
             self._cached[block] = None
         else:

@@ -39,7 +39,9 @@ class SequenceSpec:
     ignore_eos: bool = False
     sampling: SamplingParams = SamplingParams()
     seed: int = 0
-    cache_salt: bytes = b""  # tenant's salt for prefix sharing; empty: shares nothing
+    # Runs of equal salt share the KV of equal beginnings, those still being computed too: a tenant's own, or one made
+    # up for the completions of a single request. Empty: shares nothing.
+    cache_salt: bytes = b""
 
 
 class Finished(NamedTuple):

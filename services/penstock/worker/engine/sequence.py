@@ -10,21 +10,28 @@ from penstock.worker.engine.prefix import chain_hash, root_hash
 class Sequence:
     """Changed by `Batch` alone.
 
-    `ids` are all tokens known, `computed` is how many of them have their K and V in the pool. Decode is the state in
-    which one is missing; a preempted sequence has lost its KV and prefills prompt and output alike.
+    `ids` are all tokens known, `computed` is how many of them need no computing any more: their K and V are in the
+    pool, or in the `shared` blocks that another sequence is about to fill. Decode is the state in which one is
+    missing; a preempted sequence has lost its KV and prefills prompt and output alike.
     """
 
     spec: SequenceSpec
     end_ids: frozenset[int]
     ids: list[int] = field(init=False)
+    prompt_tokens: int = field(init=False)  # tokens the client sent, what earlier runs emitted not among them
+    final_tokens: int = field(init=False)  # most tokens it can come to hold
     table: list[int] = field(default_factory=list)  # block table: KV block of each `block_size` positions
     computed: int = 0  # positions
+    shared: int = 0  # leading blocks found under their names when it was admitted
+    filled: int = 0  # how many of those are known to have their content
     cached_tokens: int | None = None  # of the prompt, at first admission; None before it
     names: list[bytes] = field(default_factory=list)  # of the leading full blocks, for prefix sharing
-    published: int = 0  # leading blocks that others can find
+    published: int = 0  # leading blocks that others can find filled
 
     def __post_init__(self) -> None:
         self.ids = list(self.spec.token_ids)
+        self.prompt_tokens = len(self.ids) - self.spec.emitted
+        self.final_tokens = len(self.ids) + self.spec.max_output_tokens
 
     def __repr__(self) -> str:
         return f"<Sequence {self.spec.seq_id}: {self.computed}/{len(self.ids)} computed, {self.generated} generated>"
@@ -36,16 +43,6 @@ class Sequence:
     @property
     def generated(self) -> int:
         return len(self.ids) - len(self.spec.token_ids)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens the client sent, what earlier runs emitted not among them."""
-        return len(self.spec.token_ids) - self.spec.emitted
-
-    @property
-    def final_tokens(self) -> int:
-        """Most tokens it can come to hold."""
-        return len(self.spec.token_ids) + self.spec.max_output_tokens
 
     @property
     def shares(self) -> bool:
