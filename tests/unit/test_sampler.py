@@ -1,16 +1,18 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.worker.engine import sampler_cuda
 from penstock.worker.engine.interface import SamplingParams
-from penstock.worker.engine.noise import gumbel_noise, noise_key
+from penstock.worker.engine.noise import MOST_NOISE, gumbel_noise, noise_key
 from penstock.worker.engine.sampler import Draw, sample
 
-VOCAB = 600  # above the head that truncation looks at first
+VOCAB = 600
 
 
 def logits_of(rows, seed=0):
@@ -75,19 +77,20 @@ def test_temperature_sharpens_and_flattens():
 
 
 def test_noise_is_gumbel_distributed():
-    noise = torch.cat([gumbel_noise(noise_key(seed, 3), torch.arange(VOCAB, dtype=torch.int32)) for seed in range(200)])
-    assert noise.isfinite().all()
+    ids = np.arange(VOCAB, dtype=np.uint32)
+    noise = np.concatenate([gumbel_noise(noise_key(seed, 3), ids) for seed in range(200)])
+    assert np.isfinite(noise).all()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.02)
     assert noise.std().item() == pytest.approx(math.pi / math.sqrt(6), abs=0.02)
     for level in (-1.0, 0.0, 1.0, 3.0):
-        assert (noise < level).float().mean().item() == pytest.approx(math.exp(-math.exp(-level)), abs=0.005)
+        assert (noise < level).mean() == pytest.approx(math.exp(-math.exp(-level)), abs=0.005)
 
 
 def test_noise_of_neighbouring_positions_and_seeds_is_unrelated():
-    ids = torch.arange(20_000, dtype=torch.int32)
-    streams = torch.stack([gumbel_noise(noise_key(seed, at), ids) for seed, at in [(0, 1), (0, 2), (1, 1), (1, 2)]])
-    related = torch.corrcoef(streams) - torch.eye(4)
-    assert related.abs().max().item() < 0.03
+    ids = np.arange(20_000, dtype=np.uint32)
+    streams = np.stack([gumbel_noise(noise_key(seed, at), ids) for seed, at in [(0, 1), (0, 2), (1, 1), (1, 2)]])
+    related = np.corrcoef(streams) - np.eye(4)
+    assert np.abs(related).max() < 0.03
 
 
 def test_top_k_keeps_the_likeliest():
@@ -160,3 +163,48 @@ def test_logprobs_are_the_models_own_and_only_for_those_who_ask():
     assert tokens[0] == 5
     assert logprobs == [pytest.approx(logits[0].log_softmax(-1)[5].item(), abs=1e-5), 0.0]
     assert torch.equal(logits, before)
+
+
+def test_no_noise_is_above_what_the_sampler_reckons_with():
+    largest = np.float32(2**23 - 0.5) * np.float32(2.0**-23)
+    assert 0 < MOST_NOISE + np.log(-np.log(largest)) < 0.1
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 30), st.sampled_from([0.05, 0.7, 1.0, 2.0]))
+def test_leaving_out_what_cannot_win_never_changes_who_wins(seed, position, temperature):
+    scores = logits_of(1, seed=position) / np.float32(temperature)
+    noise = gumbel_noise(noise_key(seed, position), np.arange(VOCAB, dtype=np.uint32))
+    token = sample(logits_of(1, seed=position), [draw_at(position, seed=seed, temperature=temperature)])[0]
+    assert token == [int((scores[0].numpy() + noise).argmax())]
+
+
+params = st.builds(
+    dict,
+    temperature=st.sampled_from([0.0, 1e-30, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 7, VOCAB, 1024]),
+    top_p=st.sampled_from([0.1, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.5]),
+    logprobs=st.booleans(),
+)
+
+
+@given(st.lists(params, min_size=1, max_size=5), st.integers(0, 99))
+def test_all_rows_together_draw_what_each_draws_by_itself(rows, seed):
+    logits = logits_of(len(rows), seed)
+    draws = [draw_at(3, seed=seed + row, **each) for row, each in enumerate(rows)]
+    tokens, logprobs = sample(logits, draws)
+    together = sampler_cuda.sample_together(logits, draws)
+    assert together == (tokens, pytest.approx(logprobs, abs=1e-4))
+
+
+def test_equal_scores_at_the_border_of_top_k_go_to_the_lower_ids():
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [40, 90, 300]] = 1.0
+    assert set(draws_of_many_positions(logits, count=200, temperature=1.0, top_k=2)) == {40, 90}
+
+
+def test_logits_that_are_no_numbers_still_give_a_token():
+    logits = torch.full((3, VOCAB), torch.nan)
+    tokens, _ = sample(logits, [draw_at(1), draw_at(1, temperature=1.0), draw_at(1, temperature=1.0, top_p=0.9)])
+    assert all(0 <= token < VOCAB for token in tokens)

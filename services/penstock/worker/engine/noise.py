@@ -3,11 +3,13 @@
 So batch mates, preemption and resume cannot change a text, and any subset of tokens may be drawn from in any order.
 """
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.worker.engine.mixing import MASK64, mix64
 
-_MULTIPLIERS = (0x7FEB352D, -0x7B935975)  # of "lowbias32", Wellons 2018; the second is 0x846CA68B as int32
+MOST_NOISE = 16.7  # no noise is above it: the largest is that of 1 - 2**-24, which is 16.64
+_MULTIPLIERS = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))  # of "lowbias32", Wellons 2018
 
 
 def noise_key(seed: int, position: int) -> int:
@@ -15,28 +17,25 @@ def noise_key(seed: int, position: int) -> int:
     return mix64(mix64(seed & MASK64) ^ position)
 
 
-def gumbel_noise(key: int, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise of the shape of `token_ids` (int32), float32: argmax(logits + noise) draws from softmax."""
-    bits = _mixed(_mixed(token_ids ^ _int32(key & 0xFFFFFFFF)) + _int32(key >> 32))
+def gumbel_noise(key: int, token_ids: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Standard Gumbel noise of the shape of `token_ids`: argmax(logits + noise) draws from softmax."""
+    bits = _mix(token_ids ^ np.uint32(key & 0xFFFFFFFF))
+    bits += np.uint32(key >> 32)
     # 23 bits and a half: exact in float32, never 0 and never 1, so that neither logarithm is infinite.
-    uniform = _shift_right(bits, 9).float().add_(0.5).mul_(2.0**-23)
-    return uniform.log_().neg_().log_().neg_()
+    noise = (_mix(bits) >> np.uint32(9)).astype(np.float32)
+    noise += np.float32(0.5)
+    noise *= np.float32(2.0**-23)
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return noise
 
 
-def _mixed(x: Tensor) -> Tensor:
-    """Mix int32 values in place; products wrap."""
-    x ^= _shift_right(x, 16)
+def _mix(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Mix in place; products wrap."""
+    x ^= x >> np.uint32(16)
     x *= _MULTIPLIERS[0]
-    x ^= _shift_right(x, 15)
+    x ^= x >> np.uint32(15)
     x *= _MULTIPLIERS[1]
-    x ^= _shift_right(x, 16)
+    x ^= x >> np.uint32(16)
     return x
-
-
-def _shift_right(x: Tensor, places: int) -> Tensor:
-    """Logical shift: torch's own copies the sign bit."""
-    return (x >> places).bitwise_and_(0xFFFFFFFF >> places)
-
-
-def _int32(value: int) -> int:
-    return value - (1 << 32) if value >> 31 else value
