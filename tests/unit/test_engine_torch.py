@@ -14,7 +14,7 @@ from paths import shared_data
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.batching import Continuous, Naive
 from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.engine.interface import SamplingParams, SequenceSpec
+from penstock.worker.engine.interface import Choices, SamplingParams, SequenceSpec
 from penstock.worker.engine.kv import blocks_for
 from penstock.worker.engine.loaders import load
 from penstock.worker.engine.torch_engine import TorchEngine
@@ -148,6 +148,38 @@ def test_a_resumed_sequence_goes_on_with_the_very_same_tokens(cut):
     other = engine_of()
     other.add(sampled_spec(0, prompt + whole[:cut], emitted=cut, max_output_tokens=12 - cut))
     assert run_out(other)[0] == whole[cut:]
+
+
+def test_completions_that_share_a_prefill_under_way_have_the_texts_they_would_have_alone():
+    prompt = list(range(100, 130))
+    crowd = engine_of(batching=Continuous(token_budget=7))
+    for seq_id in range(4):
+        crowd.add(sampled_spec(seq_id, prompt, seed=seq_id, cache_salt=b"one request"))
+    crowd.step()
+    crowd.cancel(0)  # who was to compute the prompt for all leaves half-way
+    texts = run_out(crowd)
+    for seq_id in (1, 2, 3):
+        engine = engine_of()
+        engine.add(sampled_spec(seq_id, prompt, seed=seq_id))
+        assert texts[seq_id] == run_out(engine)[seq_id]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_an_answer_held_to_choices_is_one_of_them(temperature):
+    choices = Choices(((50, 51, 52), (50, 51), (60, 61)))
+    engine = engine_of()
+    for seed in range(8):
+        engine.add(
+            sampled_spec(
+                seed,
+                [9, 8, 7],
+                seed=seed,
+                form=choices,
+                stop_ids=frozenset({3}),
+                sampling=SamplingParams(temperature=temperature),
+            )
+        )
+    assert {tuple(text[:-1]) for text in run_out(engine).values()} <= set(choices.choices)
 
 
 def test_a_prefix_found_in_the_cache_does_not_change_the_text():

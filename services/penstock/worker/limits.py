@@ -29,6 +29,8 @@ class Limits:
             raise StartInvalid(f"token id {max(spec.token_ids)} is outside the vocabulary of {self.vocabulary}")
         if len(spec.cache_salt) not in (0, SALT_BYTES):
             raise StartInvalid(f"cache_salt has {len(spec.cache_salt)} bytes; it must have {SALT_BYTES} or none")
+        if spec.form and max(spec.form.token_ids, default=0) >= self.vocabulary:
+            raise StartInvalid(f"an id of the form is outside the vocabulary of {self.vocabulary}")
         _check_sampling(spec.sampling)
         if prompt + output > self.context_length:
             raise exceeds_context(prompt, output, self.context_length)

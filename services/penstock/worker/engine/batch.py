@@ -20,6 +20,7 @@ from penstock.worker.engine.interface import (
     SequenceSpec,
     StepResult,
 )
+from penstock.worker.engine.masks import build_mask
 from penstock.worker.engine.sequence import Sequence
 
 
@@ -92,7 +93,7 @@ class Batch:
     def add(self, spec: SequenceSpec) -> None:
         self._check(spec)
         end_ids = spec.stop_ids if spec.ignore_eos else spec.stop_ids | self.eos_ids
-        sequence = Sequence(spec, end_ids)
+        sequence = Sequence(spec, end_ids, build_mask(spec.form, end_ids) if spec.form else None)
         self._sequences[spec.seq_id] = sequence
         self.waiting.append(sequence)
         self._account(sequence, 1)

@@ -24,7 +24,28 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0  # 0 or 1: none
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
-    logprobs: bool = False
+    logprobs: bool = False  # of the model's own distribution, before penalties, form and truncation
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """Nothing but these and the ids that end a run may come."""
+
+    token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The answer is one of these, token by token, and then an id that ends the run."""
+
+    choices: tuple[tuple[int, ...], ...]
+
+    @property
+    def token_ids(self) -> frozenset[int]:
+        return frozenset(token for choice in self.choices for token in choice)
+
+
+Form = AllowedTokens | Choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +59,7 @@ class SequenceSpec:
     stop_ids: frozenset[int] = frozenset()  # beside the model's end-of-sequence ids
     ignore_eos: bool = False
     sampling: SamplingParams = SamplingParams()
+    form: Form | None = None  # what the answer is held to; a simulated engine makes up its tokens all the same
     seed: int = 0
     # Runs of equal salt share the KV of equal beginnings, those still being computed too: a tenant's own, or one made
     # up for the completions of a single request. Empty: shares nothing.

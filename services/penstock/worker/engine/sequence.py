@@ -1,8 +1,10 @@
 """One sequence inside the engine: its tokens, its KV blocks, how far both have come."""
 
+from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
 from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.masks import TokenMask
 from penstock.worker.engine.prefix import chain_hash, root_hash
 
 
@@ -17,6 +19,7 @@ class Sequence:
 
     spec: SequenceSpec
     end_ids: frozenset[int]
+    mask: TokenMask | None = None
     ids: list[int] = field(init=False)
     prompt_tokens: int = field(init=False)  # tokens the client sent, what earlier runs emitted not among them
     final_tokens: int = field(init=False)  # most tokens it can come to hold
@@ -43,6 +46,11 @@ class Sequence:
     @property
     def generated(self) -> int:
         return len(self.ids) - len(self.spec.token_ids)
+
+    @property
+    def allowed(self) -> Values[int] | None:
+        """Ids that may come next, ascending; None: any."""
+        return self.mask.allowed(self.ids[self.prompt_tokens :]) if self.mask else None
 
     @property
     def shares(self) -> bool:

@@ -44,5 +44,8 @@ class TorchEngine:
             return [], []
         inputs = build_inputs(plan, self.batch.pool.block_size, self.model.dtype, self.model.device)
         logits = self.model.forward(inputs, self._kv)
-        draws = [Draw(each.spec.sampling, each.spec.seed, each.ids, each.prompt_tokens) for each in plan.sampled]
+        draws = [
+            Draw(each.spec.sampling, each.spec.seed, each.ids, each.prompt_tokens, each.allowed)
+            for each in plan.sampled
+        ]
         return sample(logits, draws) if draws else ([], [])

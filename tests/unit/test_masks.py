@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.errors import StartInvalid
+from penstock.worker.engine.interface import AllowedTokens, Choices, FinishReason, SamplingParams, SequenceSpec
+from penstock.worker.engine.masks import build_mask
+from penstock.worker.engine.sampler import Draw, sample
+
+END = 2
+WORDS = Choices(((10, 11), (10, 11, 12), (20,)))
+
+
+def batch_with(form, **fields):
+    batch = Batch(
+        pool=BlockPool(8, 4),
+        batching=Continuous(token_budget=16),
+        slots=2,
+        context_length=32,
+        eos_ids=frozenset({END}),
+    )
+    batch.add(SequenceSpec(seq_id=1, max_output_tokens=8, form=form, **({"token_ids": [1, 2, 3]} | fields)))
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("output", "following"),
+    [([], [10, 20]), ([10], [11]), ([10, 11], [END, 12]), ([10, 11, 12], [END]), ([20], [END]), ([99], [END])],
+)
+def test_a_choice_is_followed_token_by_token_to_its_end(output, following):
+    assert build_mask(WORDS, frozenset({END})).allowed(output) == following
+
+
+def test_allowed_tokens_stay_the_same_and_an_end_is_among_them():
+    mask = build_mask(AllowedTokens(frozenset({7, 5})), frozenset({END}))
+    assert mask.allowed([]) == mask.allowed([5, 5, 7]) == [END, 5, 7]
+
+
+def test_a_run_is_held_to_its_form_until_an_end_id_comes():
+    batch, seen = batch_with(WORDS), []
+    while batch.has_work:
+        plan = batch.plan()
+        seen.append(plan.sampled[0].allowed)
+        result = batch.commit(plan, [seen[-1][-1]], [0.0])
+    assert seen == [[10, 20], [END]]
+    assert result.finished[0].reason is FinishReason.STOP
+
+
+def test_a_resumed_run_goes_on_within_its_choice():
+    batch = batch_with(WORDS, token_ids=[1, 2, 3, 10, 11], emitted=2)
+    assert batch.plan().sampled[0].allowed == [END, 12]
+
+
+def test_without_a_form_all_is_allowed():
+    assert batch_with(None).plan().sampled[0].allowed is None
+
+
+@pytest.mark.parametrize("form", [Choices(()), Choices(((1,), ())), AllowedTokens(frozenset()), "json"])
+def test_a_form_that_nothing_can_have_is_refused(form):
+    with pytest.raises(StartInvalid):
+        batch_with(form)
+
+
+def test_a_choice_that_nothing_could_end_is_refused():
+    with pytest.raises(StartInvalid, match="end ids"):
+        batch_with(WORDS, ignore_eos=True)
+    assert batch_with(WORDS, ignore_eos=True, stop_ids=frozenset({4})).plan().sampled[0].allowed == [10, 20]
+
+
+def drawn(logits, allowed, **params):
+    draws = [Draw(SamplingParams(**params), seed, [1, 2], 1, allowed) for seed in range(len(logits))]
+    return sample(logits, draws)
+
+
+def test_a_mask_binds_greedy_and_drawn_tokens_alike_and_biases_cannot_lift_it():
+    logits = torch.zeros(50, 100)
+    logits[:, 9], logits[:, 7] = 50.0, 1.0
+    assert set(drawn(logits, [3, 7])[0]) == {7}
+    assert set(drawn(logits, [3, 7], logit_bias=((9, 100.0), (3, 5.0)))[0]) == {3}
+    for params in ({}, {"top_k": 40}, {"top_p": 0.99}, {"min_p": 0.01}):
+        assert set(drawn(logits, [3, 7], temperature=1.0, **params)[0]) == {3, 7}
+    assert set(drawn(logits, [3, 7], temperature=1.0, top_k=1)[0]) == {7}
+
+
+def test_logprobs_of_a_masked_token_are_still_the_models_own():
+    logits = torch.zeros(1, 100)
+    logits[0, 9] = 5.0
+    tokens, logprobs = drawn(logits, [3], logprobs=True)
+    assert tokens == [3]
+    assert logprobs == [pytest.approx(logits[0].log_softmax(-1)[3].item(), abs=1e-5)]
