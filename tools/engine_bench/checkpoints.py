@@ -5,7 +5,7 @@ mesh's default model, dequantised, so that every engine computes with the same n
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,8 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from engine_bench.gguf_files import write_gguf
+from penstock.worker.engine.loaders.checkpoint import Source
 from penstock.worker.engine.loaders.gguf import read_gguf
-from penstock.worker.engine.loaders.load import _packaged_file
+from penstock.worker.engine.loaders.load import located
 from penstock.worker.engine.weights import ModelShape, half_split_rows
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
@@ -80,14 +81,16 @@ def write_packaged(folder: Path) -> None:
 
     Raises ModelUnsupported where the package is not installed.
     """
-    source = read_gguf(_packaged_file(SMOLLM2), SMOLLM2)
+    source = read_gguf(*located(SMOLLM2))
     heads = {"q_proj": source.shape.heads, "k_proj": source.shape.kv_heads}
 
-    def convert(name: str, read: Callable[[], Tensor]) -> Tensor:
+    def convert(name: str, stored: Source) -> Tensor:
+        values = torch.empty(stored.shape)
+        stored.read(values)
         count = heads.get(name.split(".")[-2])
-        return (half_split_rows(read(), count) if count else read()).bfloat16().contiguous()
+        return (half_split_rows(values, count) if count else values).bfloat16().contiguous()
 
-    tensors = {name: convert(name, read) for name, read in source.tensors.items()}
+    tensors = {name: convert(name, stored) for name, stored in source.tensors.items()}
     # The second frequency of a plain RoPE is theta ** (-2 / head_size).
     theta = float(source.inverse_frequencies[1] ** (-source.shape.head_size / 2))
     _write_folder(folder, source.shape, tensors, source.card.tokenizer_json, rope_theta=round(theta))
@@ -125,7 +128,9 @@ def _write_folder(
     tied = "lm_head.weight" not in tensors
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _SPECIAL[2]})
+    _write_json(
+        folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _SPECIAL[2]}
+    )
     _write_json(folder / "config.json", config(shape, tied=tied, rope_theta=rope_theta))
 
 

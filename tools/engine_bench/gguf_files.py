@@ -23,7 +23,9 @@ def write_gguf(folder: Path, path: Path, dtype: torch.dtype) -> None:
     for name, weight in load_file(folder / "model.safetensors").items():
         kind = _KINDS[dtype if weight.ndim == 2 else torch.float32]
         values = interleaved(name, weight.float(), config).contiguous().numpy()
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), quantize(values, kind), raw_dtype=kind)
+        theirs = names.get_name(name, try_suffixes=(".weight",))
+        assert theirs, f"llama.cpp has no name for {name}"
+        writer.add_tensor(theirs, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -58,7 +60,9 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[s
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([_CONTROL if token in special else _NORMAL for token in tokens])
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_token_merges(
+        [pair if isinstance(pair, str) else " ".join(pair) for pair in tokenizer["model"]["merges"]]
+    )
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)

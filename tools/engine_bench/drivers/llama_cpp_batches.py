@@ -1,6 +1,5 @@
 """llama.cpp through llama-cpp-python's low-level interface: the high-level one runs one sequence at a time."""
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,8 +86,7 @@ class Batch:
 
     def _likeliest(self, row: int) -> int:
         logits = llama_cpp.llama_get_logits_ith(self._context, row)
-        values = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * self._vocab_size)).contents
-        return int(np.frombuffer(values, dtype=np.float32).argmax())
+        return int(np.ctypeslib.as_array(logits, shape=(self._vocab_size,)).argmax())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,11 @@ _BLOCK_SIZE = 16
 
 
 def load(setup: Setup) -> Callable[[Cell], Trace]:
+    engine = build(setup)
+    return lambda cell: run(engine, cell, setup.vocab_size)
+
+
+def build(setup: Setup) -> Engine:
     blocks = setup.concurrent * (-(-setup.context // _BLOCK_SIZE) + 1)
     engine, _ = build_engine(
         EngineOptions(
@@ -24,16 +29,14 @@ def load(setup: Setup) -> Callable[[Cell], Trace]:
             threads=setup.threads,
         )
     )
-    return lambda cell: run(engine, cell, setup.vocab_size)
+    return engine
 
 
 def run(engine: Engine, cell: Cell, vocab_size: int) -> Trace:
     prompts = cell.prompts(vocab_size)
     watch = Stopwatch(cell.concurrent)
     for seq_id, prompt in enumerate(prompts):
-        engine.add(
-            SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=cell.output, ignore_eos=True)
-        )
+        engine.add(SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=cell.output, ignore_eos=True))
     while engine.has_work:
         result = engine.step()
         at = watch.now()

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,11 +51,22 @@ class Stopwatch:
         return Trace(self.times, time.process_time() - self._cpu, [tokens[0] for tokens in self.tokens])
 
 
-Run = Callable[[Cell], Trace]
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the machine can do at most for a decode step, measured between the engines' turns."""
+
+    bytes_per_s: float  # read from as much memory as a step reads
+    flops_per_s: float  # of a large product of matrices in the dtype
+
+
+Run = Callable[[Cell], Trace | Ceilings]
 
 
 def serve(load: Callable[[Setup], Run]) -> None:
-    """Answer lines until there are no more. A failure is answered as {"error": why} and ends the process."""
+    """Answer lines until there are no more, and end the process: an engine's threads may outlive their use.
+
+    A failure is answered as {"error": why}.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -66,6 +78,9 @@ def serve(load: Callable[[Setup], Run]) -> None:
         answer({"ready": True})
         for line in sys.stdin:
             answer(asdict(run(Cell(**json.loads(line)))))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells of it
         answer({"error": f"{type(error).__name__}: {error}"})
-        raise
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)

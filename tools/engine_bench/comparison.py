@@ -1,0 +1,141 @@
+"""The comparison itself: for each checkpoint and dtype, every cell by every engine in turn, several rounds over."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine_bench.cells import Cell, Figures, figures
+from engine_bench.checkpoints import checkpoint
+from engine_bench.drivers.protocol import Ceilings, Setup
+from engine_bench.engines import Engine
+from engine_bench.environments import PeerUnavailable, environment
+from engine_bench.peers import CEILINGS, PEERS, Peer
+
+Say = Callable[[str], None]
+_WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    peers: Sequence[str]
+    models: Sequence[str]
+    dtypes: Sequence[str]
+    cells: Sequence[Cell]
+    rounds: int
+    threads: int
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One turn of every engine at a cell, and what the machine could do just before."""
+
+    ceilings: Ceilings
+    figures: Mapping[str, Figures]  # by peer; without those that could not
+
+
+@dataclass(slots=True)
+class Series:
+    """All rounds of one checkpoint in one dtype."""
+
+    model: str
+    dtype: str
+    folder: Path
+    rounds: dict[Cell, list[Round]] = field(default_factory=dict)
+    first_tokens: dict[tuple[Cell, str], Sequence[int]] = field(default_factory=dict)
+
+
+def compare(plan: Plan, say: Say) -> list[Series]:
+    environments = find_environments(plan, say)
+    series = []
+    for model in plan.models:
+        say(f"{model}: checkpoint")
+        folder = checkpoint(model, plan.cache / "models")
+        series += [_compare(plan, Series(model, dtype, folder), environments, say) for dtype in plan.dtypes]
+    return series
+
+
+def find_environments(plan: Plan, say: Say) -> dict[str, Path]:
+    """Of the peers that can be installed; a plain line says why another cannot."""
+    found = {}
+    for name in plan.peers:
+        try:
+            found[name] = environment(PEERS[name], plan.cache, say)
+        except PeerUnavailable as why:
+            say(f"{name}: left out, {why}")
+    return found
+
+
+def _compare(plan: Plan, series: Series, environments: Mapping[str, Path], say: Say) -> Series:
+    setup = Setup(
+        model=str(series.folder),
+        dtype=series.dtype,
+        threads=plan.threads,
+        concurrent=max(cell.concurrent for cell in plan.cells),
+        context=max(cell.prompt + cell.output for cell in plan.cells),
+    )
+    turns = _Turns(series, plan.cache, say)
+    try:
+        turns.start(CEILINGS, environment(CEILINGS, plan.cache, say), setup)
+        for name, folder in environments.items():
+            turns.start(PEERS[name], folder, setup)
+        for cell in plan.cells:
+            turns.warm_up(cell)
+            series.rounds[cell] = [turns.play(cell, number) for number in range(1, plan.rounds + 1)]
+    finally:
+        turns.close()
+    return series
+
+
+class _Turns:
+    """The engines of one series. One that fails is left out from then on."""
+
+    def __init__(self, series: Series, cache: Path, say: Say) -> None:
+        self._series = series
+        self._logs = cache / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._say = say
+        self._engines: dict[str, Engine] = {}
+
+    def start(self, peer: Peer, folder: Path, setup: Setup) -> None:
+        label = f"{self._series.model} {self._series.dtype}"
+        self._say(f"{label}: loading into {peer.name}")
+        try:
+            self._engines[peer.name] = Engine(peer, folder, setup, self._logs / f"{peer.name} {label}.log")
+        except PeerUnavailable as why:
+            self._say(f"{label}: {peer.name} is left out, {why}")
+
+    def warm_up(self, cell: Cell) -> None:
+        for name in self._players():
+            self._turn(name, Cell(cell.concurrent, cell.prompt, _WARM_UP_TOKENS))
+
+    def play(self, cell: Cell, number: int) -> Round:
+        """Raises PeerUnavailable when the machine itself cannot be measured."""
+        machine = self._engines[CEILINGS.name]
+        with machine.awake():
+            ceilings = machine.ceilings(cell)
+        played = {name: self._turn(name, cell) for name in self._players()}
+        done = {name: result for name, result in played.items() if result}
+        told = ", ".join(
+            f"{name} {result.throughput:,.0f} tok/s {result.step_ms:.1f} ms" for name, result in done.items()
+        )
+        self._say(f"{self._series.model} {self._series.dtype} {cell}, round {number}: {told}")
+        return Round(ceilings, done)
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    def _players(self) -> list[str]:
+        return [name for name in self._engines if name != CEILINGS.name]
+
+    def _turn(self, name: str, cell: Cell) -> Figures | None:
+        try:
+            with self._engines[name].awake():
+                trace = self._engines[name].trace(cell)
+            self._series.first_tokens[cell, name] = trace.first_tokens
+            return figures(cell, trace)
+        except (PeerUnavailable, ValueError) as why:
+            self._say(f"{self._series.model} {self._series.dtype} {cell}: {name} is left out from here, {why}")
+            self._engines.pop(name).close()
+            return None

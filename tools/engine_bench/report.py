@@ -1,0 +1,82 @@
+"""The comparison for a reader: a table per checkpoint and dtype, and the same as bars."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from engine_bench.peers import PEERS
+from engine_bench.summary import Row
+
+_COLUMNS = ("tok/s", "prefill tok/s", "step ms", "CPU ms/token", "agrees")
+
+
+def print_tables(rows: Sequence[Row], peers: Sequence[str], console: Console) -> None:
+    for (model, dtype), group in groupby(rows, key=lambda row: (row.model, row.dtype)):
+        table = Table(title=f"{model}, {dtype}: requests at once x (prompt + output tokens)", title_justify="left")
+        table.add_column("cell", no_wrap=True)
+        table.add_column("engine", no_wrap=True)
+        for column in _COLUMNS:
+            table.add_column(column, justify="right")
+        for row in group:
+            _add(table, row, peers)
+        console.print(table)
+
+
+def _add(table: Table, row: Row, peers: Sequence[str]) -> None:
+    for index, name in enumerate(peers):
+        table.add_row(str(row.cell) if not index else "", name, *_cells(row, name))
+    ratios = row.ratios
+    values = (_ratio(each) for each in (ratios.throughput, ratios.prefill, ratios.step, ratios.cpu))
+    table.add_row("", "[bold]ours / best peer[/bold]", *values, "")
+    share = f"{row.roofline_share:.0%} of ours" if row.roofline_share else ""
+    table.add_row("", "roofline", "", "", f"{row.roofline_ms:.1f}", share, "", end_section=True)
+
+
+def _cells(row: Row, name: str) -> list[str]:
+    found = row.engines.get(name)
+    if found is None:
+        return ["-"] * len(_COLUMNS)
+    agreeing = f"{row.agreeing[name]:.0%}" if name in row.agreeing else ""
+    return [
+        f"{found.throughput:,.0f}",
+        f"{found.prefill:,.0f}",
+        f"{found.step_ms:.1f}",
+        f"{found.cpu_ms:.1f}",
+        agreeing,
+    ]
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"[bold]{value:.2f}x[/bold]"
+
+
+def plot(rows: Sequence[Row], peers: Sequence[str], path: Path) -> None:
+    """A line of pictures per checkpoint and dtype: throughput, then milliseconds of a decode step."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import, and wanted by few runs
+
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row.model, row.dtype))]
+    figure = Figure(figsize=(12, 3.6 * len(groups)), layout="constrained")
+    axes = figure.subplots(len(groups), 2, squeeze=False)
+    for group, (throughput, step) in zip(groups, axes, strict=True):
+        title = f"{group[0].model}, {group[0].dtype}"
+        _bars(throughput, group, peers, "throughput")
+        throughput.set(title=f"{title}: output tokens/s, prefill included")
+        _bars(step, group, peers, "step_ms")
+        for at, row in enumerate(group):
+            step.hlines(row.roofline_ms, at - 0.45, at + 0.45, colors="black", linestyles="dotted")
+        step.set(title=f"{title}: decode step, ms (dotted: roofline)")
+    axes[0][0].legend()
+    figure.savefig(path)
+
+
+def _bars(axes: object, group: Sequence[Row], peers: Sequence[str], value: str) -> None:
+    width = 0.8 / len(peers)
+    for index, name in enumerate(peers):
+        heights = [getattr(row.engines[name], value) if name in row.engines else 0.0 for row in group]
+        places = [at + (index - (len(peers) - 1) / 2) * width for at in range(len(group))]
+        colour = f"C{list(PEERS).index(name)}"  # an engine keeps its colour whichever are compared
+        axes.bar(places, heights, width, label=name, color=colour)  # type: ignore[attr-defined]
+    axes.set_xticks(range(len(group)), [str(row.cell) for row in group], fontsize=8)  # type: ignore[attr-defined]
