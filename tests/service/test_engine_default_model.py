@@ -20,7 +20,7 @@ QUESTION = "What is the capital of France?"
 
 @functools.cache
 def engine_and_card():
-    return build_engine(EngineOptions(dtype="float32", kv_blocks=64, device="cpu"))
+    return build_engine(EngineOptions(dtype="float32", kv_blocks=512, device="cpu"))
 
 
 def test_its_card_is_what_the_models_authors_published():

@@ -39,7 +39,9 @@ class WorkerConfig(ServiceConfig):
     slots: int = 32  # sequences that run at once
     token_budget: int = 512  # tokens of one step, decodes and prefill chunks together
     block_size: int = 16  # tokens per KV block
-    kv_bytes: int = 2**30  # memory of the KV pool
+    # Memory of the KV pool; 0: 85 % of what a GPU has free once the model is loaded, or a quarter of what a CPU has
+    # free inside its container, 4 GiB at most.
+    kv_bytes: int = 0
     kv_blocks: int = 0  # the pool in blocks, whatever their bytes; 0: from kv_bytes, or as a simulated engine chooses
     dtype: DType = DType.AUTO
     device: str = "auto"  # as torch names it; auto: cuda where there is one
@@ -55,12 +57,12 @@ class WorkerConfig(ServiceConfig):
         ServiceConfig.__post_init__(self)
         if not self.schedulers:
             raise ValueError("schedulers must name at least one, or nothing will ever be placed here")
-        for name in ("slots", "token_budget", "block_size", "kv_bytes", "stream_frames"):
+        for name in ("slots", "token_budget", "block_size", "stream_frames"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.stall_after <= 0:
             raise ValueError("stall_after must be above 0")
-        for name in ("park_for", "kv_blocks", "torch_threads"):
+        for name in ("park_for", "kv_bytes", "kv_blocks", "torch_threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
 

@@ -6,6 +6,7 @@ from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Engine
 from penstock.worker.engine.loaders import load_card
+from penstock.worker.engine.memory import fit_context
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.sim import SimEngine
 
@@ -16,7 +17,9 @@ def build_engine(options: EngineOptions) -> tuple[Engine, ModelCard]:
     """Load the model and make its engine. Raises ModelUnsupported or ValueError over options that cannot work."""
     if options.engine == "sim":
         card = load_card(options.model)
-        batch = batch_of(options, card, options.kv_blocks or SIM_BLOCKS)
+        blocks = options.kv_blocks or SIM_BLOCKS
+        card = fit_context(card, blocks, options.block_size)
+        batch = batch_of(options, card, blocks)
         return SimEngine(batch, options.law, card.plain_ids()), card
     from penstock.worker.engine.build_torch import build_torch_engine  # noqa: PLC0415 - torch is a second and 400 MB
 

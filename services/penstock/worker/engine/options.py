@@ -12,7 +12,7 @@ class EngineOptions:
     model: str = "SmolLM2-135M-Instruct"  # known name, folder, .gguf or .bin file; a simulated engine takes its card
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, float32 on a CPU
     device: str = "auto"  # as torch names it; auto: cuda where there is one
-    kv_bytes: int = 1 << 30  # memory of the KV pool
+    kv_bytes: int = 0  # memory of the KV pool; 0: a share of what is free once the model is loaded, as `memory` says
     kv_blocks: int = (
         0  # size of the pool in blocks, whatever their bytes; 0: from kv_bytes, simulated from `SIM_BLOCKS`
     )
