@@ -111,9 +111,7 @@ class _Turns:
 
     def play(self, cell: Cell, number: int) -> Round:
         """Raises PeerUnavailable when the machine itself cannot be measured."""
-        machine = self._engines[CEILINGS.name]
-        with machine.awake():
-            ceilings = machine.ceilings(cell)
+        ceilings = self._engines[CEILINGS.name].ceilings(cell)
         played = {name: self._turn(name, cell) for name in self._players()}
         done = {name: result for name, result in played.items() if result}
         told = ", ".join(
@@ -131,8 +129,7 @@ class _Turns:
 
     def _turn(self, name: str, cell: Cell) -> Figures | None:
         try:
-            with self._engines[name].awake():
-                trace = self._engines[name].trace(cell)
+            trace = self._engines[name].trace(cell)
             self._series.first_tokens[cell, name] = trace.first_tokens
             return figures(cell, trace)
         except (PeerUnavailable, ValueError) as why:

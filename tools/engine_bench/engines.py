@@ -1,11 +1,9 @@
-"""Engines as processes: one per peer, spoken to line by line, asleep while it is another's turn."""
+"""Engines as processes: one per peer, spoken to line by line. Who is not asked anything waits and uses no CPU."""
 
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from threading import Timer
@@ -39,7 +37,6 @@ class Engine:
                 env=variables(os.environ, environment, peer.settings(environment, setup.threads), setup.threads),
             )
         self._ask(asdict(setup), _LOAD_LIMIT)
-        self._signal(signal.SIGSTOP)
 
     def trace(self, cell: Cell) -> Trace:
         return Trace(**self._ask(asdict(cell), _CELL_LIMIT))
@@ -47,21 +44,10 @@ class Engine:
     def ceilings(self, cell: Cell) -> Ceilings:
         return Ceilings(**self._ask(asdict(cell), _CELL_LIMIT))
 
-    @contextmanager
-    def awake(self) -> Iterator[None]:
-        self._signal(signal.SIGCONT)
-        try:
-            yield
-        finally:
-            self._signal(signal.SIGSTOP)
-
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(number)
+        with self._process:  # closes the pipes and waits
+            pass
 
     def _ask(self, question: dict[str, Any], limit: float) -> dict[str, Any]:
         assert self._process.stdin

