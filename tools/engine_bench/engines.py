@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Any
 
@@ -25,8 +26,9 @@ class Engine:
     """A driver's process. Raises PeerUnavailable when it cannot load or run what is asked of it."""
 
     def __init__(self, peer: Peer, environment: Path, setup: Setup, log: Path) -> None:
-        self.name = peer.name
         self._log = log
+        self._fresh = TemporaryDirectory(prefix="engine_bench_")
+        settings = {**peer.settings(environment, setup.threads), **{name: self._fresh.name for name in peer.fresh}}
         with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
                 [environment / "bin" / "python", "-P", "-m", f"engine_bench.drivers.{peer.driver}"],
@@ -34,7 +36,7 @@ class Engine:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=variables(os.environ, environment, peer.settings(environment, setup.threads), setup.threads),
+                env=variables(os.environ, environment, settings, setup.threads),
             )
         self._ask(asdict(setup), _LOAD_LIMIT)
 
@@ -48,6 +50,7 @@ class Engine:
         self._process.kill()
         with self._process:  # closes the pipes and waits
             pass
+        self._fresh.cleanup()
 
     def _ask(self, question: dict[str, Any], limit: float) -> dict[str, Any]:
         assert self._process.stdin

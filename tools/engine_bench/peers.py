@@ -36,6 +36,7 @@ class Peer:
     unwanted: tuple[str, ...] = ()  # requirements of these that break here, taken out again
     build_settings: Mapping[str, str] = field(default_factory=dict)  # variables of the installation
     settings: Callable[[Path, int], Mapping[str, str]] = _no_settings  # of the driver, by environment and threads
+    fresh: tuple[str, ...] = ()  # variables of the driver that name folders empty at its start
     note: str = ""  # said before an installation
 
 
@@ -59,6 +60,8 @@ PEERS: Mapping[str, Peer] = {
             # Built for CUDA where the torch beside them is not: their import fails, and the models here need none.
             unwanted=("torchvision", "torchaudio", "torchcodec"),
             settings=_vllm_settings,
+            # What it compiles at each start: kept, a file half written by a run that was killed would break the next.
+            fresh=("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"),
             note="downloads about a gigabyte",
         ),
         Peer(
