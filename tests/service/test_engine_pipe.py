@@ -1,50 +1,99 @@
-"""The front's end of the pipe against a real Connection at the other."""
+"""Both ends of the pipe between front and engine, over a real socket."""
 
 import asyncio
 import socket
 from contextlib import asynccontextmanager
-from multiprocessing.connection import Connection
 
 import pytest
 
-from penstock.worker.engine_pipe import EnginePipe, encoded
+from penstock.worker.engine.framing import Unframer, framed
+from penstock.worker.engine.pipe import UNSENT_LIMIT, FrontGone, FrontPipe
+from penstock.worker.engine_pipe import EnginePipe
 
 
 @asynccontextmanager
-async def pipe_to_connection():
+async def both_ends():
     ours, theirs = socket.socketpair()
     heard = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    transport, pipe = await loop.create_unix_connection(lambda: EnginePipe(heard.put_nowait), sock=ours)
-    with Connection(theirs.detach()) as conn:
-        yield pipe, heard, conn
-    await pipe.lost
+    engine = FrontPipe(theirs)
+    transport, front = await asyncio.get_running_loop().create_unix_connection(
+        lambda: EnginePipe(heard.put_nowait), sock=ours
+    )
+    yield front, heard, engine
+    engine.close()
+    await front.lost
     transport.close()
 
 
+def next_message(engine):
+    while not (messages := engine.receive()):
+        engine.wait()
+    [message] = messages
+    return message
+
+
 async def test_both_ends_understand_each_other():
-    async with pipe_to_connection() as (pipe, heard, conn):
-        conn.send({"from": "the engine"})
+    async with both_ends() as (front, heard, engine):
+        engine.send({"from": "the engine"})
         assert await heard.get() == {"from": "the engine"}
-        pipe.send(["from", "the", "front"])
-        assert await asyncio.to_thread(conn.recv) == ["from", "the", "front"]
+        front.send(["from", "the", "front"])
+        assert await asyncio.to_thread(next_message, engine) == ["from", "the", "front"]
 
 
 async def test_a_message_larger_than_any_buffer_holds_up_nobody():
     prompt = list(range(300_000))
-    async with pipe_to_connection() as (pipe, heard, conn):
-        pipe.send(prompt)  # returns, though the engine reads nothing yet
-        sending = asyncio.create_task(asyncio.to_thread(conn.send, prompt))
+    async with both_ends() as (front, heard, engine):
+        front.send(prompt)  # returns, though the engine reads nothing yet
+        engine.send(prompt)  # returns, though the front reads nothing yet
+        assert await asyncio.to_thread(next_message, engine) == prompt
+        await asyncio.to_thread(engine.flush, 10.0)
         assert await heard.get() == prompt
-        await sending
-        assert await asyncio.to_thread(conn.recv) == prompt
+
+
+def test_an_engine_whose_front_does_not_read_never_waits_and_loses_nothing():
+    ours, theirs = socket.socketpair()
+    engine, front = FrontPipe(theirs), FrontPipe(ours)
+    sent = 0
+    while not engine.is_full:
+        engine.send((sent, bytes(1000)))  # would block for ever if it could block
+        sent += 1
+    assert sent * 1100 > UNSENT_LIMIT
+    heard = []
+    while len(heard) < sent:
+        heard += front.receive()
+        engine.receive()  # sends on
+    assert [number for number, _ in heard] == list(range(sent))
+    assert not engine.is_full
+    engine.close(), front.close()
+
+
+def test_last_words_are_given_up_where_nobody_reads_them():
+    ours, theirs = socket.socketpair()
+    engine = FrontPipe(theirs)
+    engine.send(bytes(UNSENT_LIMIT))
+    engine.flush(0.01)
+    ours.close()
+    with pytest.raises(FrontGone):
+        engine.flush(0.01)
+    engine.close()
+
+
+def test_a_front_that_is_gone_is_told_to_who_reads_or_writes():
+    ours, theirs = socket.socketpair()
+    engine = FrontPipe(theirs)
+    ours.close()
+    with pytest.raises(FrontGone):
+        engine.receive()
+    with pytest.raises(FrontGone):
+        engine.send("anybody there")
+    engine.close()
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 1000])
-async def test_messages_come_whole_however_they_are_cut(size):
+def test_messages_come_whole_however_they_are_cut(size):
+    unframer = Unframer()
+    stream = b"".join(framed(f"message {number}") for number in range(20))
     heard = []
-    pipe = EnginePipe(heard.append)
-    stream = b"".join(encoded(f"message {number}") for number in range(20))
     for start in range(0, len(stream), size):
-        pipe.data_received(stream[start : start + size])
+        heard += unframer.feed(stream[start : start + size])
     assert heard == [f"message {number}" for number in range(20)]

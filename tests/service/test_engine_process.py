@@ -1,19 +1,25 @@
 """The engine's process through its pipe: in a thread of this process, and once in a real one."""
 
-import multiprocessing
+import socket
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from contextlib import contextmanager
 
 import pytest
 
+from penstock.worker.engine import process
+from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import FinishReason, SequenceSpec
 from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
 from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.pipe import UNSENT_LIMIT, FrontPipe
 from penstock.worker.engine.process import engine_main
 from penstock.worker.engine.step_law import StepLaw
 from tiny_model import write_tiny_model
 
+PATIENCE = 30.0  # s
 QUICK = StepLaw(base_s=0.0, per_prefill_token_s=0.0, per_decode_seq_s=0.0)
 
 
@@ -26,18 +32,37 @@ def options_for(model, **fields):
     return EngineOptions(model=model, **{"engine": "sim", "law": QUICK, "kv_blocks": 32, "dtype": "float32"} | fields)
 
 
+class FrontEnd:
+    """The front's end, read one message at a time."""
+
+    def __init__(self, end, options):
+        self.pipe = FrontPipe(end)
+        self.heard = []
+        self.pipe.send(options)
+
+    def send(self, message):
+        self.pipe.send(message)
+        self.pipe.flush(PATIENCE)
+
+    def recv(self):
+        while not self.heard:
+            self.pipe.wait(PATIENCE)
+            self.heard += self.pipe.receive()
+        return self.heard.pop(0)
+
+
 @contextmanager
 def engine_thread(options):
-    ours, theirs = multiprocessing.Pipe()
-    thread = threading.Thread(target=engine_main, args=(theirs, options))
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=engine_main, args=(FrontPipe(theirs),))
     thread.start()
+    front = FrontEnd(ours, options)
     try:
-        yield ours
+        yield front
     finally:
-        ours.close()
-        thread.join(timeout=30)
+        front.pipe.close()
+        thread.join(timeout=PATIENCE)
         assert not thread.is_alive(), "a closed pipe must end the engine"
-        theirs.close()
 
 
 def spec(seq_id, output=5, **fields):
@@ -130,17 +155,57 @@ def test_a_model_that_cannot_load_is_told_and_raised():
 
 
 def test_a_process_of_its_own_ends_when_its_pipe_closes(folder):
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=engine_main, args=(theirs, options_for(folder)))
-    process.start()
-    theirs.close()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "penstock.worker.engine_child", str(theirs.fileno())]
+        child = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
     try:
-        assert isinstance(ours.recv(), Ready)
-        ours.send(Add(spec(1, output=200)))
-        assert isinstance(ours.recv(), Stepped)
-        ours.close()
-        process.join(timeout=30)
-        assert process.exitcode == 0
+        front = FrontEnd(ours, options_for(folder))
+        assert isinstance(front.recv(), Ready)
+        front.send(Add(spec(1, output=200)))
+        assert isinstance(front.recv(), Stepped)
+        front.pipe.close()
+        assert child.wait(PATIENCE) == 0
     finally:
-        process.kill()
+        child.kill()
+
+
+def test_a_front_that_does_not_read_delays_no_step_until_it_is_far_behind_and_then_misses_none(tmp_path):
+    """In one thread: the front reads only when the engine can do nothing but wait for that."""
+    model = write_tiny_model(tmp_path / "tiny", context=60_000)
+    engine, _ = build_engine(options_for(str(model), kv_blocks=8_000))
+    ours, theirs = socket.socketpair()
+    pipe, front = FrontPipe(theirs), FrontPipe(ours)
+    heard, unsent_at_waits = [], []
+
+    def read_at_last(seconds=None):
+        unsent_at_waits.append(len(pipe._unsent))
+        heard.extend(front.receive())
+
+    pipe.wait = read_at_last
+    for seq_id in range(4):
+        front.send(Add(spec(seq_id, output=20_000)))
+    while not unsent_at_waits:
+        process._hear(pipe, engine)
+        process._step(pipe, engine)
+    made = engine.batch.step
+    assert min(unsent_at_waits) > UNSENT_LIMIT
+    assert len(heard) < made
+    front.send(Cancel(3))  # heard at the next turn, full or not
+    while engine.has_work:
+        process._hear(pipe, engine)
+        process._step(pipe, engine)
+    while heard[-1].result.step < engine.batch.step:
+        pipe.receive()
+        heard += front.receive()
+    assert [message.result.step for message in heard] == list(range(1, engine.batch.step + 1))
+    indexes = [index for message in heard for seq, index in tokens_of(message) if seq == 0]
+    assert indexes == list(range(20_000))
+    [gone] = [gone for message in heard for gone in message.result.cancelled]
+    assert (gone.seq_id, gone.output_tokens <= made + 1) == (3, True)
+    assert heard[-1].capacity.blocks_free == 8_000
+    pipe.close(), front.close()
+
+
+def tokens_of(message):
+    return zip(message.result.seq_ids, message.result.indexes, strict=True)

@@ -4,18 +4,17 @@ Signals meant for the worker are the front's to answer: the engine ends when its
 """
 
 import signal
+import socket
 import sys
-from contextlib import suppress
-from multiprocessing.connection import Connection
 
+from penstock.worker.engine.pipe import FrontPipe
 from penstock.worker.engine.process import engine_main
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with Connection(int(sys.argv[1])) as conn, suppress(EOFError):  # the front is gone before it said a word
-        engine_main(conn, conn.recv())
+    engine_main(FrontPipe(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":

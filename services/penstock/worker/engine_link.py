@@ -2,24 +2,20 @@
 
 import asyncio
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from typing import TypeAlias
 
 import structlog
 
 from penstock.worker.engine_pipe import EnginePipe
+from penstock.worker.engine_process import EngineProcess
 
 log = structlog.get_logger()
-
-Process: TypeAlias = subprocess.Popen[bytes]
 
 BACKOFF = (0.2, 30.0)  # s; first and longest wait before another start
 HEALTHY_AFTER = 60.0  # s; an engine that lived so long died of something else than its start
 EXIT_TIMEOUT = 3.0  # s; from a closed pipe to SIGKILL
-CHILD = "penstock.worker.engine_child"
+LAST_WORDS_TIMEOUT = 0.5  # s; from the engine's death to the end of what it had said, where its pipe stays open
 
 
 class EngineFailed(Exception):
@@ -38,7 +34,7 @@ class EngineLink:
         self._on_down = on_down
         self._pipe: EnginePipe | None = None
         self._was_ever_ready = False
-        self._process: Process | None = None
+        self._process: EngineProcess | None = None
         self.starts = 0
 
     def __repr__(self) -> str:
@@ -87,36 +83,27 @@ class EngineLink:
         self._process, self._pipe = await self._start()
         self.starts += 1
         try:
-            await self._pipe.lost
+            await _until_dead(self._process, self._pipe)
             self._on_down()
         finally:
             self._pipe.close()
             self._pipe = None
-            status = await _reap(self._process)
+            status = await self._process.end(EXIT_TIMEOUT)
             self._process = None
         return status
 
-    async def _start(self) -> tuple[Process, EnginePipe]:
+    async def _start(self) -> tuple[EngineProcess, EnginePipe]:
         ours, theirs = socket.socketpair()
         with theirs:  # a copy of their end kept open here would hide the engine's death
             _, pipe = await asyncio.get_running_loop().create_unix_connection(
                 lambda: EnginePipe(self._on_message), sock=ours
             )
-            # Not asyncio's way of starting: uvloop forks, and gRPC's threads do not take that well.
-            process = subprocess.Popen(  # noqa: ASYNC220, S603  # a few ms, and our own module
-                [sys.executable, "-m", CHILD, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C in a terminal is the front's to answer
-            )
+            process = EngineProcess(theirs)
         pipe.send(self._options)
         return process, pipe
 
 
-async def _reap(process: Process) -> int:
-    """Give a process whose pipe is closed a moment to end, then kill it."""
-    try:
-        return await asyncio.to_thread(process.wait, EXIT_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return await asyncio.to_thread(process.wait)
+async def _until_dead(process: EngineProcess, pipe: EnginePipe) -> None:
+    """Until the pipe has ended, and with it all that the engine said; or the process, if something holds the pipe."""
+    await asyncio.wait([process.exited, pipe.lost], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([pipe.lost], timeout=LAST_WORDS_TIMEOUT)

@@ -2,15 +2,17 @@
 
 import os
 import time
-from multiprocessing.connection import Connection
 
 from penstock.chassis.errors import PenstockError
 from penstock.worker.engine.interface import Engine
 from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
 from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.pipe import FrontGone, FrontPipe
+
+LAST_WORDS_TIMEOUT = 1.0  # s
 
 
-def engine_main(conn: Connection, options: EngineOptions) -> None:
+def engine_main(pipe: FrontPipe) -> None:
     """Run until the other end of the pipe closes. What else ends it is told there as `Fatal`, and raised."""
     # Threads that spin while they wait steal the core that the thread they wait for needs: beside one other busy
     # process a step took 50 to 490 ms with them, and 26 to 39 ms without. Alone on its cores an engine may spin.
@@ -18,39 +20,57 @@ def engine_main(conn: Connection, options: EngineOptions) -> None:
     from penstock.worker.engine.build import build_engine  # noqa: PLC0415 - torch reads the line above when it is loaded
 
     try:
-        engine, card = build_engine(options)
-        conn.send(Ready(card, engine.capacity()))
+        engine, card = build_engine(_options(pipe))
+        pipe.send(Ready(card, engine.capacity()))
         while True:
-            _hear(conn, engine)
-            _step(conn, engine)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the front is gone, and nobody waits for what was to come
+            _hear(pipe, engine)
+            _step(pipe, engine)
+    except FrontGone:
+        return
     except Exception as error:
-        conn.send(Fatal(f"{type(error).__name__}: {error}"))
+        pipe.send(Fatal(f"{type(error).__name__}: {error}"))
+        pipe.flush(LAST_WORDS_TIMEOUT)
         raise
+    finally:
+        pipe.close()
 
 
-def _hear(conn: Connection, engine: Engine) -> None:
-    """Take what the front has said; without work, wait until it says something."""
-    while not engine.has_work or conn.poll():
-        message = conn.recv()
+def _options(pipe: FrontPipe) -> EngineOptions:
+    """What the front says first, and nothing beside it before `Ready`."""
+    while not (messages := pipe.receive()):
+        pipe.wait()
+    [options] = messages
+    assert isinstance(options, EngineOptions)
+    return options
+
+
+def _hear(pipe: FrontPipe, engine: Engine) -> None:
+    """Take what the front has said; wait for it while there is no work, or no room for a step's result."""
+    _take(pipe, engine)
+    while pipe.is_full or not engine.has_work:
+        pipe.wait()
+        _take(pipe, engine)
+
+
+def _take(pipe: FrontPipe, engine: Engine) -> None:
+    for message in pipe.receive():
         if isinstance(message, Add):
-            _add(conn, engine, message)
+            _add(pipe, engine, message)
         elif isinstance(message, Cancel):
             engine.cancel(message.seq_id)
         else:
             raise TypeError(f"the front sent a {type(message).__name__}")
 
 
-def _add(conn: Connection, engine: Engine, message: Add) -> None:
+def _add(pipe: FrontPipe, engine: Engine, message: Add) -> None:
     try:
         engine.add(message.spec)
     except PenstockError as error:
-        conn.send(Refused(message.spec.seq_id, error.reason, error.message, error.metadata))
+        pipe.send(Refused(message.spec.seq_id, error.reason, error.message, error.metadata))
 
 
-def _step(conn: Connection, engine: Engine) -> None:
+def _step(pipe: FrontPipe, engine: Engine) -> None:
     began = time.monotonic()
     result = engine.step()
     time.sleep(max(0.0, began + result.duration_s - time.monotonic()))
-    conn.send(Stepped(result, engine.capacity(), time.monotonic() - began))
+    pipe.send(Stepped(result, engine.capacity(), time.monotonic() - began))

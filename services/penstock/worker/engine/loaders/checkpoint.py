@@ -18,6 +18,12 @@ class Source(NamedTuple):
     shape: tuple[int, ...]
     read: Callable[[Tensor], None]
 
+    def tensor(self) -> Tensor:
+        """Read as float32."""
+        whole = torch.empty(self.shape)
+        self.read(whole)
+        return whole
+
 
 @dataclass(slots=True, kw_only=True)
 class Checkpoint:

@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from penstock.worker.engine.loaders.checkpoint import Checkpoint, Source
@@ -39,12 +38,12 @@ def read_gguf(path: Path, name: str = "") -> Checkpoint:
     file = GgufFile(path)
     architecture = architecture_of(file)
     shape = _shape(file, architecture)
-    stored = {_name(each.name): each for each in file.tensors}
+    tensors = {_name(each.name): Source(each.shape, partial(_read, file, each)) for each in file.tensors}
     return Checkpoint(
         shape=shape,
         card=gguf_card(file, name),
-        inverse_frequencies=_frequencies(file, architecture, shape, stored.pop("rope_freqs.weight", None)),
-        tensors={name: Source(each.shape, partial(_read, file, each)) for name, each in stored.items()},
+        inverse_frequencies=_frequencies(file, architecture, shape, tensors.pop("rope_freqs.weight", None)),
+        tensors=tensors,
         interleaved_rope=INTERLEAVED_ROPE[architecture],
     )
 
@@ -79,15 +78,11 @@ def _shape(file: GgufFile, architecture: str) -> ModelShape:
     )
 
 
-def _frequencies(file: GgufFile, architecture: str, shape: ModelShape, divisors: Stored | None) -> Tensor:
+def _frequencies(file: GgufFile, architecture: str, shape: ModelShape, divisors: Source | None) -> Tensor:
     scaling = file.get(f"{architecture}.rope.scaling.type", "none")
     if scaling not in {"none", "linear"}:
         raise ModelUnsupported(f"RoPE scaling {scaling!r} is not known; none, linear and frequency factors are")
     plain = rope_frequencies(shape.head_size, file.get(f"{architecture}.rope.freq_base", 10000.0))
     if scaling == "linear":
         plain = plain / file.need(f"{architecture}.rope.scaling.factor")
-    if divisors is None:
-        return plain
-    factors = torch.empty(divisors.shape, dtype=torch.float64)
-    fill(factors, file, divisors)
-    return plain / factors
+    return plain if divisors is None else plain / divisors.tensor().double()

@@ -1,0 +1,35 @@
+"""How messages lie in the pipe between the worker's two processes: a length, four bytes big-endian, then a pickle."""
+
+import pickle
+from struct import Struct
+
+_LENGTH = Struct("!I")
+
+
+def framed(message: object) -> bytes:
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unframer:
+    """Gives whole messages back, in order, however the bytes were cut on their way."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> list[object]:
+        self._rest += data
+        messages = []
+        while (body := self._next()) is not None:
+            messages.append(pickle.loads(body))
+        return messages
+
+    def _next(self) -> bytes | None:
+        if len(self._rest) < _LENGTH.size:
+            return None
+        end = _LENGTH.size + int(_LENGTH.unpack_from(self._rest)[0])
+        if len(self._rest) < end:
+            return None
+        body = bytes(self._rest[_LENGTH.size : end])
+        del self._rest[:end]
+        return body

@@ -1,0 +1,52 @@
+"""One engine process: started on its end of a pipe, known to be dead at once, and ended with all that it started."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+CHILD = "penstock.worker.engine_child"
+
+
+class EngineProcess:
+    """Must be given its `end`, whatever happens. `exited` is done as soon as the process is dead, not yet reaped."""
+
+    def __init__(self, pipe: socket.socket) -> None:
+        """`pipe` is the child's end; the caller closes its own copy."""
+        # Not asyncio's way of starting: uvloop forks, and gRPC's threads do not take that well.
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-m", CHILD, str(pipe.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(pipe.fileno(),),
+            start_new_session=True,  # Ctrl-C in a terminal is the front's to answer
+        )
+        loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[None] = loop.create_future()
+        # Beside its end of the pipe, which a process that it started may have inherited.
+        self._watch = os.pidfd_open(self.pid)
+        loop.add_reader(self._watch, self._note_exit)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def end(self, timeout: float) -> int:  # noqa: ASYNC109 - how long it may take, not how long we wait
+        """Give it `timeout` seconds to end by itself, then kill what is left of it; returns its exit status."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self.exited
+        # Its own session is all that it started. Until it is reaped below, no other process can have its number.
+        os.killpg(self.pid, signal.SIGKILL)
+        await self.exited
+        return self._process.wait()  # it is dead: this only reaps
+
+    def _note_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._watch)
+        os.close(self._watch)
+        self.exited.set_result(None)

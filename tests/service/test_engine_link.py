@@ -1,0 +1,53 @@
+"""The engine's process from outside, where it is more than one process."""
+
+import asyncio
+import contextlib
+
+import psutil
+import pytest
+
+from paths import REPO
+from penstock.worker.engine_link import EngineLink
+
+PATIENCE = 30.0  # s
+
+
+@pytest.fixture
+def _engine_with_offspring(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPO / "tests"))
+    monkeypatch.setattr("penstock.worker.engine_process.CHILD", "engine_with_offspring")
+
+
+@contextlib.asynccontextmanager
+async def running_link():
+    """A link, what its engines say, and a queue that gets an entry for each that died."""
+    heard, down = asyncio.Queue(), asyncio.Queue()
+    link = EngineLink("options", on_message=heard.put_nowait, on_down=lambda: down.put_nowait(None))
+    running = asyncio.create_task(link.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield link, heard, down
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("_engine_with_offspring")
+async def test_a_dead_engine_is_noticed_and_replaced_though_its_offspring_holds_the_pipe_open():
+    async with running_link() as (link, heard, down):
+        offspring = psutil.Process(await heard.get())
+        link.note_ready()
+        psutil.Process(link.pid).kill()
+        await down.get()
+        assert offspring.pid != await heard.get()  # from the next engine
+        assert link.restarts == 1
+        await asyncio.to_thread(offspring.wait, PATIENCE)  # went with the engine that it belonged to
+
+
+@pytest.mark.usefixtures("_engine_with_offspring")
+async def test_who_stops_the_link_leaves_none_of_the_engines_processes():
+    async with running_link() as (link, heard, _):
+        offspring, engine = psutil.Process(await heard.get()), psutil.Process(link.pid)
+    await asyncio.to_thread(offspring.wait, PATIENCE)
+    assert not engine.is_running()
+    assert link.pid is None
