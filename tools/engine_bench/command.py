@@ -7,6 +7,7 @@ over. Peers are installed on first use below --cache, each in an environment of 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -29,6 +30,8 @@ _WIDTH = 100  # columns at least: a table broken into narrow ones cannot be read
 
 
 def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # by an exception, so that no engine computes on alone
     asked = _parser().parse_args()
     if asked.profile:
         _profile(asked)
