@@ -1,6 +1,7 @@
 """Engines under far more than they hold, and long prompts beside short work.
 
-By hand, all of it: `ENGINE_REQUESTS=10000 ENGINE_LONG_PROMPT=50000 python -m pytest tests/unit/test_engine_endurance.py -s`.
+By hand, all of it, with what became of the crowd:
+`ENGINE_REQUESTS=10000 ENGINE_LONG_PROMPT=50000 python -m pytest tests/unit/test_engine_endurance.py -s`
 """
 
 import gc
