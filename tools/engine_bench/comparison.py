@@ -74,11 +74,10 @@ def _compare(plan: Plan, series: Series, environments: Mapping[str, Path], say: 
         concurrent=max(cell.concurrent for cell in plan.cells),
         context=max(cell.prompt + cell.output for cell in plan.cells),
     )
-    turns = _Turns(series, plan.cache, say)
+    turns = _Turns(series, setup, plan.cache, say)
     try:
-        turns.start(CEILINGS, environment(CEILINGS, plan.cache, say), setup)
         for name, folder in environments.items():
-            turns.start(PEERS[name], folder, setup)
+            turns.start(PEERS[name], folder)
         for cell in plan.cells:
             turns.warm_up(cell)
             series.rounds[cell] = [turns.play(cell, number) for number in range(1, plan.rounds + 1)]
@@ -88,44 +87,48 @@ def _compare(plan: Plan, series: Series, environments: Mapping[str, Path], say: 
 
 
 class _Turns:
-    """The engines of one series. One that fails is left out from then on."""
+    """The engines of one series. One that fails is left out from then on.
 
-    def __init__(self, series: Series, cache: Path, say: Say) -> None:
+    Raises PeerUnavailable when the machine itself cannot be measured.
+    """
+
+    def __init__(self, series: Series, setup: Setup, cache: Path, say: Say) -> None:
         self._series = series
+        self._setup = setup
         self._logs = cache / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._say = say
+        self._label = f"{series.model} {series.dtype}"
         self._engines: dict[str, Engine] = {}
+        self._machine = self._load(CEILINGS, environment(CEILINGS, cache, say))
 
-    def start(self, peer: Peer, folder: Path, setup: Setup) -> None:
-        label = f"{self._series.model} {self._series.dtype}"
-        self._say(f"{label}: loading into {peer.name}")
+    def start(self, peer: Peer, folder: Path) -> None:
+        self._say(f"{self._label}: loading into {peer.name}")
         try:
-            self._engines[peer.name] = Engine(peer, folder, setup, self._logs / f"{peer.name} {label}.log")
+            self._engines[peer.name] = self._load(peer, folder)
         except PeerUnavailable as why:
-            self._say(f"{label}: {peer.name} is left out, {why}")
+            self._say(f"{self._label}: {peer.name} is left out, {why}")
+
+    def _load(self, peer: Peer, folder: Path) -> Engine:
+        return Engine(peer, folder, self._setup, self._logs / f"{peer.name} {self._label}.log")
 
     def warm_up(self, cell: Cell) -> None:
-        for name in self._players():
+        for name in list(self._engines):
             self._turn(name, Cell(cell.concurrent, cell.prompt, _WARM_UP_TOKENS))
 
     def play(self, cell: Cell, number: int) -> Round:
-        """Raises PeerUnavailable when the machine itself cannot be measured."""
-        ceilings = self._engines[CEILINGS.name].ceilings(cell)
-        played = {name: self._turn(name, cell) for name in self._players()}
+        ceilings = self._machine.ceilings(cell)
+        played = {name: self._turn(name, cell) for name in list(self._engines)}
         done = {name: result for name, result in played.items() if result}
         told = ", ".join(
             f"{name} {result.throughput:,.0f} tok/s {result.step_ms:.1f} ms" for name, result in done.items()
         )
-        self._say(f"{self._series.model} {self._series.dtype} {cell}, round {number}: {told}")
+        self._say(f"{self._label} {cell}, round {number}: {told}")
         return Round(ceilings, done)
 
     def close(self) -> None:
-        for engine in self._engines.values():
+        for engine in (self._machine, *self._engines.values()):
             engine.close()
-
-    def _players(self) -> list[str]:
-        return [name for name in self._engines if name != CEILINGS.name]
 
     def _turn(self, name: str, cell: Cell) -> Figures | None:
         try:
@@ -133,6 +136,6 @@ class _Turns:
             self._series.first_tokens[cell, name] = trace.first_tokens
             return figures(cell, trace)
         except (PeerUnavailable, ValueError) as why:
-            self._say(f"{self._series.model} {self._series.dtype} {cell}: {name} is left out from here, {why}")
+            self._say(f"{self._label} {cell}: {name} is left out from here, {why}")
             self._engines.pop(name).close()
             return None

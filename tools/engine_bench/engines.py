@@ -28,7 +28,7 @@ class Engine:
     def __init__(self, peer: Peer, environment: Path, setup: Setup, log: Path) -> None:
         self._log = log
         self._fresh = TemporaryDirectory(prefix="engine_bench_")
-        settings = {**peer.settings(environment, setup.threads), **dict.fromkeys(peer.fresh, self._fresh.name)}
+        settings = {**peer.settings(environment), **dict.fromkeys(peer.fresh, self._fresh.name)}
         with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
                 [environment / "bin" / "python", "-P", "-m", f"engine_bench.drivers.{peer.driver}"],

@@ -1,23 +1,20 @@
 """The engines compared: what each needs installed, which driver runs it and with which settings in its environment."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 
-def _no_settings(_environment: Path, _threads: int) -> Mapping[str, str]:
+def _no_settings(_environment: Path) -> Mapping[str, str]:
     return {}
 
 
-def _vllm_settings(environment: Path, threads: int) -> Mapping[str, str]:
-    """As its manual advises for x86: Intel's OpenMP, bound to the cores. Its loop runs in the driver's process."""
-    cores = sorted(os.sched_getaffinity(0))[:threads]
+def _vllm_settings(environment: Path) -> Mapping[str, str]:
+    """As its manual advises for x86: Intel's OpenMP. Its loop runs in the driver's process, unbound like the others."""
     openmp = environment / "lib" / "libiomp5.so"
     return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_NO_USAGE_STATS": "1",
         "KMP_BLOCKTIME": "1",
         "KMP_TPAUSE": "0",
@@ -35,7 +32,7 @@ class Peer:
     requirements: tuple[str, ...] = ()  # none: it runs in our own environment
     unwanted: tuple[str, ...] = ()  # requirements of these that break here, taken out again
     build_settings: Mapping[str, str] = field(default_factory=dict)  # variables of the installation
-    settings: Callable[[Path, int], Mapping[str, str]] = _no_settings  # of the driver, by environment and threads
+    settings: Callable[[Path], Mapping[str, str]] = _no_settings  # of the driver, by its environment
     fresh: tuple[str, ...] = ()  # variables of the driver that name folders empty at its start
     note: str = ""  # said before an installation
 
