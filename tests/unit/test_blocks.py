@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.blocks import NOBODY, BlockPool
 from penstock.worker.engine.prefix import chain_hash, root_hash
 
 
@@ -93,8 +93,27 @@ def test_a_pool_of_nothing_is_refused(blocks, block_size):
         BlockPool(blocks, block_size)
 
 
+def test_content_under_way_is_found_and_a_writer_that_leaves_is_nobody():
+    pool = BlockPool(blocks=4, block_size=16)
+    mine = pool.open([], 2)
+    pool.announce(mine[0], b"first", writer=1)
+    pool.announce(mine[1], b"second", writer=1)
+    yours = pool.open(pool.find([b"first", b"second"])[:1], 0)
+    assert pool.writer(yours[0]) == 1
+    pool.release(mine, writer=1)
+    assert pool.writer(yours[0]) == NOBODY
+    assert pool.find([b"first", b"second"]) == yours  # what nobody holds, nobody will fill
+    pool.claim(yours[0], 2)
+    pool.publish(yours[0], b"first")
+    assert pool.writer(yours[0]) is None
+    assert pool.release(yours, writer=2) == 1
+    assert (pool.free, pool.cached) == (4, 1)
+
+
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["open", "extend", "release", "publish"]), st.integers(0, 7), st.integers(0, 5)),
+    st.tuples(
+        st.sampled_from(["open", "extend", "release", "publish", "announce"]), st.integers(0, 7), st.integers(0, 5)
+    ),
     max_size=80,
 )
 
@@ -112,9 +131,11 @@ def test_no_order_of_calls_leaks_or_doubles_a_block(operations):
             pool.extend(table)
         elif table and verb == "publish":
             pool.publish(table[count % len(table)], f"{which}.{count % len(table)}".encode())
+        elif table and verb == "announce":
+            pool.announce(table[count % len(table)], f"{which}.{count % len(table)}".encode(), writer=which)
         elif table is not None and verb == "release":
-            tables.remove(table)
-            pool.release(table)
+            tables.pop(which % len(tables))  # by its place: another may be equal
+            pool.release(table, writer=which)
         held = Counter(block for each in tables for block in each)
         assert pool.used == len(held)
         assert pool.free + pool.used == 6
