@@ -10,17 +10,16 @@ import tracemalloc
 
 import psutil
 import pytest
-import torch
 
 from crowd import BLOCK_SIZE, BLOCKS, CONTEXT, SLOTS, Crowd
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.batching import Continuous
 from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.loaders import load
+from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.sim import SimEngine
 from penstock.worker.engine.step_law import StepLaw
-from penstock.worker.engine.torch_engine import TorchEngine
 from tiny_model import write_tiny_model
 
 TORCH_REQUESTS = int(os.environ.get("ENGINE_REQUESTS", "1000"))
@@ -35,11 +34,18 @@ def batch_of(*, blocks=BLOCKS, block_size=BLOCK_SIZE, slots=SLOTS, budget=128, c
     )
 
 
-def torch_engine(folder, batch, **shape):
-    model, _ = load(
-        write_tiny_model(folder / "tiny", context=batch.context_length, **shape), torch.float32, torch.device("cpu")
+def torch_engine(folder, *, context=CONTEXT, blocks=BLOCKS, block_size=BLOCK_SIZE, budget=128, **shape):
+    options = EngineOptions(
+        model=str(write_tiny_model(folder / "tiny", context=context, **shape)),
+        dtype="float32",
+        device="cpu",
+        threads=1,  # the steps of a tiny model are too short to share
+        kv_blocks=blocks,
+        block_size=block_size,
+        slots=SLOTS,
+        token_budget=budget,
     )
-    return TorchEngine(model, batch)
+    return build_engine(options)[0]
 
 
 def test_a_crowd_of_ten_thousand_goes_through_a_pool_four_times_too_small_in_flat_memory():
@@ -59,7 +65,7 @@ def test_a_crowd_of_ten_thousand_goes_through_a_pool_four_times_too_small_in_fla
 
 
 def test_a_crowd_goes_through_a_real_engine_in_flat_memory(tmp_path):
-    crowd = Crowd(torch_engine(tmp_path, batch_of()), TORCH_REQUESTS)
+    crowd = Crowd(torch_engine(tmp_path), TORCH_REQUESTS)
     crowd.run(until=TORCH_REQUESTS // 4)
     gc.collect()
     warm = psutil.Process().memory_info().rss
@@ -97,14 +103,8 @@ def test_no_decode_misses_a_step_beside_a_prompt_of_fifty_thousand_tokens():
 
 def test_no_decode_misses_a_step_of_a_real_engine_beside_a_long_prompt(tmp_path):
     long = int(os.environ.get("ENGINE_LONG_PROMPT", "20000"))
-    engine = torch_engine(
-        tmp_path,
-        batch_of(blocks=4_000, block_size=16, budget=512, context=51_200),
-        dim=32,
-        layers=1,
-        heads=2,
-        kv_heads=1,
-    )
+    tiny = {"dim": 32, "layers": 1, "heads": 2, "kv_heads": 1}
+    engine = torch_engine(tmp_path, context=51_200, blocks=4_000, block_size=16, budget=512, **tiny)
     assert long_and_short(engine, long=long, budget=512) == -(-long // 496)
 
 
