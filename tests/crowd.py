@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from penstock.worker.engine.interface import SequenceSpec
 
 SALTS = (b"", b"tenant a", b"tenant b")
-SLOTS, BLOCK_SIZE = 32, 8
-FINAL_TOKENS = 50  # on average: of prompts of 4 to 32 and outputs of 1 to 63
+SLOTS, BLOCK_SIZE = 32, 16
+FINAL_TOKENS = 58  # on average: of prompts of 4 to 48 and outputs of 1 to 63
 BLOCKS = SLOTS * FINAL_TOKENS // BLOCK_SIZE // 4
-CONTEXT = 96
+CONTEXT = 128
 
 
 def prompts(count=40):
-    """Prompts of 4 to 32 tokens, all beginnings of a few texts: many share blocks, in the cache and under way."""
+    """Prompts of 4 to 48 tokens, all beginnings of a few texts: many share blocks, in the cache and under way."""
     rng = random.Random(5)
-    texts = [[rng.randrange(3, 300) for _ in range(32)] for _ in range(4)]
-    return [rng.choice(texts)[: rng.randrange(4, 33)] for _ in range(count)]
+    texts = [[rng.randrange(3, 300) for _ in range(48)] for _ in range(4)]
+    return [rng.choice(texts)[: rng.randrange(4, 49)] for _ in range(count)]
 
 
 @dataclass
