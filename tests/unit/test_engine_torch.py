@@ -17,6 +17,7 @@ from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import Choices, SamplingParams, SequenceSpec
 from penstock.worker.engine.kv import blocks_for
 from penstock.worker.engine.loaders import load
+from penstock.worker.engine.runner import TorchRunner
 from penstock.worker.engine.torch_engine import TorchEngine
 from tiny_model import write_tiny_model
 
@@ -41,10 +42,8 @@ def alone(prompt, count):
 
 def engine_of(model=None, *, blocks=64, block_size=4, slots=4, batching=None, context=CONTEXT):
     batching = batching or Continuous(token_budget=16)
-    return TorchEngine(
-        model or tiny(),
-        Batch(pool=BlockPool(blocks, block_size), batching=batching, slots=slots, context_length=context),
-    )
+    batch = Batch(pool=BlockPool(blocks, block_size), batching=batching, slots=slots, context_length=context)
+    return TorchEngine(TorchRunner(model or tiny(), blocks, block_size), batch)
 
 
 def run_out(engine):
@@ -234,7 +233,7 @@ def test_a_trained_model_reproduces_its_golden_text_all_cases_in_one_batch():
         context_length=card.context_length,
         eos_ids=frozenset(card.eos_ids),
     )
-    engine = TorchEngine(model, batch)
+    engine = TorchEngine(TorchRunner(model, batch.pool.blocks, batch.pool.block_size), batch)
     for seq_id, case in enumerate(cases):
         count = len(case["greedy_ids"]) + (case["stopped_on"] != "length")
         engine.add(SequenceSpec(seq_id=seq_id, token_ids=case["prompt_ids"], max_output_tokens=count))

@@ -1,27 +1,72 @@
 """From options to the engine that computes. Whoever imports this loads torch."""
 
+import os
+
+import structlog
 import torch
 
 from penstock.worker.engine.build import batch_of
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.kv import blocks_for
-from penstock.worker.engine.loaders import load
+from penstock.worker.engine.loaders.load import located
+from penstock.worker.engine.loaders.load_model import read_checkpoint
 from penstock.worker.engine.memory import cpu_pool_bytes, fit_context, gpu_pool_bytes
+from penstock.worker.engine.model import Model
+from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native
 from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.runner import Runner, TorchRunner
 from penstock.worker.engine.torch_engine import TorchEngine
+from penstock.worker.engine.weights import ModelShape
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+log = structlog.get_logger()
 
 
+@torch.inference_mode()
 def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    """Raises ValueError where the native forward is demanded and cannot be had."""
+    threads = options.threads or len(os.sched_getaffinity(0))
     device = _device(options.device)
-    dtype = _dtype(options.dtype, device)
-    model, card = load(options.model, dtype, device)
-    blocks = options.kv_blocks or blocks_for(
-        options.kv_bytes or _pool_bytes(device), model.shape, options.block_size, dtype
-    )
-    card = fit_context(card, blocks, options.block_size)
-    return TorchEngine(model, batch_of(options, card, blocks)), card
+    checkpoint = read_checkpoint(*located(options.model))
+    shape = checkpoint.shape
+    torch.set_num_threads(threads)
+    dtype, is_native = _choose(options, shape, device)
+    weights = checkpoint.weights(dtype, device)
+    wanted = options.kv_bytes or _pool_bytes(device)
+    blocks = options.kv_blocks or blocks_for(wanted, shape, options.block_size, dtype)
+    card = fit_context(checkpoint.card, blocks, options.block_size)
+    runner: Runner
+    if is_native:
+        runner = NativeRunner(shape, weights, blocks, options.block_size, threads)
+        torch.set_num_threads(1)  # its threads would wait for work on the cores that the native ones compute on
+    else:
+        runner = TorchRunner(Model(shape, weights), blocks, options.block_size)
+    return TorchEngine(runner, batch_of(options, card, blocks)), card
+
+
+def _choose(options: EngineOptions, shape: ModelShape, device: torch.device) -> tuple[torch.dtype, bool]:
+    """Type to compute in, and whether natively.
+
+    `auto` is bfloat16 where it is fast and exact at once: on GPUs, and natively on CPUs with arithmetic for it, where a
+    row rounds alike in every batch. In plain torch on a CPU it does not, and a text that goes on elsewhere after a
+    fault could leave its path where two tokens all but tie; there it is float32.
+    """
+    if device.type != "cpu" or options.compute == "torch":
+        return _DTYPES[_named(options.dtype, "float32" if device.type == "cpu" else "bfloat16")], False
+    try:
+        has_bfloat16 = check_native(shape, options.block_size)
+    except NativeUnavailable as reason:
+        if options.compute == "native":
+            raise ValueError(f"no native forward: {reason}") from reason
+        log.warning("native_unavailable", reason=str(reason), instead="torch")
+        return _DTYPES[_named(options.dtype, "float32")], False
+    name = _named(options.dtype, "bfloat16" if has_bfloat16 else "float32")
+    return _DTYPES[name], name == "float32" or has_bfloat16
+
+
+def _named(name: str, instead_of_auto: str) -> str:
+    return instead_of_auto if name == "auto" else name
 
 
 def _pool_bytes(device: torch.device) -> int:
@@ -36,13 +81,3 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU: bfloat16 is faster there, but rounds differently in batches of different sizes.
-
-    Then a text that goes on elsewhere after a fault could leave its path where two tokens all but tie.
-    """
-    if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]

@@ -7,17 +7,15 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from penstock.worker.engine.attention import attend
 from penstock.worker.engine.inputs import StepInputs
 from penstock.worker.engine.kv import LayerKv
-from penstock.worker.engine.weights import Layer, ModelShape, Weights
+from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_tables
 
 
 class Model:
     def __init__(self, shape: ModelShape, weights: Weights) -> None:
         self.shape = shape
         self.weights = weights
-        positions = torch.arange(shape.context_length, dtype=torch.float64)
-        angles = torch.outer(positions, weights.inverse_frequencies.double().cpu())
-        self._cos = angles.cos().float().to(self.device)  # [context, head_size / 2]
-        self._sin = angles.sin().float().to(self.device)
+        cos, sin = rope_tables(weights.inverse_frequencies, shape.context_length)
+        self._cos, self._sin = cos.to(self.device), sin.to(self.device)
 
     @property
     def dtype(self) -> torch.dtype:

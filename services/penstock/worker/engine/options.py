@@ -8,9 +8,10 @@ from penstock.worker.engine.step_law import StepLaw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    engine: Literal["torch", "sim"] = "torch"
+    engine: Literal["torch", "sim", "vllm"] = "torch"
     model: str = "SmolLM2-135M-Instruct"  # known name, folder, .gguf or .bin file; a simulated engine takes its card
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the device has arithmetic for it
+    compute: Literal["auto", "native", "torch"] = "auto"  # on a CPU; auto: native where it can be had
     device: str = "auto"  # as torch names it; auto: cuda where there is one
     kv_bytes: int = 0  # memory of the KV pool; 0: a share of what is free once the model is loaded, as `memory` says
     kv_blocks: int = (
@@ -20,5 +21,6 @@ class EngineOptions:
     slots: int = 32  # sequences that run at once
     token_budget: int = 512  # tokens per step
     batching: Literal["continuous", "naive"] = "continuous"
-    threads: int = 0  # for torch on a CPU; 0: torch's own choice
+    threads: int = 0  # on a CPU; 0: one for each core that the process may use
+    vllm_args: str = ""  # JSON object: more arguments for vllm.EngineArgs
     law: StepLaw = field(default_factory=StepLaw)  # of a simulated engine

@@ -1,23 +1,19 @@
-"""The engine that computes: a model in torch, driven step by step."""
+"""The engine that computes: a model driven step by step."""
 
 import torch
 
 from penstock.worker.engine.batch import Batch, StepPlan
-from penstock.worker.engine.inputs import build_inputs
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
-from penstock.worker.engine.kv import allocate_kv
-from penstock.worker.engine.model import Model
+from penstock.worker.engine.runner import Runner
 from penstock.worker.engine.sampler import Draw, sample
 
 
 class TorchEngine:
     """Satisfies `Engine`. The batch decides, the model computes; nothing else is kept here."""
 
-    def __init__(self, model: Model, batch: Batch) -> None:
-        self.model = model
+    def __init__(self, runner: Runner, batch: Batch) -> None:
+        self.runner = runner
         self.batch = batch
-        pool = batch.pool
-        self._kv = allocate_kv(model.shape, pool.blocks, pool.block_size, model.dtype, model.device)
 
     @property
     def has_work(self) -> bool:
@@ -42,8 +38,7 @@ class TorchEngine:
         """Forward every slice of the plan and draw the tokens of those that are due one."""
         if not plan.slices:
             return [], []
-        inputs = build_inputs(plan, self.batch.pool.block_size, self.model.dtype, self.model.device)
-        logits = self.model.forward(inputs, self._kv)
+        logits = self.runner.forward(plan)
         draws = [
             Draw(each.spec.sampling, each.spec.seed, each.ids, each.prompt_tokens, each.allowed)
             for each in plan.sampled

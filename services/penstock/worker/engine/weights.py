@@ -61,3 +61,10 @@ def half_split_rows(weight: Tensor, heads: int) -> Tensor:
 def rope_frequencies(head_size: int, theta: float) -> Tensor:
     """Source: Su et al. 2021 (RoFormer), section 3.2.2."""
     return theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+
+
+def rope_tables(inverse_frequencies: Tensor, context_length: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position's angles: [context_length, head_size / 2] float32 each."""
+    positions = torch.arange(context_length, dtype=torch.float64)
+    angles = torch.outer(positions, inverse_frequencies.double().cpu())
+    return angles.cos().float(), angles.sin().float()

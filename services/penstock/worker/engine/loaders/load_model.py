@@ -13,12 +13,12 @@ from penstock.worker.engine.model import Model
 
 
 def load_model(path: Path, name: str, dtype: torch.dtype, device: torch.device) -> tuple[Model, ModelCard]:
-    checkpoint = _read(path, name)
+    checkpoint = read_checkpoint(path, name)
     with torch.inference_mode():
         return Model(checkpoint.shape, checkpoint.weights(dtype, device)), checkpoint.card
 
 
-def _read(path: Path, name: str) -> Checkpoint:
+def read_checkpoint(path: Path, name: str) -> Checkpoint:
     if path.is_dir():
         return read_folder(path)
     return read_gguf(path, name) if path.suffix == ".gguf" else read_llama2c(path)

@@ -1,0 +1,130 @@
+// Sixteen lanes, and the one operation that every heavy loop here is made of.
+//
+// A *word* is 32 bits of an operand: one float32, or two bfloat16 neighbours along the summed dimension. Multiply-add
+// takes one word of the left operand for all lanes and one word per lane of the right one. Each lane sums in the order
+// of the summed dimension and nothing else, so a result never depends on what is computed beside it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace penstock {
+
+constexpr int kLanes = 16;
+
+using Word = uint32_t;
+typedef float Lanes __attribute__((vector_size(64), aligned(64), may_alias));
+typedef int32_t IntLanes __attribute__((vector_size(64), aligned(64), may_alias));
+typedef float LooseLanes __attribute__((vector_size(64), aligned(4), may_alias));
+
+inline Lanes load(const void* from) { return *static_cast<const LooseLanes*>(from); }
+inline void store(void* to, Lanes value) { *static_cast<LooseLanes*>(to) = value; }
+inline Lanes broadcast(float value) { return Lanes{} + value; }
+inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Asks for what will be read soon, as far as the second-level cache.
+inline void prefetch(const Word* from, int words) {
+  for (int word = 0; word < words; word += kLanes) __builtin_prefetch(from + word, 0, 2);
+}
+
+inline float sum(Lanes x) {
+  float total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += x[lane];
+  return total;
+}
+
+inline float largest(Lanes x) {
+  float most = x[0];
+  for (int lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
+  return most;
+}
+
+inline Lanes max(Lanes a, Lanes b) { return a > b ? a : b; }
+
+// e^x within 2 ulp for x <= 0 and up to 88: 2^n * 2^f with a polynomial for f in [-0.5, 0.5] (Cephes expf).
+inline Lanes exp(Lanes x) {
+  x = max(x, broadcast(-87.0f));
+  const Lanes shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Lanes n = (x * 1.44269504f + shifter) - shifter;
+  const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Lanes p = broadcast(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const IntLanes power = (__builtin_convertvector(n, IntLanes) + 127) << 23;
+  return (p * r * r + r + 1.0f) * (Lanes)power;
+}
+
+struct Float32 {
+  using Element = float;
+  static constexpr int kPair = 1;  // elements per word
+
+  static Lanes multiply_add(Lanes sum, Word left, Lanes right) {
+    float value;
+    memcpy(&value, &left, sizeof value);
+    return sum + value * right;
+  }
+  static void write(Element* to, Lanes values) { store(to, values); }
+  static float widen(Element value) { return value; }
+  static Element narrow(float value) { return value; }
+};
+
+#if defined(__AVX512BF16__)
+struct BFloat16 {
+  using Element = uint16_t;
+  static constexpr int kPair = 2;
+
+  static Lanes multiply_add(Lanes sum, Word left, Lanes right) {
+    return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(left), (__m512bh)(__m512)right);
+  }
+  static void write(Element* to, Lanes values) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)values));
+  }
+  static float widen(Element value) {
+    const Word bits = Word(value) << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+  }
+  static Element narrow(float value) {  // to nearest, ties to even
+    Word bits;
+    memcpy(&bits, &value, sizeof bits);
+    return Element((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+  }
+};
+#endif
+
+// sums[row][column] += left[row][step] * right[column][step], for each of `steps`. Strides are in words.
+template <class Type, int R, int C>
+inline __attribute__((always_inline)) void accumulate(Lanes (&sums)[R][C], const Word* left, size_t row_stride,
+                                                      const Word* const (&right)[C], size_t step_stride, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    Lanes columns[C];
+    for (int c = 0; c < C; ++c) columns[c] = load(right[c] + step * step_stride);
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c)
+        sums[r][c] = Type::multiply_add(sums[r][c], left[r * row_stride + step], columns[c]);
+  }
+}
+
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+// Calls f(Count<n>, start) over 0..count: groups of `Most`, then what is left as one smaller group.
+template <int Most, class F>
+inline void in_groups(int count, F f) {
+  int start = 0;
+  for (; start + Most <= count; start += Most) f(Count<Most>{}, start);
+  if constexpr (Most > 1)
+    if (start < count) in_groups<Most - 1>(count - start, [&](auto n, int from) { f(n, start + from); });
+}
+
+}  // namespace penstock

@@ -1,0 +1,87 @@
+// Products with weights that were packed once, when the model was loaded.
+//
+// A packed matrix is a row of panels, one for every 16 outputs: [outputs / 16][inputs / kPair] words for 16 lanes. Both
+// dimensions are padded with zeros, to kOutputs and kInputs, so that no loop here knows of edges.
+#pragma once
+
+#include "lanes.h"
+#include "team.h"
+#include "tiles.h"
+
+namespace penstock {
+
+constexpr int kOutputs = 32;   // outputs that one item of work computes: two panels
+constexpr int kInputs = 32;    // elements: a tile's row
+constexpr int kRowsPerItem = 128;
+constexpr int kStepsAtOnce = 192;  // words: two panels of so many stay in the first-level cache
+
+struct Packed {
+  const Word* words;
+  int panels;  // of 16 outputs, an even number
+  int steps;   // words along the inputs
+
+  const Word* panel(int index) const { return words + size_t(index) * steps * kLanes; }
+};
+
+// Rows of inputs for a product: [rows padded][stride] words, zero beyond the inputs.
+struct Rows {
+  const Word* words;
+  int stride;  // words
+  int steps;   // words that are inputs
+  int count;
+
+  const Word* row(int index) const { return words + size_t(index) * stride; }
+};
+
+// Two panels times rows [from, to): calls done(row, first panel's lanes, second panel's lanes) for each row.
+template <class Type, class F>
+void multiply_item(const Rows& rows, int from, int to, const Packed& weight, int pair, F done) {
+  const Word* const panels[2] = {weight.panel(2 * pair), weight.panel(2 * pair + 1)};
+  in_groups<8>(to - from, [&](auto n, int start) {
+    constexpr int R = decltype(n)::value;
+    Lanes sums[R][2] = {};
+    accumulate<Type, R, 2>(sums, rows.row(from + start), rows.stride, panels, kLanes, weight.steps);
+    for (int r = 0; r < R; ++r) done(from + start + r, sums[r][0], sums[r][1]);
+  });
+}
+
+// The same by tiles.
+template <class Type, class F>
+void multiply_item_by_tiles(const Rows& rows, int from, int to, const Packed& weight, int pair, F done) {
+  alignas(64) typename Tiles<Type>::Square sums[kRowsPerItem / (2 * kTileRows)];
+  memset(sums, 0, sizeof sums);
+  for (int step = 0; step < weight.steps; step += kStepsAtOnce) {
+    const int steps = weight.steps - step < kStepsAtOnce ? weight.steps - step : kStepsAtOnce;
+    const Word *first = weight.panel(2 * pair) + step * kLanes, *second = weight.panel(2 * pair + 1) + step * kLanes;
+    for (int row = from; row < to; row += 2 * kTileRows) {
+      auto& square = sums[(row - from) / (2 * kTileRows)];
+      const Word* left = rows.row(row) + step;
+      if (to - row > kTileRows)
+        Tiles<Type>::template multiply<2>(left, rows.stride, first, second, steps, square);
+      else
+        Tiles<Type>::template multiply<1>(left, rows.stride, first, second, steps, square);
+    }
+  }
+  for (int row = from; row < to; ++row) {
+    const int r = row - from;
+    const auto& tile = sums[r / (2 * kTileRows)][r / kTileRows % 2];
+    done(row, load(tile[0][r % kTileRows]), load(tile[1][r % kTileRows]));
+  }
+}
+
+// rows x weight over the whole team. done(row, pair of panels, lanes of the first, lanes of the second).
+template <class Type, class F>
+void multiply(Team& team, const Rows& rows, const Packed& weight, bool tiles, F done) {
+  const int pairs = weight.panels / 2;
+  const int parts = (rows.count + kRowsPerItem - 1) / kRowsPerItem;
+  team.each(pairs * parts, [&](int item) {
+    const int pair = item / parts, from = item % parts * kRowsPerItem;
+    const int to = from + kRowsPerItem < rows.count ? from + kRowsPerItem : rows.count;
+    const auto put = [&](int row, Lanes first, Lanes second) { done(row, pair, first, second); };
+    if constexpr (Tiles<Type>::kAvailable)
+      if (tiles) return multiply_item_by_tiles<Type>(rows, from, to, weight, pair, put);
+    multiply_item<Type>(rows, from, to, weight, pair, put);
+  });
+}
+
+}  // namespace penstock

@@ -1,0 +1,130 @@
+"""Runs a step's plan through the native forward. Owns the packed weights and the KV cache."""
+
+import ctypes
+import weakref
+from array import array
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from penstock.worker.engine.batch import Slice, StepPlan
+from penstock.worker.engine.native import layout
+from penstock.worker.engine.native.compiler import NativeUnavailable
+from penstock.worker.engine.native.library import LayerWeights, Library, Part, Shape, Step
+from penstock.worker.engine.native.library import Weights as NativeWeights
+from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_tables
+
+
+class NativeRunner:
+    """Logits of a row depend on its own tokens alone, bit for bit, in float32 and bfloat16 alike.
+
+    So batch mates, chunking, preemption and resume on a machine of the same kind never change a text.
+    """
+
+    def __init__(self, shape: ModelShape, weights: Weights, blocks: int, block_size: int, threads: int) -> None:
+        """Take over the weights: layer by layer they are packed and let go.
+
+        To be asked after `check_native`.
+        """
+        library = Library()
+        dtype = weights.embedding.dtype
+        assert dtype == torch.float32 or (dtype == torch.bfloat16 and library.has_bfloat16), f"no native {dtype}"
+        self._arena = layout.Arena()
+        self._held: list[Tensor] = []  # what C++ knows by its address
+        self._shape = shape
+        self._kv_elements = blocks * block_size * shape.kv_heads * shape.head_size
+        layers = (LayerWeights * shape.layers)(*(self._layer(weights.layers.pop(0)) for _ in range(shape.layers)))
+        tied = weights.head is weights.embedding
+        embedding = self._hold(layout.pack(weights.embedding))
+        cos, sin = rope_tables(weights.inverse_frequencies, shape.context_length)
+        native_weights = NativeWeights(
+            layers=layers,
+            embedding=embedding,
+            norm=self._hold(weights.norm),
+            head=embedding if tied else self._hold(layout.pack(weights.head)),
+            cos=self._hold(cos),
+            sin=self._hold(sin),
+        )
+        model = library.new(_native(shape, block_size), native_weights, dtype == torch.bfloat16, threads)
+        weakref.finalize(self, library.free, model)
+        self._forward = library.forward
+        self._model = model
+        self._parts = (Part * 0)()
+        self._logits = torch.empty(0)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        """Satisfies `Runner`. The next call overwrites the logits."""
+        tokens = array("i")
+        sampled = array("i")
+        slices = plan.slices
+        parts, tables = self._fill_parts(slices)
+        for part in slices:
+            tokens.extend(part.sequence.ids[part.start : part.end])
+            if part.samples:
+                sampled.append(len(tokens) - 1)
+        logits = self._room_for(len(sampled))
+        step = Step(
+            tokens=tokens.buffer_info()[0],
+            parts=parts,
+            sampled=sampled.buffer_info()[0],
+            logits=logits.data_ptr(),
+            rows=len(tokens),
+            part_count=len(slices),
+            samples=len(sampled),
+        )
+        self._forward(self._model, byref(step))
+        del tables  # alive until here
+        return logits
+
+    def _fill_parts(self, slices: list[Slice]) -> "tuple[ctypes.Array[Part], list[array[int]]]":
+        if len(slices) > len(self._parts):
+            self._parts = (Part * (2 * len(slices)))()
+        tables = [array("i", part.sequence.table) for part in slices]
+        for native, part, table in zip(self._parts, slices, tables, strict=False):
+            native.table, native.start, native.count = table.buffer_info()[0], part.start, part.count
+        return self._parts, tables
+
+    def _room_for(self, samples: int) -> Tensor:
+        if samples > len(self._logits):
+            self._logits = torch.empty(samples, self._shape.vocab_size)
+        return self._logits[:samples]
+
+    def _layer(self, layer: Layer) -> LayerWeights:
+        dtype = layer.qkv.dtype
+        return LayerWeights(
+            attention_norm=self._hold(layer.attention_norm),
+            qkv=self._hold(layout.pack(layer.qkv)),
+            qkv_bias=None if layer.qkv_bias is None else self._hold(layout.padded_bias(layer.qkv_bias)),
+            q_norm=None if layer.q_norm is None else self._hold(layer.q_norm),
+            k_norm=None if layer.k_norm is None else self._hold(layer.k_norm),
+            out=self._hold(layout.pack(layer.out)),
+            mlp_norm=self._hold(layer.mlp_norm),
+            gate_up=self._hold(layout.pack_alternating(layer.gate_up)),
+            down=self._hold(layout.pack(layer.down)),
+            k=self._cache(dtype),
+            v=self._cache(dtype),
+        )
+
+    def _hold(self, tensor: Tensor) -> int:
+        """Copy it to the arena; returns its address there."""
+        held = self._arena.zeros(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+        self._held.append(held)
+        return held.data_ptr()
+
+    def _cache(self, dtype: torch.dtype) -> int:
+        self._held.append(self._arena.zeros((self._kv_elements,), dtype))
+        return self._held[-1].data_ptr()
+
+
+def _native(shape: ModelShape, block_size: int) -> Shape:
+    same = ("dim", "hidden", "layers", "heads", "kv_heads", "head_size", "vocab_size", "norm_eps")
+    return Shape(**{name: getattr(shape, name) for name in same}, block_size=block_size)
+
+
+def check_native(shape: ModelShape, block_size: int) -> bool:
+    """Whether bfloat16 is native too. Raises NativeUnavailable where nothing is: for this machine, model or block size."""
+    for name, value in (("model's dim", shape.dim), ("head size", shape.head_size), ("block size", block_size)):
+        if value % layout.LANES:
+            raise NativeUnavailable(f"the {name} is {value}, no multiple of {layout.LANES}")
+    return Library().has_bfloat16
