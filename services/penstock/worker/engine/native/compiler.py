@@ -19,7 +19,7 @@ _TIMEOUT = 300.0  # s; a compilation takes some 5
 
 
 class NativeUnavailable(Exception):
-    """There is no native forward for this machine or model. The message says why; the torch model does the same work."""
+    """There is no native forward for this machine or model, and the message says why. Plain torch does the same."""
 
 
 @functools.cache
@@ -57,9 +57,7 @@ def _cache() -> Path:
     try:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise NativeUnavailable(
-            f"{base} cannot be made ({error}); set XDG_CACHE_HOME to a folder to write to"
-        ) from error
+        raise NativeUnavailable(f"{base} cannot be made ({error}); set XDG_CACHE_HOME to one that can") from error
     return base
 
 

@@ -39,18 +39,17 @@ class Arena:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """[outputs, inputs] to [outputs / 16, inputs / pair, 16, pair], not contiguous; a pair of elements fills 32 bits."""
+    """View [outputs, inputs] as [outputs / 16, inputs / pair, 16, pair]; a pair of elements fills 32 bits."""
     pair = 4 // weight.element_size()
     outputs, inputs = weight.shape
     padded = pad(weight, (0, -inputs % INPUTS, 0, -outputs % OUTPUTS))
-    panels = padded.view(-1, LANES, padded.shape[1] // pair, pair).transpose(1, 2)
-    return panels
+    return padded.view(-1, LANES, padded.shape[1] // pair, pair).transpose(1, 2)
 
 
 def pack_alternating(gate_up: Tensor) -> Tensor:
     """Pack two matrices of one shape, stacked, so that panels of the first and of the second alternate."""
     hidden = gate_up.shape[0] // 2
-    gate, up = (pad(half, (0, 0, 0, -hidden % LANES)) for half in gate_up.split(hidden))
+    gate, up = (pad(half, (0, 0, 0, -hidden % LANES)) for half in (gate_up[:hidden], gate_up[hidden:]))
     both = torch.stack([gate.view(-1, LANES, gate.shape[1]), up.view(-1, LANES, up.shape[1])], dim=1)
     return pack(both.flatten(0, 2))
 

@@ -1,6 +1,5 @@
 """The border to C++: the structs of forward.cpp, field by field, and its functions."""
 
-import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_void_p
 
 from penstock.worker.engine.native.compiler import load_library

@@ -123,7 +123,7 @@ def _native(shape: ModelShape, block_size: int) -> Shape:
 
 
 def check_native(shape: ModelShape, block_size: int) -> bool:
-    """Whether bfloat16 is native too. Raises NativeUnavailable where nothing is: for this machine, model or block size."""
+    """Whether bfloat16 is native too. Raises NativeUnavailable for a machine, model or block size that is not."""
     for name, value in (("model's dim", shape.dim), ("head size", shape.head_size), ("block size", block_size)):
         if value % layout.LANES:
             raise NativeUnavailable(f"the {name} is {value}, no multiple of {layout.LANES}")
