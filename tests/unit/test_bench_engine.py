@@ -1,6 +1,7 @@
 import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from engine_bench.drivers.protocol import Ceilings, Setup
 from engine_bench.engines import Engine, variables
 from engine_bench.environments import PeerUnavailable, environment
 from engine_bench.gguf_files import write_gguf
+from engine_bench.neighbours import CpuTimes, least_disturbed
 from engine_bench.peers import OURS, PEERS
 from engine_bench.profile_step import is_kernel, outside_share
 from engine_bench.report import plot, print_tables
@@ -46,21 +48,21 @@ def folder(tmp_path):
 def steps(*figures_of_peers):
     """Rounds in which each peer has the step time given, and everything else in proportion."""
     return [
-        Round(CEILINGS, {name: Figures(1000 / ms, 1000 / ms, ms, ms) for name, ms in each.items()})
+        Round(CEILINGS, {name: Figures(1000 / ms, 1000 / ms, ms, ms, others=0.0) for name, ms in each.items()})
         for each in figures_of_peers
     ]
 
 
 def test_figures_count_every_token_and_the_time_of_the_last():
     trace = Trace(times=[[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], cpu_s=3.0, first_tokens=[7, 8])
-    found = figures(Cell(2, prompt=10, output=3), trace)
-    assert found == Figures(throughput=6 / 4.0, prefill=20 / 2.0, step_ms=1000.0, cpu_ms=500.0)
+    found = figures(Cell(2, prompt=10, output=3), trace, others=0.1)
+    assert found == Figures(throughput=6 / 4.0, prefill=20 / 2.0, step_ms=1000.0, cpu_ms=500.0, others=0.1)
 
 
 @pytest.mark.parametrize("times", [[[1.0, 2.0]], [[1.0, 2.0], [1.0]], [[1.0, 2.0], [1.0, 2.0, 3.0]]])
 def test_a_trace_with_other_numbers_of_tokens_is_no_measurement(times):
     with pytest.raises(ValueError, match="asked for 2 x 2 tokens"):
-        figures(Cell(2, prompt=10, output=2), Trace(times, cpu_s=1.0, first_tokens=[0]))
+        figures(Cell(2, prompt=10, output=2), Trace(times, cpu_s=1.0, first_tokens=[0]), others=0.0)
 
 
 def test_steps_beside_a_prefill_or_with_fewer_sequences_are_not_decode_steps():
@@ -85,6 +87,20 @@ def test_prompts_are_the_same_for_all_engines_no_two_alike_and_free_of_special_i
     assert prompts == cell.prompts(32_000)
     assert len({tuple(prompt) for prompt in prompts}) == 8
     assert all(len(prompt) == 128 and min(prompt) >= 300 and max(prompt) < 32_000 for prompt in prompts)
+
+
+def test_a_disturbed_turn_is_taken_again_and_the_least_disturbed_counts():
+    # Turns of a second on two cores; the engine uses half of one, others 40 %, 20 %, 60 % of both.
+    marks = (CpuTimes(float(at), busy, own=0.5 * at) for at, busy in enumerate((0.0, 1.3, 2.2, 3.9)))
+    readings = [mark for before, after in pairwise(marks) for mark in (before, after)]
+    turns = iter("abc")
+    result, share = least_disturbed(lambda: next(turns), iter(readings).__next__, cores=2)
+    assert (result, share) == ("b", pytest.approx(0.2))
+
+
+def test_a_quiet_turn_is_taken_once():
+    readings = iter([CpuTimes(0.0, 0.0, 0.0), CpuTimes(1.0, 2.0, 1.95)])
+    assert least_disturbed(iter("ab").__next__, readings.__next__, cores=2) == ("a", pytest.approx(0.025))
 
 
 def test_ratios_compare_with_the_best_peer_of_the_same_round():
@@ -201,7 +217,7 @@ def test_tables_show_a_dash_for_who_could_not_and_bars_for_who_could(folder, tmp
     printed = capsys.readouterr().out
     assert "2.00x" in printed
     assert "50%" in printed
-    assert next(line for line in printed.splitlines() if "vllm-cpu" in line).count(" - ") == 5
+    assert next(line for line in printed.splitlines() if "vllm-cpu" in line).count(" - ") == 6
     plot(rows, ["ours", "llama-cpp", "vllm-cpu"], tmp_path / "bars.svg")
     assert "llama-cpp" in (tmp_path / "bars.svg").read_text(encoding="utf-8")
     assert json.loads(json.dumps(as_json(rows, [series])))["rows"][0]["ratios"]["step"] == 2.0

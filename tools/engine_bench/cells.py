@@ -50,9 +50,10 @@ class Figures:
     prefill: float  # prompt tokens/s until the last sequence has its first token
     step_ms: float  # median of the decode steps that all sequences took part in
     cpu_ms: float  # CPU time per output token, prefill included
+    others: float  # share of the machine that other processes used meanwhile
 
 
-def figures(cell: Cell, trace: Trace) -> Figures:
+def figures(cell: Cell, trace: Trace, others: float) -> Figures:
     """Raises ValueError over a trace that has other numbers of tokens than the cell asks for."""
     counts = [len(times) for times in trace.times]
     if counts != [cell.output] * cell.concurrent:
@@ -63,6 +64,7 @@ def figures(cell: Cell, trace: Trace) -> Figures:
         prefill=cell.concurrent * cell.prompt / begun,
         step_ms=1000 * median(decode_gaps(trace.times)),
         cpu_ms=1000 * trace.cpu_s / cell.tokens,
+        others=others,
     )
 
 

@@ -3,16 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+import psutil
 
 from engine_bench.cells import Cell, Figures, figures
 from engine_bench.checkpoints import checkpoint
 from engine_bench.drivers.protocol import Ceilings, Setup
 from engine_bench.engines import Engine
 from engine_bench.environments import PeerUnavailable, environment
+from engine_bench.neighbours import least_disturbed, read_times
 from engine_bench.peers import CEILINGS, PEERS, Peer
 
 Say = Callable[[str], None]
+Answer = TypeVar("Answer")
 _WARM_UP_TOKENS = 4
+CORES = psutil.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +120,7 @@ class _Turns:
 
     def warm_up(self, cell: Cell) -> None:
         for name in list(self._engines):
-            self._turn(name, Cell(cell.concurrent, cell.prompt, _WARM_UP_TOKENS))
+            self._attempt(name, lambda engine: engine.trace(Cell(cell.concurrent, cell.prompt, _WARM_UP_TOKENS)))
 
     def play(self, cell: Cell, number: int) -> Round:
         ceilings = self._machine.ceilings(cell)
@@ -131,11 +137,18 @@ class _Turns:
             engine.close()
 
     def _turn(self, name: str, cell: Cell) -> Figures | None:
-        try:
-            trace = self._engines[name].trace(cell)
+        def take(engine: Engine) -> Figures:
+            trace, others = least_disturbed(lambda: engine.trace(cell), lambda: read_times(engine.pid), CORES)
             self._series.first_tokens[cell, name] = trace.first_tokens
-            return figures(cell, trace)
+            return figures(cell, trace, others)
+
+        return self._attempt(name, take)
+
+    def _attempt(self, name: str, ask: Callable[[Engine], Answer]) -> Answer | None:
+        """What the engine answers. None: it cannot, which is said, and it is not asked again."""
+        try:
+            return ask(self._engines[name])
         except (PeerUnavailable, ValueError) as why:
-            self._say(f"{self._label} {cell}: {name} is left out from here, {why}")
+            self._say(f"{self._label}: {name} is left out from here, {why}")
             self._engines.pop(name).close()
             return None

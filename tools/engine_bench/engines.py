@@ -40,6 +40,10 @@ class Engine:
             )
         self._ask(asdict(setup), _LOAD_LIMIT)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def trace(self, cell: Cell) -> Trace:
         return Trace(**self._ask(asdict(cell), _CELL_LIMIT))
 

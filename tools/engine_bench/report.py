@@ -10,7 +10,7 @@ from rich.table import Table
 from engine_bench.peers import PEERS
 from engine_bench.summary import Row
 
-_COLUMNS = ("tok/s", "prefill tok/s", "step ms", "CPU ms/token", "agrees")
+_COLUMNS = ("tok/s", "prefill tok/s", "step ms", "CPU ms/token", "agrees", "others")
 
 
 def print_tables(rows: Sequence[Row], peers: Sequence[str], console: Console) -> None:
@@ -30,9 +30,9 @@ def _add(table: Table, row: Row, peers: Sequence[str]) -> None:
         table.add_row(str(row.cell) if not index else "", name, *_cells(row, name))
     ratios = row.ratios
     values = (_ratio(each) for each in (ratios.throughput, ratios.prefill, ratios.step, ratios.cpu))
-    table.add_row("", "[bold]ours / best peer[/bold]", *values, "")
+    table.add_row("", "[bold]ours / best peer[/bold]", *values, "", "")
     share = f"{row.roofline_share:.0%} of ours" if row.roofline_share else ""
-    table.add_row("", "roofline", "", "", f"{row.roofline_ms:.1f}", share, "", end_section=True)
+    table.add_row("", "roofline", "", "", f"{row.roofline_ms:.1f}", share, "", "", end_section=True)
 
 
 def _cells(row: Row, name: str) -> list[str]:
