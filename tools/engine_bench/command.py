@@ -5,12 +5,14 @@ over. Peers are installed on first use below --cache, each in an environment of 
 """
 
 import argparse
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -86,7 +88,8 @@ def _compare(asked: argparse.Namespace) -> None:
         threads=asked.threads,
         cache=asked.cache,
     )
-    series = compare(plan, say)
+    with _alone(asked.cache):
+        series = compare(plan, say)
     rows = summarise(series)
     print_tables(rows, plan.peers, Console(width=max(Console().width, _WIDTH)))
     if asked.json:
@@ -95,17 +98,28 @@ def _compare(asked: argparse.Namespace) -> None:
         plot(rows, plan.peers, asked.plot)
 
 
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Wait until no other comparison runs on this machine: two would measure each other."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another comparison runs on this machine; waiting for its end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _profile(asked: argparse.Namespace) -> None:
     """In a process of its own, with the variables that our engine has in a comparison."""
     for model in asked.models:
         folder = checkpoint(model, asked.cache / "models")
         for dtype in asked.dtype:
             arguments = [str(folder), dtype, str(asked.profile), str(asked.threads)]
-            subprocess.run(
-                [sys.executable, "-P", "-m", "engine_bench.profile_step", *arguments],
-                check=True,
-                env=variables(os.environ, Path(sys.prefix), {}, asked.threads),
-            )
+            command = [sys.executable, "-P", "-m", "engine_bench.profile_step", *arguments]
+            with _alone(asked.cache):
+                subprocess.run(command, check=True, env=variables(os.environ, Path(sys.prefix), {}, asked.threads))
 
 
 def say(line: str) -> None:
