@@ -17,7 +17,7 @@ MESH_OPTIONS = (
     click.option("--queues", type=REPLICAS, default=1, show_default=True),
     click.option("--schedulers", type=REPLICAS, default=1, show_default=True),
     click.option("--workers", type=REPLICAS, default=1, show_default=True),
-    click.option("--engine", type=click.Choice(["torch", "sim"]), default="torch", show_default=True),
+    click.option("--engine", type=click.Choice(["torch", "sim", "vllm"]), default="torch", show_default=True),
     click.option(
         "--batching",
         type=click.Choice(["continuous", "naive"]),

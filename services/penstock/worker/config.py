@@ -1,5 +1,6 @@
 """Settings of a worker: PENSTOCK_WORKER_<FIELD>."""
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,6 +11,7 @@ from penstock.worker.engine.step_law import StepLaw
 
 class EngineKind(StrEnum):
     TORCH = "torch"  # our own, on a CPU or a GPU
+    VLLM = "vllm"  # for models and hardware that ours does not run; resumes drawn texts less exactly
     SIM = "sim"  # takes the time that a step would take, and makes up the tokens
 
 
@@ -46,6 +48,8 @@ class WorkerConfig(ServiceConfig):
     dtype: DType = DType.AUTO
     device: str = "auto"  # as torch names it; auto: cuda where there is one
     torch_threads: int = 0  # for a CPU; 0: torch's own choice
+    engine_python: str = ""  # interpreter of the engine's process, where it needs an environment of its own
+    vllm_args: str = ""  # JSON object: more of vLLM's engine arguments, such as {"tensor_parallel_size": 2}
 
     # Of a simulated engine: a step takes the sum.
     sim_base_s: float = StepLaw().base_s
@@ -60,6 +64,8 @@ class WorkerConfig(ServiceConfig):
         for name in ("slots", "token_budget", "block_size", "stream_frames"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.vllm_args and not isinstance(_parsed(self.vllm_args), dict):
+            raise ValueError('vllm_args must be a JSON object, such as {"enforce_eager": true}')
         if self.stall_after <= 0:
             raise ValueError("stall_after must be above 0")
         for name in ("park_for", "kv_bytes", "kv_blocks", "torch_threads"):
@@ -79,6 +85,7 @@ class WorkerConfig(ServiceConfig):
             token_budget=self.token_budget,
             batching=self.batching.value,
             threads=self.torch_threads,
+            vllm_args=self.vllm_args,
             law=StepLaw(
                 base_s=self.sim_base_s,
                 per_prefill_token_s=self.sim_per_prefill_token_s,
@@ -86,3 +93,10 @@ class WorkerConfig(ServiceConfig):
                 per_context_token_s=self.sim_per_context_token_s,
             ),
         )
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None

@@ -28,8 +28,16 @@ class EngineLink:
     `on_message` gets what the engine says; `on_down` comes once for each process that ended, as soon as it did.
     """
 
-    def __init__(self, options: object, *, on_message: Callable[[object], None], on_down: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        options: object,
+        *,
+        on_message: Callable[[object], None],
+        on_down: Callable[[], None],
+        python: str = "",
+    ) -> None:
         self._options = options
+        self._python = python
         self._on_message = on_message
         self._on_down = on_down
         self._pipe: EnginePipe | None = None
@@ -98,7 +106,7 @@ class EngineLink:
             _, pipe = await asyncio.get_running_loop().create_unix_connection(
                 lambda: EnginePipe(self._on_message), sock=ours
             )
-            process = EngineProcess(theirs)
+            process = EngineProcess(theirs, self._python)
         pipe.send(self._options)
         return process, pipe
 

@@ -14,11 +14,11 @@ CHILD = "penstock.worker.engine_child"
 class EngineProcess:
     """Must be given its `end`, whatever happens. `exited` is done as soon as the process is dead, not yet reaped."""
 
-    def __init__(self, pipe: socket.socket) -> None:
-        """`pipe` is the child's end; the caller closes its own copy."""
+    def __init__(self, pipe: socket.socket, python: str = "") -> None:
+        """`pipe` is the child's end; the caller closes its own copy. `python` is another interpreter than our own."""
         # Not asyncio's way of starting: uvloop forks, and gRPC's threads do not take that well.
         self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", CHILD, str(pipe.fileno())],
+            [python or sys.executable, "-m", CHILD, str(pipe.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=(pipe.fileno(),),
             start_new_session=True,  # Ctrl-C in a terminal is the front's to answer

@@ -45,7 +45,12 @@ class Front:
         self.on_ready: Callable[[bool], None] = lambda _: None  # hears when the engine can take runs, and when no more
         self.book = RunBook(leases=LeaseBook(hello.instance_id), park_for=config.park_for)
         self.state = EngineState()
-        self.engine = EngineLink(config.engine_options(), on_message=self._hear_engine, on_down=self._lose_engine)
+        self.engine = EngineLink(
+            config.engine_options(),
+            on_message=self._hear_engine,
+            on_down=self._lose_engine,
+            python=config.engine_python,
+        )
         self.attachment = Attachment(config.schedulers, hello, profile=self._profile, on_frame=self._hear_scheduler)
         self._accounts = RunAccounts(self.state.figures)
         self._peers: dict[int, EdgePeer] = {}

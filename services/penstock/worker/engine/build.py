@@ -21,6 +21,10 @@ def build_engine(options: EngineOptions) -> tuple[Engine, ModelCard]:
         card = fit_context(card, blocks, options.block_size)
         batch = batch_of(options, card, blocks)
         return SimEngine(batch, options.law, card.plain_ids()), card
+    if options.engine == "vllm":
+        from penstock.worker.engine.vllm.build import build_vllm_engine  # noqa: PLC0415 - has libraries of its own
+
+        return build_vllm_engine(options)
     from penstock.worker.engine.build_torch import build_torch_engine  # noqa: PLC0415 - torch is a second and 400 MB
 
     return build_torch_engine(options)

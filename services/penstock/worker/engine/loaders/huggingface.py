@@ -12,9 +12,16 @@ from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.huggingface_card import context_length, folder_card, read_config, read_optional
 from penstock.worker.engine.weights import ModelShape, rope_frequencies
 
+_ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+
 
 def read_folder(folder: Path) -> Checkpoint:
     config = read_config(folder)
+    architecture = (config.get("architectures") or ["none"])[0]
+    if architecture not in _ARCHITECTURES:
+        raise ModelUnsupported(
+            f"{folder.name} is a {architecture}; the engine runs {', '.join(sorted(_ARCHITECTURES))}"
+        )
     return Checkpoint(
         shape=_shape(config),
         card=folder_card(folder),

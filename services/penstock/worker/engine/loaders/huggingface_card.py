@@ -9,18 +9,13 @@ from tokenizers import Tokenizer
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 
-_ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
+    """The text model's: a model of several kinds of input names it apart."""
     config = _read_json(folder / "config.json")
-    architecture = (config.get("architectures") or ["none"])[0]
-    if architecture not in _ARCHITECTURES:
-        raise ModelUnsupported(
-            f"{folder.name} is a {architecture}; the engine runs {', '.join(sorted(_ARCHITECTURES))}"
-        )
-    return config
+    return config | dict(config.get("text_config") or {})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

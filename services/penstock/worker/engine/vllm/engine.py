@@ -1,0 +1,195 @@
+"""vLLM's engine, stepped from our process loop, told and telling in our terms."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.worker.engine.errors import StartInvalid, exceeds_context, exceeds_pool
+from penstock.worker.engine.interface import (
+    Admitted,
+    Cancelled,
+    Capacity,
+    Finished,
+    FinishReason,
+    SequenceSpec,
+    StepResult,
+)
+
+_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class Stepper(Protocol):
+    """What of `vllm.LLMEngine` is used here."""
+
+    def add_request(self, request_id: str, prompt: Any, params: Any) -> str: ...
+
+    def abort_request(self, request_ids: list[str]) -> None: ...
+
+    def step(self) -> list[Any]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A sequence that vLLM has. `request` is the scheduler's own record of it."""
+
+    spec: SequenceSpec
+    request: Any
+    generated: int = 0
+    computed: int = 0  # positions, after the last step
+    preemptions: int = 0
+    cached_tokens: int | None = None  # None before its first step
+
+    @property
+    def known(self) -> int:
+        """Tokens of prompt and output so far."""
+        return len(self.spec.token_ids) + self.generated
+
+    @property
+    def final_tokens(self) -> int:
+        return len(self.spec.token_ids) + self.spec.max_output_tokens
+
+
+class VllmEngine:
+    """Satisfies `Engine`. `scheduler` is vLLM's own, in this process: what it holds is read there, never guessed.
+
+    Two figures are the best that it tells: cached free blocks at least, and the prefill of a preempted sequence with
+    what of it was still cached.
+    """
+
+    def __init__(
+        self,
+        llm: Stepper,
+        scheduler: Any,
+        params: Callable[[SequenceSpec], Any],
+        *,
+        slots: int,
+        block_size: int,
+        context_length: int,
+    ) -> None:
+        self._llm = llm
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._params = params
+        self._slots = slots
+        self._block_size = block_size
+        self._context_length = context_length
+        self._blocks = self._pool.num_gpu_blocks - 1  # one stands for "no block"
+        self._members: dict[int, Member] = {}
+        self._leaving: list[int] = []
+        self._steps = 0
+
+    def __repr__(self) -> str:
+        return f"<VllmEngine step {self._steps}: {len(self._members)} sequences>"
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._members)
+
+    def add(self, spec: SequenceSpec) -> None:
+        self._check(spec)
+        # A salt of its own shares nothing.
+        salt = spec.cache_salt.hex() or f"sequence {spec.seq_id}"
+        prompt = {"type": "token", "prompt_token_ids": list(spec.token_ids), "cache_salt": salt}
+        try:
+            name = self._llm.add_request(str(spec.seq_id), prompt, self._params(spec))
+        except Exception as error:  # its errors have no common type, and none over one request may end all the others
+            raise StartInvalid(f"vLLM refuses the request: {error}") from error
+        self._members[spec.seq_id] = Member(spec, self._scheduler.requests[name])
+
+    def cancel(self, seq_id: int) -> bool:
+        if seq_id not in self._members or seq_id in self._leaving:
+            return False
+        self._leaving.append(seq_id)
+        return True
+
+    def step(self) -> StepResult:
+        self._steps += 1
+        result = StepResult(self._steps, cancelled=[self._let_go(seq_id) for seq_id in self._leaving])
+        self._leaving.clear()
+        if self._members:
+            outputs = self._llm.step()
+            made = {int(output.request_id): output for output in outputs}
+            for member in self._members.values():
+                self._account(member, made.get(member.spec.seq_id), result)
+            for seq_id, output in made.items():
+                self._enter(self._members[seq_id], output, result)
+        return result
+
+    def capacity(self) -> Capacity:
+        members = self._members.values()
+        free = self._pool.get_num_free_blocks()
+        running = len(self._scheduler.running)
+        return Capacity(
+            slots=self._slots,
+            slots_free=max(0, self._slots - running),
+            blocks=self._blocks,
+            blocks_free=free,
+            blocks_cached=max(0, len(self._pool.cached_block_hash_to_block) - (self._blocks - free)),
+            blocks_promised=sum(
+                self._blocks_for(each.final_tokens) - self._blocks_for(each.computed) for each in members
+            ),
+            block_size=self._block_size,
+            waiting=len(self._members) - running,
+            running=running,
+            prefill_backlog_tokens=sum(
+                each.known - each.computed for each in members if each.known - each.computed > 1
+            ),
+        )
+
+    def _check(self, spec: SequenceSpec) -> None:
+        prompt, output = len(spec.token_ids), spec.max_output_tokens
+        if spec.seq_id in self._members:
+            raise StartInvalid(f"sequence {spec.seq_id} is here already; choose another id")
+        if not 0 <= spec.emitted < prompt:
+            raise StartInvalid(f"{spec.emitted} of {prompt} token ids are said to be emitted; a prompt must be left")
+        if output < 1:
+            raise StartInvalid(f"max_output_tokens is {output}; it must be at least 1")
+        if prompt + output > self._context_length:
+            raise exceeds_context(prompt, output, self._context_length)
+        needed = self._blocks_for(prompt + output)
+        if needed > self._blocks:
+            raise exceeds_pool(prompt, output, needed, self._blocks)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
+    def _let_go(self, seq_id: int) -> Cancelled:
+        free = self._pool.get_num_free_blocks()
+        self._llm.abort_request([str(seq_id)])
+        member = self._members.pop(seq_id)
+        return Cancelled(seq_id, member.generated, self._pool.get_num_free_blocks() - free)
+
+    def _account(self, member: Member, output: Any | None, result: StepResult) -> None:
+        """Tell from the scheduler's record what the step did for one sequence, before its tokens are entered."""
+        request = member.request
+        result.preempted += request.num_preemptions - member.preemptions
+        member.preemptions = request.num_preemptions
+        grown = request.num_computed_tokens - member.computed
+        member.computed = request.num_computed_tokens
+        if member.cached_tokens is None and grown > 0:
+            cached = output.num_cached_tokens if output else request.prefill_stats.num_cached_tokens
+            grown -= cached
+            member.cached_tokens = min(cached, len(member.spec.token_ids) - member.spec.emitted)
+            result.admitted.append(Admitted(member.spec.seq_id, member.cached_tokens))
+        if member.generated and grown == 1:
+            result.decode_seqs += 1
+        else:
+            result.prefill_tokens += max(0, grown)
+
+    def _enter(self, member: Member, output: Any, result: StepResult) -> None:
+        [completion] = output.outputs
+        spec = member.spec
+        for place, token in enumerate(completion.token_ids):
+            result.seq_ids.append(spec.seq_id)
+            result.tokens.append(token)
+            result.indexes.append(spec.emitted + member.generated)
+            result.logprobs.append(completion.logprobs[place][token].logprob if spec.sampling.logprobs else 0.0)
+            member.generated += 1
+        if output.finished:
+            if completion.finish_reason not in _REASONS:
+                raise RuntimeError(
+                    f"vLLM ended sequence {spec.seq_id} by {completion.finish_reason!r}; its log says why"
+                )
+            reason = _REASONS[completion.finish_reason]
+            result.finished.append(Finished(spec.seq_id, reason, member.generated, member.cached_tokens or 0))
+            del self._members[spec.seq_id]

@@ -1,0 +1,70 @@
+"""A logits processor inside vLLM: penalties over what earlier runs emitted, and forms that vLLM has no name for.
+
+To vLLM the tokens of earlier runs are prompt, which its own penalties leave alone. Loads vLLM.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
+
+from penstock.worker.engine.masks import TokenMask, build_mask
+from penstock.worker.engine.vllm.params import EXTRA, Extra
+
+
+@dataclass(slots=True)
+class _Row:
+    extra: Extra
+    before: list[int]  # emitted by earlier runs
+    since: list[int]  # vLLM's own list, which grows
+    mask: TokenMask | None
+
+    @property
+    def output(self) -> list[int]:
+        return [*self.before, *self.since]
+
+
+class OutputLogits(LogitsProcessor):  # type: ignore[misc]  # vLLM is no dependency of ours
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._rows: dict[int, _Row] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        process_dict_updates(self._rows, batch_update, _row)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """logits: [sequences, vocab_size], changed in place."""
+        for index, row in self._rows.items():
+            _penalise(logits[index], row)
+            if row.mask is not None:
+                _hold(logits[index], row.mask.allowed(row.output))
+        return logits
+
+
+def _row(params: Any, prompt: list[int] | None, output: list[int]) -> _Row | None:
+    extra: Extra | None = (params.extra_args or {}).get(EXTRA)
+    if extra is None:
+        return None
+    before = list(prompt or ())[-extra.emitted :] if extra.emitted else []
+    return _Row(extra, before, output, build_mask(extra.form, extra.end_ids) if extra.form else None)
+
+
+def _penalise(scores: Tensor, row: _Row) -> None:
+    counts = Counter(row.output)
+    if counts and (row.extra.presence_penalty or row.extra.frequency_penalty):
+        ids = torch.tensor(list(counts), device=scores.device)
+        times = torch.tensor(list(counts.values()), device=scores.device)
+        scores[ids] -= row.extra.presence_penalty + row.extra.frequency_penalty * times
+
+
+def _hold(scores: Tensor, allowed: Any) -> None:
+    if allowed is not None:
+        held = torch.full_like(scores, -torch.inf)
+        ids = torch.tensor(list(allowed), device=scores.device)
+        held[ids] = scores[ids]
+        scores.copy_(held)

@@ -1,0 +1,63 @@
+"""From a sequence's spec to vLLM's sampling parameters, as plain values."""
+
+from typing import Any, NamedTuple
+
+from penstock.worker.engine.interface import AllowedTokens, Form, SequenceSpec
+from penstock.worker.engine.mixing import mix64
+
+_SEED_MASK = (1 << 63) - 1
+EXTRA = "penstock"  # the name under which `Extra` travels
+
+
+class Extra(NamedTuple):
+    """What vLLM cannot do by itself; our logits processor does."""
+
+    emitted: int  # how many of the prompt's last ids are output to a client
+    presence_penalty: float
+    frequency_penalty: float
+    form: Form | None
+    end_ids: frozenset[int]
+
+
+def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int]) -> dict[str, Any]:
+    """Keyword arguments of `vllm.SamplingParams`."""
+    sampling = spec.sampling
+    end_ids = spec.stop_ids if spec.ignore_eos else spec.stop_ids | eos_ids
+    extra = _extra(spec, end_ids)
+    fields: dict[str, Any] = {
+        "max_tokens": spec.max_output_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "presence_penalty": 0.0 if extra else sampling.presence_penalty,
+        "frequency_penalty": 0.0 if extra else sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty or 1.0,
+        "logit_bias": dict(sampling.logit_bias) or None,
+        "logprobs": 0 if sampling.logprobs else None,  # 0: that of the token drawn and no other
+        "stop_token_ids": sorted(end_ids),
+        "ignore_eos": True,  # of the ids that the model's files name, ours are among those above
+        "detokenize": False,
+    }
+    if sampling.temperature > 0:
+        fields["seed"] = _seed(spec)
+    if isinstance(spec.form, AllowedTokens):
+        fields["allowed_token_ids"] = sorted(spec.form.token_ids | end_ids)
+    if extra:
+        fields["extra_args"] = {EXTRA: extra}
+    return fields
+
+
+def _extra(spec: SequenceSpec, end_ids: frozenset[int]) -> Extra | None:
+    """None where vLLM's own means suffice, and its own, quicker code runs."""
+    sampling = spec.sampling
+    form = None if isinstance(spec.form, AllowedTokens) else spec.form
+    is_penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
+    if form is None and not (is_penalised and spec.emitted):
+        return None
+    return Extra(spec.emitted, sampling.presence_penalty, sampling.frequency_penalty, form, end_ids)
+
+
+def _seed(spec: SequenceSpec) -> int:
+    """A resumed run has draws of its own: those of the first run's beginning would repeat themselves."""
+    return (mix64(spec.seed ^ mix64(spec.emitted)) if spec.emitted else spec.seed) & _SEED_MASK

@@ -1,0 +1,298 @@
+"""What every engine promises, whatever is behind it: plain functions, which any Python that has the engine can run.
+
+`python engine_contract.py MODEL` runs them against a real vLLM in a Python that has it, and this folder and services/
+on its path. Each function is given a `Subject`, whose engine may have served others before and is idle.
+"""
+
+import itertools
+import json
+import sys
+import traceback
+from dataclasses import dataclass, field
+
+from penstock.worker.engine.errors import PromptTooLong, StartInvalid
+from penstock.worker.engine.interface import AllowedTokens, Choices, FinishReason, SamplingParams, SequenceSpec
+
+PROMPT = (5, 9, 30, 31, 40, 41, 42, 7, 8, 90, 91, 92, 93, 17, 18, 19, 20, 21, 60, 61)
+DRAWN = SamplingParams(temperature=1.0)
+
+
+@dataclass
+class Subject:
+    engine: object
+    computes: bool = True  # tokens come from a model's scores, so that biases and penalties show
+    resumes_draws: bool = True  # a drawn text goes on with the very tokens it would have had
+    eos_ids: tuple[int, ...] = ()  # of its model
+    seq_ids: itertools.count = field(default_factory=lambda: itertools.count(1))
+
+    def add(self, prompt=PROMPT, **fields):
+        spec = SequenceSpec(
+            seq_id=next(self.seq_ids), token_ids=list(prompt), **{"max_output_tokens": 8, "ignore_eos": True} | fields
+        )
+        self.engine.add(spec)
+        return spec.seq_id
+
+    def run_out(self):
+        results = []
+        while self.engine.has_work:
+            results.append(self.engine.step())
+        return results
+
+    def text(self, prompt=PROMPT, **fields):
+        seq_id = self.add(prompt, **fields)
+        return tokens_of(self.run_out(), seq_id)
+
+
+def tokens_of(results, seq_id):
+    return [token for each in results for seq, token in zip(each.seq_ids, each.tokens, strict=True) if seq == seq_id]
+
+
+def indexes_of(results, seq_id):
+    return [index for each in results for seq, index in zip(each.seq_ids, each.indexes, strict=True) if seq == seq_id]
+
+
+def refusal(add, error):
+    """The error that `add` ends with."""
+    try:
+        add()
+    except error as refused:
+        return refused
+    raise AssertionError(f"was taken, though {error.__name__} was due")
+
+
+def steps_count_up_and_tokens_have_their_place(subject):
+    first, second = subject.add(max_output_tokens=3), subject.add(PROMPT[:7], max_output_tokens=5)
+    results = subject.run_out()
+    steps = [each.step for each in results]
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+    assert indexes_of(results, first) == [0, 1, 2]
+    assert indexes_of(results, second) == [0, 1, 2, 3, 4]
+    ends = {done.seq_id: done for each in results for done in each.finished}
+    assert (ends[first].reason, ends[first].output_tokens) == (FinishReason.LENGTH, 3)
+    assert (ends[second].reason, ends[second].output_tokens) == (FinishReason.LENGTH, 5)
+    assert not any(each.cancelled for each in results)
+
+
+def a_stop_id_is_the_last_token(subject):
+    whole = subject.text()
+    stop = whole[3]
+    seq_id = subject.add(stop_ids=frozenset({stop}))
+    results = subject.run_out()
+    assert tokens_of(results, seq_id) == whole[: whole.index(stop) + 1]
+    [done] = [done for each in results for done in each.finished]
+    assert done[:3] == (seq_id, FinishReason.STOP, whole.index(stop) + 1)
+
+
+def the_end_of_sequence_ends_unless_it_is_to_be_ignored(subject):
+    if not subject.computes:
+        return
+    for eos_id in subject.eos_ids:
+        to_end = SamplingParams(logit_bias=((eos_id, 90.0),))
+        assert subject.text(sampling=to_end, ignore_eos=False) == [eos_id]
+        assert subject.text(sampling=to_end, ignore_eos=True, max_output_tokens=3) == [eos_id] * 3
+
+
+def the_same_request_has_the_same_text(subject):
+    assert subject.text() == subject.text()
+    drawn = subject.text(sampling=DRAWN, seed=11)
+    assert subject.text(sampling=DRAWN, seed=11) == drawn
+    if subject.computes:
+        assert subject.text(sampling=DRAWN, seed=12) != drawn
+
+
+def a_resumed_greedy_text_goes_on_as_it_would_have(subject):
+    whole = subject.text()
+    seq_id = subject.add([*PROMPT, *whole[:3]], emitted=3, max_output_tokens=5)
+    results = subject.run_out()
+    assert indexes_of(results, seq_id) == [3, 4, 5, 6, 7]
+    assert tokens_of(results, seq_id) == whole[3:]
+    assert results[-1].finished[0].output_tokens == 5
+
+
+def a_resumed_drawn_text_goes_on_from_its_place(subject):
+    whole = subject.text(sampling=DRAWN, seed=3)
+    seq_id = subject.add([*PROMPT, *whole[:3]], emitted=3, max_output_tokens=5, sampling=DRAWN, seed=3)
+    results = subject.run_out()
+    assert indexes_of(results, seq_id) == [3, 4, 5, 6, 7]
+    if subject.resumes_draws:
+        assert tokens_of(results, seq_id) == whole[3:]
+
+
+def penalties_count_all_output_that_of_earlier_runs_too(subject):
+    if not subject.computes:
+        return
+    plain = subject.text(max_output_tokens=24)
+    for penalty in (
+        SamplingParams(frequency_penalty=2.0),
+        SamplingParams(presence_penalty=2.0),
+        SamplingParams(repetition_penalty=1.8),
+    ):
+        whole = subject.text(sampling=penalty, max_output_tokens=24)
+        assert whole != plain
+        resumed = [*PROMPT, *whole[:10]]
+        assert subject.text(resumed, emitted=10, max_output_tokens=14, sampling=penalty) == whole[10:]
+
+
+def biases_and_forms_hold_the_text(subject):
+    if not subject.computes:
+        return
+    assert subject.text(sampling=SamplingParams(logit_bias=((77, 90.0),)), max_output_tokens=3) == [77] * 3
+    allowed = subject.text(form=AllowedTokens(frozenset({50, 51, 52})))
+    assert set(allowed) <= {50, 51, 52}
+    choices = ((60, 61, 62), (60, 70, 71))
+    held = {"form": Choices(choices), "ignore_eos": False}
+    chosen = subject.text(**held)
+    assert tuple(chosen[:3]) in choices
+    assert len(chosen) == 4
+    assert chosen[3] in subject.eos_ids
+    assert subject.text([*PROMPT, *chosen[:1]], emitted=1, **held) == chosen[1:]
+
+
+def logprobs_come_to_those_who_ask(subject):
+    asked = subject.add(sampling=SamplingParams(logprobs=True))
+    silent = subject.add()
+    for result in subject.run_out():
+        for seq_id, logprob in zip(result.seq_ids, result.logprobs, strict=True):
+            assert logprob == 0.0 if seq_id == silent else logprob <= 0.0
+            assert not subject.computes or seq_id != asked or logprob < 0.0
+
+
+def a_cancel_is_answered_by_the_next_step_which_spends_nothing_on_it(subject):
+    gone, stays = subject.add(max_output_tokens=40), subject.add(max_output_tokens=6)
+    before = [subject.engine.step() for _ in range(3)]
+    assert subject.engine.cancel(gone)
+    assert not subject.engine.cancel(gone)
+    results = subject.run_out()
+    [receipt] = results[0].cancelled
+    assert (receipt.seq_id, receipt.output_tokens) == (gone, len(tokens_of(before, gone)))
+    assert receipt.blocks_freed >= 1
+    assert tokens_of(results, gone) == []
+    assert len(tokens_of([*before, *results], stays)) == 6
+    assert not subject.engine.cancel(gone)
+    assert not subject.engine.cancel(stays)
+
+
+def a_cancel_of_the_only_sequence_still_has_its_receipt(subject):
+    seq_id = subject.add()
+    assert subject.engine.cancel(seq_id)
+    assert subject.engine.has_work
+    [result] = subject.run_out()
+    assert (result.cancelled[0][:2], result.tokens) == ((seq_id, 0), [])
+
+
+def capacity_is_given_back_in_full(subject):
+    idle = subject.engine.capacity()
+    assert (idle.running, idle.waiting, idle.prefill_backlog_tokens, idle.blocks_promised) == (0, 0, 0, 0)
+    assert (idle.slots_free, idle.blocks_free) == (idle.slots, idle.blocks)
+    subject.add()
+    waiting = subject.engine.capacity()
+    assert (waiting.waiting, waiting.prefill_backlog_tokens) == (1, len(PROMPT))
+    final = -(-(len(PROMPT) + 8) // idle.block_size)
+    assert waiting.blocks_promised == final
+    while not subject.engine.step().tokens:
+        pass
+    busy = subject.engine.capacity()
+    assert (busy.running, busy.waiting, busy.slots_free) == (1, 0, idle.slots - 1)
+    assert idle.blocks - busy.blocks_free == -(-len(PROMPT) // idle.block_size)
+    assert busy.blocks_promised == final - (idle.blocks - busy.blocks_free)
+    subject.run_out()
+    after = subject.engine.capacity()
+    assert (after.slots_free, after.blocks_free, after.blocks_promised) == (idle.slots, idle.blocks, 0)
+
+
+def what_a_step_did_adds_up(subject):
+    prompts = [PROMPT, PROMPT[:11], PROMPT[:3]]
+    for prompt in prompts:
+        subject.add(prompt, max_output_tokens=4)
+    results = subject.run_out()
+    assert sum(each.prefill_tokens for each in results) == sum(map(len, prompts))
+    assert sum(each.decode_seqs for each in results) == 3 * 3
+    assert sum(each.preempted for each in results) == 0
+
+
+def each_is_admitted_once_with_what_its_tenant_had_cached(subject):
+    prompt = [100 + place % 150 for place in range(80)]
+    cached = []
+    for salt in (b"one", b"one", b"two", b"", b""):
+        seq_id = subject.add(prompt, max_output_tokens=2, cache_salt=salt)
+        results = subject.run_out()
+        [admitted] = [each for result in results for each in result.admitted]
+        [done] = [each for result in results for each in result.finished]
+        assert (admitted.seq_id, admitted.cached_tokens) == (seq_id, done.cached_tokens)
+        assert sum(each.prefill_tokens for each in results) == 80 - done.cached_tokens
+        cached.append(done.cached_tokens)
+    assert cached[0] == cached[2] == cached[3] == cached[4] == 0
+    assert 32 <= cached[1] < 80
+
+
+def who_finds_no_slot_waits_and_all_come_to_their_end(subject):
+    slots = subject.engine.capacity().slots
+    ids = [subject.add(PROMPT[:5], max_output_tokens=6) for _ in range(slots + 3)]
+    results = [subject.engine.step()]
+    now = subject.engine.capacity()
+    assert (now.running <= slots, now.waiting >= 3) == (True, True)
+    results += subject.run_out()
+    assert [len(tokens_of(results, seq_id)) for seq_id in ids] == [6] * (slots + 3)
+    assert sorted(done.seq_id for each in results for done in each.finished) == ids
+
+
+def what_cannot_run_is_refused_and_forgotten(subject):
+    known = subject.add()
+    assert refusal(lambda: subject.add(max_output_tokens=100_000), PromptTooLong).metadata
+    subject.seq_ids = itertools.chain([known], subject.seq_ids)
+    refusal(subject.add, StartInvalid)
+    refusal(lambda: subject.add(PROMPT, emitted=len(PROMPT)), StartInvalid)
+    refusal(lambda: subject.add(PROMPT, max_output_tokens=0), StartInvalid)
+    results = subject.run_out()
+    assert {seq_id for each in results for seq_id in each.seq_ids} == {known}
+
+
+CONTRACT = (
+    steps_count_up_and_tokens_have_their_place,
+    a_stop_id_is_the_last_token,
+    the_end_of_sequence_ends_unless_it_is_to_be_ignored,
+    the_same_request_has_the_same_text,
+    a_resumed_greedy_text_goes_on_as_it_would_have,
+    a_resumed_drawn_text_goes_on_from_its_place,
+    penalties_count_all_output_that_of_earlier_runs_too,
+    biases_and_forms_hold_the_text,
+    logprobs_come_to_those_who_ask,
+    a_cancel_is_answered_by_the_next_step_which_spends_nothing_on_it,
+    a_cancel_of_the_only_sequence_still_has_its_receipt,
+    capacity_is_given_back_in_full,
+    what_a_step_did_adds_up,
+    each_is_admitted_once_with_what_its_tenant_had_cached,
+    who_finds_no_slot_waits_and_all_come_to_their_end,
+    what_cannot_run_is_refused_and_forgotten,
+)
+
+
+def main(model: str) -> None:
+    """Print one line per promise; exit with how many were broken."""
+    from penstock.worker.engine.build import build_engine
+    from penstock.worker.engine.options import EngineOptions
+
+    more = json.dumps({"max_model_len": 96, "enforce_eager": True})
+    engine, card = build_engine(
+        EngineOptions(
+            engine="vllm", model=model, dtype="float32", kv_blocks=48, slots=4, token_budget=64, vllm_args=more
+        )
+    )
+    subject = Subject(engine, resumes_draws=False, eos_ids=card.eos_ids)
+    broken = 0
+    for promise in CONTRACT:
+        try:
+            promise(subject)
+            outcome = "kept"
+        except Exception:  # noqa: BLE001 - the other promises are to be tried all the same
+            outcome = "BROKEN"
+            broken += 1
+            traceback.print_exc()
+            subject.run_out()
+        sys.stdout.write(f"{outcome} {promise.__name__}\n")
+    sys.stdout.flush()
+    sys.exit(broken)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,42 @@
+"""Every engine keeps the one contract; vLLM's adapter over a double here, and over the real one in tests/service."""
+
+import pytest
+
+from engine_contract import CONTRACT, Subject
+from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.options import EngineOptions
+from tiny_model import EOS_ID, write_tiny_model
+from vllm_double import vllm_engine_on_double
+
+CONTEXT = 96
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny", context=CONTEXT)
+
+
+def built(kind, folder):
+    options = EngineOptions(
+        engine=kind, model=str(folder), dtype="float32", device="cpu", kv_blocks=48, slots=4, token_budget=64
+    )
+    return build_engine(options)[0]
+
+
+def simulated(folder):
+    return Subject(built("sim", folder), computes=False)
+
+
+def computed(folder):
+    return Subject(built("torch", folder), eos_ids=(EOS_ID, 0))
+
+
+def adapted(_):
+    engine = vllm_engine_on_double(blocks=48, block_size=16, slots=4, context=CONTEXT, token_budget=64)
+    return Subject(engine, computes=False, resumes_draws=False)
+
+
+@pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("subject", [simulated, computed, adapted], ids=lambda make: make.__name__)
+def test_every_engine_keeps(promise, subject, folder):
+    promise(subject(folder))
