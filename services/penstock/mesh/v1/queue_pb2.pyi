@@ -336,6 +336,8 @@ class DispatchRequest(_message.Message):
     DECLINE_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -364,6 +366,14 @@ class DispatchRequest(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The scheduler is done."""
 
+    @_builtins.property
+    def pace(self) -> Global___Pace:
+        """How fast work gets done."""
+
+    @_builtins.property
+    def served(self) -> Global___Served:
+        """What placed tickets have had."""
+
     def __init__(
         self,
         *,
@@ -374,12 +384,14 @@ class DispatchRequest(_message.Message):
         decline: Global___Decline | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        pace: Global___Pace | None = ...,
+        served: Global___Served | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "place", b"place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "pace", b"pace", "place", b"place", "served", b"served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "place", b"place"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "pace", b"pace", "place", b"place", "served", b"served"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "catalog", "credit", "place", "decline", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "catalog", "credit", "place", "decline", "heartbeat", "end", "pace", "served"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -396,6 +408,7 @@ class Credit(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """For which model."""
     tickets: _builtins.int
@@ -408,6 +421,10 @@ class Credit(_message.Message):
     """
     tokens_per_second: _builtins.float
     """Tokens per second the scheduler's workers of this model get done, measured; 0: unknown. Feeds the predicted wait."""
+    total_tokens: _builtins.int
+    """Most prompt plus output tokens over all tickets that this credit is used for, so that what is offered fits
+    together. 0: no bound known.
+    """
     def __init__(
         self,
         *,
@@ -416,14 +433,109 @@ class Credit(_message.Message):
         max_tokens: _builtins.int = ...,
         once: _builtins.bool = ...,
         tokens_per_second: _builtins.float = ...,
+        total_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "model", b"model", "once", b"once", "tickets", b"tickets", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "model", b"model", "once", b"once", "tickets", b"tickets", "tokens_per_second", b"tokens_per_second", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Credit: _TypeAlias = Credit  # noqa: Y015
+
+@_typing.final
+class Pace(_message.Message):
+    """Pace is how fast one scheduler's workers of one model get work done, measured; sent on change, at most ten times a
+    second. It feeds predictions and nothing else: without it, or with an old one, the queue orders and bounds as before.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    PREFILL_BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_TIME_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Which model."""
+    tokens_per_second: _builtins.float
+    """Prompt and output tokens per second while busy, over all its workers; 0: not measured yet."""
+    prefill_tokens_per_second: _builtins.float
+    """Prompt tokens per second that one worker prefills beside its decodes; 0: not measured yet."""
+    prefill_backlog_tokens: _builtins.int
+    """Prompt tokens accepted and not prefilled, on the worker that the next ticket would be placed on."""
+    running: _builtins.int
+    """Sequences that run, over all workers of the model."""
+    slots: _builtins.int
+    """Sequences that could run, over all workers of the model."""
+    @_builtins.property
+    def step_time(self) -> _duration_pb2.Duration:
+        """Length of an engine step there; with the prefill it is the time from lease to first token."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        tokens_per_second: _builtins.float = ...,
+        prefill_tokens_per_second: _builtins.float = ...,
+        prefill_backlog_tokens: _builtins.int = ...,
+        step_time: _duration_pb2.Duration | None = ...,
+        running: _builtins.int = ...,
+        slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "slots", b"slots", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pace: _TypeAlias = Pace  # noqa: Y015
+
+@_typing.final
+class Served(_message.Message):
+    """Served says what tickets of this shard were served since the last such frame: fairness is charged by it. Sent when a
+    ticket ends and, for those that run, at most four times a second. All fields run parallel.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TICKET_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ticket_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Which; a ticket unknown to the queue is ignored."""
+
+    @_builtins.property
+    def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Prompt tokens computed, those found in a prefix cache not among them."""
+
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens generated."""
+
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """It has ended, and nothing more will come."""
+
+    def __init__(
+        self,
+        *,
+        ticket_ids: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        ended: _abc.Iterable[_builtins.bool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_ids", b"ticket_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Served: _TypeAlias = Served  # noqa: Y015
 
 @_typing.final
 class Place(_message.Message):

@@ -34,6 +34,7 @@ class AttachRequest(_message.Message):
     RELEASED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -62,6 +63,10 @@ class AttachRequest(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The worker is done."""
 
+    @_builtins.property
+    def progress(self) -> Global___Progress:
+        """What running leases have had."""
+
     def __init__(
         self,
         *,
@@ -72,12 +77,13 @@ class AttachRequest(_message.Message):
         released: Global___Released | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        progress: Global___Progress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "profile", "report", "started", "released", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "profile", "report", "started", "released", "heartbeat", "end", "progress"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -168,6 +174,7 @@ class Report(_message.Message):
     PREFILL_BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
     STEP_TIME_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences in the engine, waiting or running."""
     free_kv_blocks: _builtins.int
@@ -176,6 +183,8 @@ class Report(_message.Message):
     """Prompt tokens not yet prefilled."""
     tokens_per_second: _builtins.float
     """Prompt and output tokens done per second while busy, smoothed; 0 before the first step."""
+    prefill_tokens_per_second: _builtins.float
+    """Prompt tokens prefilled per second of steps that prefill, smoothed; 0 before the first."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Length of recent engine steps, smoothed; unset before the first."""
@@ -188,10 +197,11 @@ class Report(_message.Message):
         prefill_backlog_tokens: _builtins.int = ...,
         step_time: _duration_pb2.Duration | None = ...,
         tokens_per_second: _builtins.float = ...,
+        prefill_tokens_per_second: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_kv_blocks", b"free_kv_blocks", "prefill_backlog_tokens", b"prefill_backlog_tokens", "running", b"running", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_kv_blocks", b"free_kv_blocks", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -220,24 +230,74 @@ class Started(_message.Message):
 Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
-class Released(_message.Message):
-    """Released ends leases."""
+class Progress(_message.Message):
+    """Progress says what running leases were served since the last such frame, at most four times a second. All fields run
+    parallel.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Which."""
+
+    @_builtins.property
+    def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Prompt tokens computed, those found in a prefix cache not among them."""
+
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens generated."""
 
     def __init__(
         self,
         *,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class Released(_message.Message):
+    """Released ends leases. All fields run parallel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Which."""
+
+    @_builtins.property
+    def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Prompt tokens computed since the last `progress`."""
+
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens generated since the last `progress`."""
+
+    def __init__(
+        self,
+        *,
+        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
