@@ -496,46 +496,62 @@ Global___Pace: _TypeAlias = Pace  # noqa: Y015
 @_typing.final
 class Served(_message.Message):
     """Served says what tickets of this shard were served since the last such frame: fairness is charged by it. Sent when a
-    ticket ends and, for those that run, at most four times a second. All fields run parallel.
+    ticket ends and, for those that run, at most four times a second.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TICKET_IDS_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    ENDED_FIELD_NUMBER: _builtins.int
+    TICKETS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ticket_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which; a ticket unknown to the queue is ignored."""
-
-    @_builtins.property
-    def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Prompt tokens computed, those found in a prefix cache not among them."""
-
-    @_builtins.property
-    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens generated."""
-
-    @_builtins.property
-    def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """It has ended, and nothing more will come."""
+    def tickets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedTicket]:
+        """A ticket at most once; one that the queue does not know is ignored."""
 
     def __init__(
         self,
         *,
-        ticket_ids: _abc.Iterable[_builtins.str] | None = ...,
-        prompt_tokens: _abc.Iterable[_builtins.int] | None = ...,
-        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
-        ended: _abc.Iterable[_builtins.bool] | None = ...,
+        tickets: _abc.Iterable[Global___ServedTicket] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_ids", b"ticket_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tickets", b"tickets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Served: _TypeAlias = Served  # noqa: Y015
+
+@_typing.final
+class ServedTicket(_message.Message):
+    """ServedTicket is what one ticket was served."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TICKET_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    ticket_id: _builtins.str
+    """Which."""
+    prompt_tokens: _builtins.int
+    """Prompt tokens computed, those found in a prefix cache not among them."""
+    output_tokens: _builtins.int
+    """Tokens generated."""
+    ended: _builtins.bool
+    """It has ended, and nothing more will come."""
+    def __init__(
+        self,
+        *,
+        ticket_id: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_id", b"ticket_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServedTicket: _TypeAlias = ServedTicket  # noqa: Y015
 
 @_typing.final
 class Place(_message.Message):

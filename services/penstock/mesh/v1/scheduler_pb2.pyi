@@ -231,73 +231,83 @@ Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
-    """Progress says what running leases were served since the last such frame, at most four times a second. All fields run
-    parallel.
-    """
+    """Progress says what running leases were served since the last such frame, at most four times a second."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    LEASE_IDS_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which."""
-
-    @_builtins.property
-    def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Prompt tokens computed, those found in a prefix cache not among them."""
-
-    @_builtins.property
-    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens generated."""
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedLease]:
+        """A lease at most once."""
 
     def __init__(
         self,
         *,
-        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
-        prompt_tokens: _abc.Iterable[_builtins.int] | None = ...,
-        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        leases: _abc.Iterable[Global___ServedLease] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
+class ServedLease(_message.Message):
+    """ServedLease is what one lease was served."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    """Which."""
+    prompt_tokens: _builtins.int
+    """Prompt tokens computed, those found in a prefix cache not among them."""
+    output_tokens: _builtins.int
+    """Tokens generated."""
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServedLease: _TypeAlias = ServedLease  # noqa: Y015
+
+@_typing.final
 class Released(_message.Message):
-    """Released ends leases. All fields run parallel."""
+    """Released ends leases."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_IDS_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Which."""
 
     @_builtins.property
-    def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Prompt tokens computed since the last `progress`."""
-
-    @_builtins.property
-    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens generated since the last `progress`."""
+    def served(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedLease]:
+        """What those among them were served since the last `progress` that were served anything."""
 
     def __init__(
         self,
         *,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
-        prompt_tokens: _abc.Iterable[_builtins.int] | None = ...,
-        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        served: _abc.Iterable[Global___ServedLease] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "served", b"served"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
