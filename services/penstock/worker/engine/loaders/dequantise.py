@@ -1,7 +1,7 @@
 """From ggml's blocks of quantised values to numbers, in slices that stay in a core's cache.
 
-Q4_0, Q4_1 and Q8_0 are done here, straight into the memory that the model will use and with torch's threads; gguf-py
-does the other kinds, at a tenth of the speed. A block is 32 values. Source: ggml's reference dequantisation.
+Q4_0, Q4_1 and Q8_0 are done here, straight into the memory that the model will use; gguf-py does the other kinds, at
+a tenth of the speed. A block is 32 values. Source: ggml's reference dequantisation.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,9 @@ from torch import Tensor
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.gguf_file import GgufFile, Stored
 
-# Blocks. Beyond 128 KiB, malloc takes fresh pages for each temporary, and a page fault costs more than its arithmetic.
-_SLICE = 4_096
+# Blocks. Less than torch splits between threads: on a machine whose cores have other work, each of the thousands of
+# short operations would wait for a thread that does not run. It also lets malloc reuse what a slice leaves behind.
+_SLICE = 1_000
 _Unpack: TypeAlias = Callable[[Tensor, Tensor], None]  # blocks [count, bytes of one] to float32 values [count, 32]
 _PLAIN = {
     GGMLQuantizationType.F32: torch.float32,
