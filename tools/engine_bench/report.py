@@ -31,8 +31,8 @@ def _add(table: Table, row: Row, peers: Sequence[str]) -> None:
     ratios = row.ratios
     values = (_ratio(each) for each in (ratios.throughput, ratios.prefill, ratios.step, ratios.cpu))
     table.add_row("", "[bold]ours / best peer[/bold]", *values, "", "")
-    share = f"{row.roofline_share:.0%} of ours" if row.roofline_share else ""
-    table.add_row("", "roofline", "", "", f"{row.roofline_ms:.1f}", share, "", "", end_section=True)
+    share = f", {row.roofline_share:.0%} of ours" if row.roofline_share else ""
+    table.add_row("", f"roofline{share}", "", "", f"{row.roofline_ms:.1f}", "", "", "", end_section=True)
 
 
 def _cells(row: Row, name: str) -> list[str]:
@@ -46,6 +46,7 @@ def _cells(row: Row, name: str) -> list[str]:
         f"{found.step_ms:.1f}",
         f"{found.cpu_ms:.1f}",
         agreeing,
+        f"{found.others:.0%}",
     ]
 
 
