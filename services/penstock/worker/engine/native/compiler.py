@@ -1,20 +1,23 @@
-"""From C++ sources to a shared library for this processor, compiled once and kept in the user's cache."""
+"""From C++ sources to a shared library for this kind of processor: shipped with an image, or compiled once and kept."""
 
 import ctypes
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
 log = structlog.get_logger()
 
-_SOURCES = Path(__file__).parent
-_FLAGS = ("-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", "-pthread")
+SOURCES = Path(__file__).parent
+BUILT = SOURCES / "built"  # where images have them all
+_FLAGS = ("-std=c++20", "-O3", "-Wno-psabi", "-shared", "-fPIC", "-pthread")
 _TIMEOUT = 300.0  # s; a compilation takes some 5
 
 
@@ -22,59 +25,83 @@ class NativeUnavailable(Exception):
     """There is no native forward for this machine or model, and the message says why. Plain torch does the same."""
 
 
+class Target(NamedTuple):
+    """A kind of processor. Workers of one kind run one code, so a text may go on on another of them bit for bit."""
+
+    march: str  # as compilers name it
+    needs: frozenset[str] = frozenset()  # as Linux names what the processor can do
+
+
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+X86_TARGETS = (  # best first
+    Target("sapphirerapids", _AVX512 | {"avx512_bf16", "avx512_vnni", "avx512_fp16", "amx_bf16", "amx_tile"}),
+    Target("cooperlake", _AVX512 | {"avx512_bf16", "avx512_vnni"}),
+    Target("x86-64-v4", _AVX512),
+    Target("x86-64-v3", frozenset({"avx2", "bmi2", "fma", "f16c", "movbe"})),
+    Target("x86-64"),
+)
+
+
 @functools.cache
 def load_library() -> ctypes.CDLL:
     """Raises NativeUnavailable where it cannot be had."""
-    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    if compiler is None:
-        raise NativeUnavailable("there is no C++ compiler; install g++ to make CPU steps several times faster")
-    library = _cache() / f"native-{_fingerprint(compiler)}.so"
-    if not library.exists():
-        _compile(compiler, library)
+    target = target_here()
+    name = library_name(target)
+    library = next((each for each in (BUILT / name, _cache() / name) if each.exists()), None)
+    if library is None:
+        library = _cache() / name
+        build(target, library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise NativeUnavailable(f"{library} does not load: {error}") from error
 
 
-def _compile(compiler: str, library: Path) -> None:
+def build(target: Target, library: Path) -> None:
     """Compile beside the final name and rename: whoever compiles at the same time ends with the same file."""
-    log.info("native_compiling", compiler=compiler, library=str(library))
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        output = Path(folder) / library.name
-        command = [compiler, *_FLAGS, str(_SOURCES / "forward.cpp"), "-o", str(output)]
-        try:
+    compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
+    if compiler is None:
+        raise NativeUnavailable("there is no C++ compiler; install g++ to make CPU steps several times faster")
+    log.info("native_compiling", compiler=compiler, target=target.march, library=str(library))
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            output = Path(folder) / library.name
+            command = [compiler, *_FLAGS, f"-march={target.march}", str(SOURCES / "forward.cpp"), "-o", str(output)]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT)  # noqa: S603 - our own sources
-        except subprocess.CalledProcessError as error:
-            raise NativeUnavailable(f"{compiler} failed: {error.stderr.strip()[-500:]}") from error
-        except subprocess.TimeoutExpired as error:
-            raise NativeUnavailable(f"{compiler} took longer than {_TIMEOUT:.0f} s") from error
-        output.replace(library)
+            output.replace(library)
+    except OSError as error:
+        raise NativeUnavailable(
+            f"{library} cannot be written ({error}); set XDG_CACHE_HOME to a place for it"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise NativeUnavailable(f"{compiler} failed: {error.stderr.strip()[-500:]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise NativeUnavailable(f"{compiler} took longer than {_TIMEOUT:.0f} s") from error
+
+
+def target_here() -> Target:
+    if platform.machine() != "x86_64":
+        return Target("native")
+    can = _abilities()
+    return next(target for target in X86_TARGETS if target.needs <= can)
+
+
+def library_name(target: Target) -> str:
+    """Named by all that the library follows from."""
+    digest = hashlib.blake2b(" ".join(_FLAGS).encode(), digest_size=8)
+    for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
+        digest.update(source.read_bytes())
+    if target.march == "native":
+        digest.update("\n".join(sorted(_abilities())).encode())
+    return f"{target.march}-{digest.hexdigest()}.so"
 
 
 def _cache() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NativeUnavailable(f"{base} cannot be made ({error}); set XDG_CACHE_HOME to one that can") from error
-    return base
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "native"
 
 
-def _fingerprint(compiler: str) -> str:
-    """Of all that the library depends on: a cache may be shared by machines of several kinds."""
-    digest = hashlib.blake2b(digest_size=8)
-    for source in sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cpp")]):
-        digest.update(source.read_bytes())
-    digest.update(" ".join([compiler, *_FLAGS, _processor()]).encode())
-    return digest.hexdigest()
-
-
-def _processor() -> str:
-    """What -march=native looks at."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return os.uname().machine
-    kinds = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
+def _abilities() -> set[str]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return {word for line in lines if line.startswith(("flags", "Features")) for word in line.split(":")[1].split()}

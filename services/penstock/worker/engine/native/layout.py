@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 LANES = 16  # outputs of a panel
 OUTPUTS = 32  # outputs are padded to a multiple of this
 INPUTS = 32  # and inputs to one of this
+_WORD = 4  # bytes
 
 
 class Arena:
@@ -38,20 +39,19 @@ class Arena:
         return torch.frombuffer(self._piece, dtype=dtype, count=count, offset=offset).view(size)
 
 
-def pack(weight: Tensor) -> Tensor:
-    """View [outputs, inputs] as [outputs / 16, inputs / pair, 16, pair]; a pair of elements fills 32 bits."""
-    pair = 4 // weight.element_size()
-    outputs, inputs = weight.shape
-    padded = pad(weight, (0, -inputs % INPUTS, 0, -outputs % OUTPUTS))
-    return padded.view(-1, LANES, padded.shape[1] // pair, pair).transpose(1, 2)
+def packed_size(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Panels, words along the inputs of each, and lanes."""
+    return -(-outputs // OUTPUTS) * OUTPUTS // LANES, -(-inputs // INPUTS) * INPUTS * dtype.itemsize // _WORD, LANES
 
 
-def pack_alternating(gate_up: Tensor) -> Tensor:
-    """Pack two matrices of one shape, stacked, so that panels of the first and of the second alternate."""
-    hidden = gate_up.shape[0] // 2
-    gate, up = (pad(half, (0, 0, 0, -hidden % LANES)) for half in (gate_up[:hidden], gate_up[hidden:]))
-    both = torch.stack([gate.view(-1, LANES, gate.shape[1]), up.view(-1, LANES, up.shape[1])], dim=1)
-    return pack(both.flatten(0, 2))
+def pack(weight: Tensor, panels: Tensor) -> None:
+    """Write a matrix [outputs, inputs] into zeroed panels [panels, words, 16] int32, of which it may fill a part.
+
+    A word is what 32 bits hold along the inputs: one float32 or two bfloat16.
+    """
+    whole = weight if len(weight) % LANES == 0 else pad(weight, (0, 0, 0, -len(weight) % LANES))
+    words = whole.view(torch.int32).view(-1, LANES, whole.shape[1] * weight.itemsize // _WORD)
+    panels[: len(words), : words.shape[2]].copy_(words.transpose(1, 2))
 
 
 def padded_bias(bias: Tensor) -> Tensor:

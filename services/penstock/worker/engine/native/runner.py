@@ -36,13 +36,13 @@ class NativeRunner:
         self._kv_elements = blocks * block_size * shape.kv_heads * shape.head_size
         layers = (LayerWeights * shape.layers)(*(self._layer(weights.layers.pop(0)) for _ in range(shape.layers)))
         tied = weights.head is weights.embedding
-        embedding = self._hold(layout.pack(weights.embedding))
+        embedding = self._pack(weights.embedding)
         cos, sin = rope_tables(weights.inverse_frequencies, shape.context_length)
         native_weights = NativeWeights(
             layers=layers,
             embedding=embedding,
             norm=self._hold(weights.norm),
-            head=embedding if tied else self._hold(layout.pack(weights.head)),
+            head=embedding if tied else self._pack(weights.head),
             cos=self._hold(cos),
             sin=self._hold(sin),
         )
@@ -94,17 +94,32 @@ class NativeRunner:
         dtype = layer.qkv.dtype
         return LayerWeights(
             attention_norm=self._hold(layer.attention_norm),
-            qkv=self._hold(layout.pack(layer.qkv)),
+            qkv=self._pack(layer.qkv),
             qkv_bias=None if layer.qkv_bias is None else self._hold(layout.padded_bias(layer.qkv_bias)),
             q_norm=None if layer.q_norm is None else self._hold(layer.q_norm),
             k_norm=None if layer.k_norm is None else self._hold(layer.k_norm),
-            out=self._hold(layout.pack(layer.out)),
+            out=self._pack(layer.out),
             mlp_norm=self._hold(layer.mlp_norm),
-            gate_up=self._hold(layout.pack_alternating(layer.gate_up)),
-            down=self._hold(layout.pack(layer.down)),
+            gate_up=self._pack_alternating(layer.gate_up),
+            down=self._pack(layer.down),
             k=self._cache(dtype),
             v=self._cache(dtype),
         )
+
+    def _pack(self, weight: Tensor) -> int:
+        panels = self._arena.zeros(layout.packed_size(weight.shape[0], weight.shape[1], weight.dtype), torch.int32)
+        layout.pack(weight, panels)
+        self._held.append(panels)
+        return panels.data_ptr()
+
+    def _pack_alternating(self, gate_up: Tensor) -> int:
+        """Panels of gate and up take turns, so that both halves of an output meet on one thread."""
+        hidden = -(-len(gate_up) // 2 // layout.LANES) * layout.LANES
+        panels = self._arena.zeros(layout.packed_size(2 * hidden, gate_up.shape[1], gate_up.dtype), torch.int32)
+        for half, weight in enumerate(gate_up.chunk(2)):
+            layout.pack(weight, panels[half::2])
+        self._held.append(panels)
+        return panels.data_ptr()
 
     def _hold(self, tensor: Tensor) -> int:
         """Copy it to the arena; returns its address there."""
