@@ -227,7 +227,7 @@ def settings(model, schedulers, **more):
         instance_id="worker-1",
         schedulers=tuple(schedulers),
         model=str(model),
-        torch_threads=1,
+        threads=1,
         **{**base, **more},
     )
 

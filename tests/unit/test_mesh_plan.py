@@ -57,6 +57,6 @@ def test_a_setting_reaches_the_processes_of_its_tier_alone():
 
 
 def test_the_workers_share_the_machine_s_cores():
-    threads = {each.environment["PENSTOCK_WORKER_TORCH_THREADS"] for each in planned(workers=2).of("worker")}
+    threads = {each.environment["PENSTOCK_WORKER_THREADS"] for each in planned(workers=2).of("worker")}
     assert threads == {"2"}
-    assert planned(workers=1).of("worker")[0].environment["PENSTOCK_WORKER_TORCH_THREADS"] == "4"
+    assert planned(workers=1).of("worker")[0].environment["PENSTOCK_WORKER_THREADS"] == "4"

@@ -107,7 +107,7 @@ class _Planner:
             MODEL=asked.model,
             ENGINE=asked.engine,
             BATCHING=asked.batching,
-            TORCH_THREADS=str(max(1, self.cores // asked.workers)),
+            THREADS=str(max(1, self.cores // asked.workers)),
         )
 
     def edge(self, replica: int) -> ProcessSpec:

@@ -20,8 +20,14 @@ class BatchingKind(StrEnum):
     NAIVE = "naive"  # the baseline to measure against
 
 
+class ComputeKind(StrEnum):
+    AUTO = "auto"
+    NATIVE = "native"  # our own C++, made for the kind of processor; the start fails where it cannot be had
+    TORCH = "torch"
+
+
 class DType(StrEnum):
-    AUTO = "auto"  # bfloat16 on a GPU; float32 on a CPU, where that keeps a text exact across a fault
+    AUTO = "auto"  # bfloat16 where the device has arithmetic for it, and a text stays exact across a fault
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
@@ -47,7 +53,8 @@ class WorkerConfig(ServiceConfig):
     kv_blocks: int = 0  # the pool in blocks, whatever their bytes; 0: from kv_bytes, or as a simulated engine chooses
     dtype: DType = DType.AUTO
     device: str = "auto"  # as torch names it; auto: cuda where there is one
-    torch_threads: int = 0  # for a CPU; 0: torch's own choice
+    compute: ComputeKind = ComputeKind.AUTO  # on a CPU; auto: native where it can be had
+    threads: int = 0  # on a CPU; 0: one for each core that the process may use
     engine_python: str = ""  # interpreter of the engine's process, where it needs an environment of its own
     vllm_args: str = ""  # JSON object: more of vLLM's engine arguments, such as {"tensor_parallel_size": 2}
 
@@ -68,7 +75,7 @@ class WorkerConfig(ServiceConfig):
             raise ValueError('vllm_args must be a JSON object, such as {"enforce_eager": true}')
         if self.stall_after <= 0:
             raise ValueError("stall_after must be above 0")
-        for name in ("park_for", "kv_bytes", "kv_blocks", "torch_threads"):
+        for name in ("park_for", "kv_bytes", "kv_blocks", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
 
@@ -77,6 +84,7 @@ class WorkerConfig(ServiceConfig):
             engine=self.engine.value,
             model=self.model,
             dtype=self.dtype.value,
+            compute=self.compute.value,
             device=self.device,
             kv_bytes=self.kv_bytes,
             kv_blocks=self.kv_blocks,
@@ -84,7 +92,7 @@ class WorkerConfig(ServiceConfig):
             slots=self.slots,
             token_budget=self.token_budget,
             batching=self.batching.value,
-            threads=self.torch_threads,
+            threads=self.threads,
             vllm_args=self.vllm_args,
             law=StepLaw(
                 base_s=self.sim_base_s,

@@ -1,12 +1,11 @@
 """From options to the engine that computes. Whoever imports this loads torch."""
 
-import os
-
 import structlog
 import torch
 
 from penstock.worker.engine.build import batch_of
 from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.cores import cores_here
 from penstock.worker.engine.kv import blocks_for
 from penstock.worker.engine.loaders.load import located
 from penstock.worker.engine.loaders.load_model import read_checkpoint
@@ -26,7 +25,7 @@ log = structlog.get_logger()
 @torch.inference_mode()
 def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
     """Raises ValueError where the native forward is demanded and cannot be had."""
-    threads = options.threads or len(os.sched_getaffinity(0))
+    threads = options.threads or cores_here()
     device = _device(options.device)
     checkpoint = read_checkpoint(*located(options.model))
     shape = checkpoint.shape

@@ -1,0 +1,244 @@
+"""The CPU's own forward: the same logits as plain torch, and the same bits whatever is computed beside a row."""
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paths import REPO
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.model import Model
+from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native, compiler
+from penstock.worker.engine.runner import TorchRunner
+from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_frequencies
+
+BLOCKS = 200
+SHAPE = ModelShape(
+    dim=64, hidden=96, layers=2, heads=4, kv_heads=2, head_size=16, vocab_size=304, context_length=900, norm_eps=1e-5
+)
+SHAPES = {
+    "plain": SHAPE,
+    "heads of 48, all alike": replace(SHAPE, dim=96, heads=2, kv_heads=2, head_size=48),
+    "heads of 80, three to one": replace(SHAPE, dim=240, heads=3, kv_heads=1, head_size=80),
+    "sizes that need padding": replace(SHAPE, dim=80, hidden=172, vocab_size=301),
+    "forty heads to one": replace(SHAPE, heads=40, kv_heads=1),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def native():
+    try:
+        check_native(SHAPE, 16)
+    except NativeUnavailable as reason:
+        pytest.skip(f"no native forward: {reason}")
+
+
+def dtypes():
+    try:
+        return [torch.float32, torch.bfloat16] if check_native(SHAPE, 16) else [torch.float32]
+    except NativeUnavailable:
+        return [torch.float32]
+
+
+def random_weights(shape, dtype, *, extras=False, tied=False):
+    """With all that Qwen models have beyond Llama's, where `extras`."""
+    generator = torch.Generator().manual_seed(7)
+
+    def matrix(rows, columns, gain=1.0):
+        return (torch.randn(rows, columns, generator=generator) * gain / columns**0.5).to(dtype)
+
+    def vector(size, around):
+        return around + 0.2 * torch.randn(size, generator=generator)
+
+    rows = (shape.heads + 2 * shape.kv_heads) * shape.head_size
+    layers = [
+        Layer(
+            attention_norm=vector(shape.dim, 1.0),
+            qkv=matrix(rows, shape.dim, 2.0),
+            qkv_bias=vector(rows, 0.0).to(dtype) if extras else None,
+            q_norm=vector(shape.head_size, 1.0) if extras else None,
+            k_norm=vector(shape.head_size, 1.0) if extras else None,
+            out=matrix(shape.dim, shape.heads * shape.head_size, 2.0),
+            mlp_norm=vector(shape.dim, 1.0),
+            gate_up=matrix(2 * shape.hidden, shape.dim),
+            down=matrix(shape.dim, shape.hidden),
+        )
+        for _ in range(shape.layers)
+    ]
+    embedding = matrix(shape.vocab_size, shape.dim, shape.dim**0.5)
+    return Weights(
+        embedding=embedding,
+        layers=layers,
+        norm=vector(shape.dim, 1.0),
+        head=embedding if tied else matrix(shape.vocab_size, shape.dim, 2.0),
+        inverse_frequencies=rope_frequencies(shape.head_size, 10_000.0),
+    )
+
+
+def runners(shape, dtype, *, block_size=16, threads=2, **weights):
+    torch_runner = TorchRunner(Model(shape, random_weights(shape, dtype, **weights)), BLOCKS, block_size)
+    return torch_runner, NativeRunner(shape, random_weights(shape, dtype, **weights), BLOCKS, block_size, threads)
+
+
+def logits_of(runner, texts, *, budget=512, block_size=16, prompt_share=0.7, salt=b""):
+    """Logits after every position from the prompt's last on, with the rest of each text as what was `sampled`."""
+    pool = BlockPool(BLOCKS, block_size)
+    batch = Batch(pool=pool, batching=Continuous(token_budget=budget), slots=8, context_length=900)
+    prompts = [max(1, int(len(text) * prompt_share)) for text in texts]
+    for seq_id, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+        count = len(text) - prompt + 1
+        batch.add(SequenceSpec(seq_id=seq_id, token_ids=text[:prompt], max_output_tokens=count, cache_salt=salt))
+    logits = {}
+    with torch.inference_mode():
+        while batch.has_work:
+            plan = batch.plan()
+            rows = runner.forward(plan).clone() if plan.slices else []
+            tokens = []
+            for row, sequence in zip(rows, plan.sampled, strict=True):
+                at = len(sequence.ids)
+                logits[sequence.spec.seq_id, at] = row
+                tokens.append([*texts[sequence.spec.seq_id], 0][at])
+            batch.commit(plan, tokens, [0.0] * len(tokens))
+    return logits
+
+
+def text_of(length, seed=1):
+    rng = random.Random(seed)
+    return [rng.randrange(300) for _ in range(length)]
+
+
+@pytest.mark.parametrize("extras", [False, True], ids=["llama", "qwen"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_float32_logits_are_plain_torchs(shape, extras):
+    texts = [text_of(3), text_of(40, 2), text_of(600, 3)]
+    plain, native = (logits_of(each, texts) for each in runners(shape, torch.float32, extras=extras))
+    assert plain.keys() == native.keys()
+    for place, row in plain.items():
+        torch.testing.assert_close(native[place], row, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.skipif(torch.bfloat16 not in dtypes(), reason="this processor has no bfloat16 arithmetic")
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_bfloat16_logits_are_as_near_to_float32_as_plain_torchs(shape):
+    texts = [text_of(300)]
+    exact = logits_of(runners(shape, torch.float32)[0], texts)
+    plain, native = (logits_of(each, texts) for each in runners(shape, torch.bfloat16))
+
+    def error(logits):
+        return max(float((logits[place] - exact[place]).norm() / exact[place].norm()) for place in exact)
+
+    assert error(native) < max(1.5 * error(plain), 0.02)
+
+
+def test_a_tied_head_is_the_embedding():
+    texts = [text_of(20)]
+    plain, native = (logits_of(each, texts) for each in runners(SHAPE, torch.float32, tied=True))
+    for place, row in plain.items():
+        torch.testing.assert_close(native[place], row, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", dtypes(), ids=str)
+@settings(max_examples=25, deadline=None)
+@given(
+    mates=st.lists(st.integers(1, 400), max_size=7),
+    budget=st.integers(8, 512),
+    prompt_share=st.floats(0.0, 1.0),
+    block_size=st.sampled_from([16, 32, 64]),
+    threads=st.integers(1, 3),
+)
+def test_a_rows_bits_are_its_own_whatever_is_computed_beside_it(
+    *, dtype, mates, budget, prompt_share, block_size, threads
+):
+    text = text_of(330)
+    alone = logits_of(runners(SHAPE, dtype)[1], [text], prompt_share=0.9)
+    runner = runners(SHAPE, dtype, block_size=block_size, threads=threads)[1]
+    texts = [*(text_of(length, seed) for seed, length in enumerate(mates, 10)), text]
+    options = {"budget": budget, "block_size": block_size, "prompt_share": prompt_share}
+    crowd = logits_of(runner, texts, **options)
+    shared = [place for place in alone if (len(mates), place[1]) in crowd]
+    assert shared
+    for place in shared:
+        assert torch.equal(alone[place], crowd[len(mates), place[1]])
+
+
+@pytest.mark.parametrize("dtype", dtypes(), ids=str)
+def test_a_found_prefix_gives_the_bits_of_a_computed_one(dtype):
+    text = text_of(200)
+    runner = runners(SHAPE, dtype)[1]
+    alone = logits_of(runner, [text])
+    twice = logits_of(runner, [text, text[:150], text], salt=b"tenant")
+    for (_, at), row in alone.items():
+        assert torch.equal(row, twice[0, at])
+        assert torch.equal(row, twice[2, at])
+
+
+def test_what_it_is_not_made_for_it_refuses():
+    for shape, block_size in ((replace(SHAPE, head_size=8), 16), (replace(SHAPE, dim=40), 16), (SHAPE, 4)):
+        with pytest.raises(NativeUnavailable, match="no multiple of 16"):
+            check_native(shape, block_size)
+
+
+# How it comes to be compiled.
+
+
+def test_processes_that_compile_at_the_same_time_end_with_one_library(tmp_path):
+    code = "from penstock.worker.engine.native.compiler import load_library; print(load_library()._name)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=REPO, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    names = {process.communicate(timeout=200)[0].strip().splitlines()[-1] for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    assert names == {str(path) for path in (tmp_path / "penstock" / "native").iterdir()}
+    assert len(names) == 1
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler.load_library.cache_clear()
+    yield tmp_path
+    compiler.load_library.cache_clear()
+
+
+def test_without_a_compiler_it_says_what_to_install(empty_cache, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler; install g\+\+"):
+        compiler.load_library()
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(empty_cache, monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        broken = Path(folder) / "broken"
+        broken.write_text("#!/bin/sh\necho cannot compile this >&2\nexit 1\n")
+        broken.chmod(0o755)
+        monkeypatch.setenv("CXX", str(broken))
+        with pytest.raises(NativeUnavailable, match="cannot compile this"):
+            compiler.load_library()
+    assert list((empty_cache / "penstock" / "native").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_names_the_way_out(empty_cache, monkeypatch):
+    (empty_cache / "penstock").write_text("a file where a folder is to be")
+    with pytest.raises(NativeUnavailable, match="set XDG_CACHE_HOME"):
+        compiler.load_library()
+
+
+def test_every_target_asks_for_no_less_than_the_next():
+    assert all(worse.needs < better.needs or not worse.needs for better, worse in pairwise(compiler.X86_TARGETS[:3]))
+    assert compiler.X86_TARGETS[-1].needs == frozenset()
+    names = {compiler.library_name(target) for target in compiler.X86_TARGETS}
+    assert len(names) == len(compiler.X86_TARGETS)
