@@ -422,8 +422,9 @@ class Credit(_message.Message):
     tokens_per_second: _builtins.float
     """Tokens per second the scheduler's workers of this model get done, measured; 0: unknown. Feeds the predicted wait."""
     total_tokens: _builtins.int
-    """Most prompt plus output tokens over all tickets that this credit is used for, so that what is offered fits
-    together. 0: no bound known.
+    """Adds to what the scheduler gave before on this stream: prompt plus output tokens over all tickets that its credit is
+    used for, so that what is offered fits together; each offer uses up its own. Void, and handed back, together with
+    `tickets`. 0 beside tickets: no bound known.
     """
     def __init__(
         self,
@@ -495,8 +496,8 @@ Global___Pace: _TypeAlias = Pace  # noqa: Y015
 
 @_typing.final
 class Served(_message.Message):
-    """Served says what tickets of this shard were served since the last such frame: fairness is charged by it. Sent when a
-    ticket ends and, for those that run, at most four times a second.
+    """Served says what tickets of this shard were served since the last such frame: fairness is charged by it. Sent at most
+    ten times a second; a ticket that runs is in it at most four times a second.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -504,7 +505,7 @@ class Served(_message.Message):
     TICKETS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tickets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedTicket]:
-        """A ticket at most once; one that the queue does not know is ignored."""
+        """An attempt of a ticket at most once; a ticket that the queue does not know is ignored."""
 
     def __init__(
         self,
@@ -529,6 +530,7 @@ class ServedTicket(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Which."""
     prompt_tokens: _builtins.int
@@ -536,7 +538,11 @@ class ServedTicket(_message.Message):
     output_tokens: _builtins.int
     """Tokens generated."""
     ended: _builtins.bool
-    """It has ended, and nothing more will come."""
+    """It has ended, and nothing more will come. A scheduler that loses a worker says so of all that ran there; a later
+    frame takes it back, from the scheduler that the worker attached to with what it runs.
+    """
+    attempt: _builtins.int
+    """Of the lease it ran under. The end of an older attempt than the queue knows is not the end of the ticket."""
     def __init__(
         self,
         *,
@@ -544,10 +550,11 @@ class ServedTicket(_message.Message):
         prompt_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         ended: _builtins.bool = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_id", b"ticket_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

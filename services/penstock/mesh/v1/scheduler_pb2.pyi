@@ -145,19 +145,31 @@ class RunningLease(_message.Message):
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
+    TICKET_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Named by the scheduler that granted it."""
     kv_blocks: _builtins.int
     """KV blocks it may grow to."""
+    ticket_id: _builtins.str
+    """As in the lease, so that what it is served still reaches the shard that it came from."""
+    attempt: _builtins.int
+    """As in the lease."""
+    queue_id: _builtins.str
+    """As in the lease."""
     def __init__(
         self,
         *,
         lease_id: _builtins.str = ...,
         kv_blocks: _builtins.int = ...,
+        ticket_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        queue_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks", b"kv_blocks", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "kv_blocks", b"kv_blocks", "lease_id", b"lease_id", "queue_id", b"queue_id", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -282,6 +294,42 @@ class ServedLease(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServedLease: _TypeAlias = ServedLease  # noqa: Y015
+
+@_typing.final
+class CacheNews(_message.Message):
+    """CacheNews names full KV blocks as `Ticket.prefix_hashes` does; sent at most four times a second. A block of a chain is
+    of no use without those before it, so a scheduler may look for the last one that is here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    ANEW_FIELD_NUMBER: _builtins.int
+    anew: _builtins.bool
+    """All that was told before on this stream is void: `added` is all there is."""
+    @_builtins.property
+    def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Findable since."""
+
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Given up since; none of `added`."""
+
+    def __init__(
+        self,
+        *,
+        added: _abc.Iterable[_builtins.int] | None = ...,
+        removed: _abc.Iterable[_builtins.int] | None = ...,
+        anew: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "anew", b"anew", "removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheNews: _TypeAlias = CacheNews  # noqa: Y015
 
 @_typing.final
 class Released(_message.Message):

@@ -108,6 +108,7 @@ class Lease(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     QUEUE_WAIT_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Chosen by the scheduler; fences every later frame about this run."""
     ticket_id: _builtins.str
@@ -118,6 +119,8 @@ class Lease(_message.Message):
     """host:port of the worker's gRPC front."""
     attempt: _builtins.int
     """As in the ticket."""
+    queue_id: _builtins.str
+    """Instance id of the shard that offered the ticket, set by the scheduler."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Granted time from issue to the worker's seeing START; then the lease holds until the run ends."""
@@ -141,10 +144,11 @@ class Lease(_message.Message):
         attempt: _builtins.int = ...,
         queue_wait: _duration_pb2.Duration | None = ...,
         placement: _duration_pb2.Duration | None = ...,
+        queue_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "queue_wait", b"queue_wait", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lease_id", b"lease_id", "placement", b"placement", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lease_id", b"lease_id", "placement", b"placement", "queue_id", b"queue_id", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
