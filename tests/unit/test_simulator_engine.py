@@ -9,7 +9,7 @@ from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.batching import Continuous
 from penstock.worker.engine.step_law import StepLaw
 
-LAW = StepLaw(per_context_token_s=0.001)
+LAW = StepLaw(per_context_token_s=0.001, per_prefill_context_token_s=0.0001)
 
 Shape = st.tuples(
     st.integers(1, 60),  # prompt

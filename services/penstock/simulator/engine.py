@@ -8,6 +8,7 @@ from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.batch import Batch, StepPlan
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.step_law import work_of
 
 NEVER = -1
 WORD, STOP = 0, 1  # the two token ids of a simulated answer: all but the last, and the last
@@ -126,5 +127,4 @@ class ExactEngine:
     def _duration(self, plan: StepPlan) -> float:
         if not plan.decodes and not plan.prefills:
             return 0.0
-        context = sum(part.end for part in plan.decodes)
-        return self._law.duration_s(plan.result.prefill_tokens, plan.result.decode_seqs, context)
+        return self._law.duration_s(work_of(plan.decodes, plan.prefills))

@@ -10,6 +10,7 @@ from itertools import chain
 
 from penstock.simulator.engine import NEVER, Fill, Run, Stepped
 from penstock.simulator.scenario import WorkerKind
+from penstock.worker.engine.step_law import Work, prefill_reads
 
 
 class FastEngine:
@@ -53,14 +54,15 @@ class FastEngine:
         decodes, context = len(self._decoding) + len(short), self._context + sum(run.prompt for run in short)
         if self._waiting:
             self._admit()
-        prefill = self._prefill(short, decodes) if self._prefilling else 0
+        prefill, reads = self._prefill(short, decodes) if self._prefilling else (0, 0)
         self._context += len(self._decoding)
         finished = self._ends.pop(self._steps, [])
         for run in finished:
             self._end(run)
         if self._prefilling:
             finished = [*finished, *self._begin_decodes()]
-        duration = self._kind.law.duration_s(prefill, decodes, context) if decodes or prefill else 0.0
+        work = Work(prefill, decodes, context, reads)
+        duration = self._kind.law.duration_s(work) if decodes or prefill else 0.0
         return Stepped(duration, prefill, decodes, finished, cancelled)
 
     def _let_go(self) -> list[Run]:
@@ -97,15 +99,17 @@ class FastEngine:
         decoding = (self._blocks(run.prompt + self._steps - 1 - run.first) for run in self._decoding.values())
         return sum(decoding) + sum(self._blocks(run.prompt) for run in self._prefilling)
 
-    def _prefill(self, short: Iterable[Run], decodes: int) -> int:
-        """Spend the step's budget; returns what of it went to prompts."""
+    def _prefill(self, short: Iterable[Run], decodes: int) -> tuple[int, int]:
+        """Spend the step's budget; returns what of it went to prompts, and the positions that they read."""
         long = [run for run in self._prefilling if run not in short] if short else self._prefilling
         chunks = self._kind.batching.split_prefill([run.prompt - run.prefilled for run in long], decodes)
+        reads = 0
         for run, chunk in zip(long, chunks, strict=True):
+            reads += prefill_reads(run.prefilled, chunk)
             run.prefilled += chunk
         for run in short:
             run.prefilled += 1
-        return sum(chunks)
+        return sum(chunks), reads
 
     def _begin_decodes(self) -> list[Run]:
         """Give their first token to all whose prompt is done; returns those for whom it is the last as well."""

@@ -105,6 +105,7 @@ def _law(table: Table) -> StepLaw:
         per_prefill_token_s=table.number("prefill_token_ms", 0.1) * MS,
         per_decode_seq_s=table.number("decode_seq_ms", 0.05) * MS,
         per_context_token_s=table.number("context_token_ms", 0.0) * MS,
+        per_prefill_context_token_s=table.number("prefill_context_token_ms", 0.0) * MS,
     )
 
 

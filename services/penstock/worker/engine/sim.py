@@ -6,7 +6,7 @@ from array import array
 from penstock.worker.engine.batch import Batch, StepPlan
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
 from penstock.worker.engine.mixing import MASK64, mix64
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.step_law import StepLaw, work_of
 
 
 class SimEngine:
@@ -51,8 +51,7 @@ class SimEngine:
     def _duration_s(self, plan: StepPlan) -> float:
         if not plan.decodes and not plan.prefills:
             return 0.0
-        context = sum(part.end for part in plan.decodes)
-        return self.law.duration_s(plan.result.prefill_tokens, plan.result.decode_seqs, context)
+        return self.law.duration_s(work_of(plan.decodes, plan.prefills))
 
 
 def sequence_key(spec: SequenceSpec) -> int:
