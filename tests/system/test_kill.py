@@ -10,7 +10,7 @@ TOKENS = 120
 
 async def test_streams_of_a_killed_worker_go_on_elsewhere_with_the_very_same_text(tiny_model):
     prompts = [f"stream number {number} says" for number in range(STREAMS)]
-    settings = ("PENSTOCK_WORKER_THREADS=1", "PENSTOCK_WORKER_DTYPE=float32")
+    settings = ("PENSTOCK_WORKER_THREADS=1",)
     async with running_mesh(workers=2, model=tiny_model, settings=settings) as mesh, caller(mesh) as client:
         calm = [await read_all(client.generate(**greedy(prompt, TOKENS))) for prompt in prompts]
         reading = [asyncio.create_task(read_all(client.generate(**greedy(prompt, TOKENS)))) for prompt in prompts]

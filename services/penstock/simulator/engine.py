@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from penstock.simulator.scenario import WorkerKind
-from penstock.worker.engine.batch import Batch, StepPlan
+from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.plan import StepPlan
 from penstock.worker.engine.step_law import work_of
 
 NEVER = -1

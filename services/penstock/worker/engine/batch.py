@@ -17,43 +17,13 @@ from penstock.worker.engine.interface import (
     Capacity,
     Finished,
     FinishReason,
+    Prefilled,
     SequenceSpec,
     StepResult,
 )
 from penstock.worker.engine.masks import build_mask
+from penstock.worker.engine.plan import Slice, StepPlan
 from penstock.worker.engine.sequence import Sequence
-
-
-@dataclass(slots=True, eq=False)  # not frozen: that takes three times as long to make
-class Slice:
-    """The part of one sequence that a step computes: `count` positions from `start` on."""
-
-    sequence: Sequence
-    start: int
-    count: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-    @property
-    def samples(self) -> bool:
-        return self.end == len(self.sequence.ids)
-
-
-@dataclass(slots=True)
-class StepPlan:
-    decodes: list[Slice]
-    prefills: list[Slice]
-    result: StepResult  # what is known of it before the computing
-    sampled: list[Sequence] = field(init=False)  # get a token, in the order in which `commit` expects the tokens
-
-    def __post_init__(self) -> None:
-        self.sampled = [part.sequence for part in self.slices if part.samples]
-
-    @property
-    def slices(self) -> list[Slice]:
-        return self.decodes + self.prefills
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,6 +83,7 @@ class Batch:
             self._admit(result)
         prefills = self._plan_prefills(decodes)
         result.decode_seqs = len(decodes)
+        result.prefilled = [Prefilled(part.sequence.spec.seq_id, part.count) for part in prefills]
         result.prefill_tokens = sum(part.count for part in prefills)
         return StepPlan(decodes, prefills, result)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.batch import Slice, StepPlan
+from penstock.worker.engine.plan import Slice, StepPlan
 
 
 @dataclass(slots=True)

@@ -79,6 +79,13 @@ class Cancelled(NamedTuple):
     blocks_freed: int  # back in the pool; a shared block counts for its last user
 
 
+class Prefilled(NamedTuple):
+    """A step computed so many known tokens of a sequence, after a preemption for a second time."""
+
+    seq_id: int
+    tokens: int
+
+
 class Admitted(NamedTuple):
     """A sequence's first step is this one."""
 
@@ -98,6 +105,7 @@ class StepResult:
     finished: list[Finished] = field(default_factory=list)
     cancelled: list[Cancelled] = field(default_factory=list)  # let go before this step: it spent nothing on them
     admitted: list[Admitted] = field(default_factory=list)
+    prefilled: list[Prefilled] = field(default_factory=list)
     preempted: int = 0
     prefill_tokens: int = 0
     decode_seqs: int = 0

@@ -4,10 +4,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from penstock.worker.engine.batch import StepPlan
 from penstock.worker.engine.inputs import build_inputs
 from penstock.worker.engine.kv import allocate_kv
 from penstock.worker.engine.model import Model
+from penstock.worker.engine.plan import StepPlan
 
 
 class Runner(Protocol):

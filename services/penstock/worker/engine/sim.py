@@ -3,9 +3,10 @@
 import hashlib
 from array import array
 
-from penstock.worker.engine.batch import Batch, StepPlan
+from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
 from penstock.worker.engine.mixing import MASK64, mix64
+from penstock.worker.engine.plan import StepPlan
 from penstock.worker.engine.step_law import StepLaw, work_of
 
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from penstock.worker.engine.batch import Batch, StepPlan
+from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
+from penstock.worker.engine.plan import StepPlan
 from penstock.worker.engine.runner import Runner
 from penstock.worker.engine.sampler import Draw, sample
 

@@ -8,11 +8,11 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.batch import Slice, StepPlan
 from penstock.worker.engine.native import layout
 from penstock.worker.engine.native.compiler import NativeUnavailable
 from penstock.worker.engine.native.library import LayerWeights, Library, Part, Shape, Step
 from penstock.worker.engine.native.library import Weights as NativeWeights
+from penstock.worker.engine.plan import Slice, StepPlan
 from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_tables
 
 
