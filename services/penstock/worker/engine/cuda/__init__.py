@@ -1,0 +1,8 @@
+"""A GPU's own forward: Triton kernels around cuBLAS's products, decode steps as CUDA graphs.
+
+Only `runner` and what it imports need Triton, which comes with torch's CUDA build.
+"""
+
+from penstock.worker.engine.cuda.requirements import CudaUnavailable, check_cuda
+
+__all__ = ["CudaUnavailable", "check_cuda"]
