@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
-from penstock.queue.book import TicketBook
+from penstock.queue.book import DEFAULT_ORDER, TicketBook
 from penstock.queue.bounds import Bounds
 from penstock.queue.placed import Placed
+from penstock.queue.policies.choice import Choice
 from penstock.queue.presence import Presence
 from penstock.queue.seats import Credit
 from penstock.queue.waiting import WaitingTicket
@@ -41,6 +42,7 @@ class Shard:
     max_depth: int = 1_000
     max_tokens: int = 1_000_000
     now: float = START
+    order: Choice = DEFAULT_ORDER
     said: list = field(default_factory=list)
 
     def __post_init__(self):
@@ -48,6 +50,7 @@ class Shard:
             bounds=Bounds(self.max_depth, self.max_tokens),
             presence=Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START),
             placed=Placed(MEMORY),
+            new_order=self.order,
         )
         for edge in ("e", "f"):
             self.book.edge_joined(edge)

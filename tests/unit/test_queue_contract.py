@@ -19,6 +19,7 @@ ALLOWED = {
     "message",
     "model",
     "prefix_hashes",
+    "queue_id",
     "reason",
     "subject",
     "tenant_id",

@@ -2,9 +2,10 @@
 
 import pytest
 
+from penstock.queue.policies.choice import Choice
 from penstock.queue.policies.class_fifo import ClassFifo
 from penstock.queue.policies.lane import LOOK_PAST, MAX_PASSES
-from penstock.queue.policies.order import Fit, Key, Load
+from penstock.queue.policies.order import Ahead, Fit, Key, Load
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, START, Shard, ticket
 
 
@@ -81,7 +82,9 @@ def test_a_ticket_that_does_not_fit_the_credit_leaves_it_to_a_smaller_one(shard)
     assert shard.credit(0, max_tokens=500) == ["large"]
 
 
-def test_a_ticket_that_was_passed_often_holds_up_all_behind_it_until_it_fits(shard):
+def test_a_ticket_that_was_passed_often_holds_up_all_behind_it_until_it_fits():
+    shard = Shard(order=Choice(class_floor=0.0))
+    shard.join()
     shard.enqueue("large", tokens=500)
     for number in range(MAX_PASSES + 5):
         shard.enqueue(f"small {number}")
@@ -128,9 +131,9 @@ def test_what_is_ahead_counts_the_better_classes_and_the_own():
     for number, priority in enumerate([INTERACTIVE, STANDARD, STANDARD, BATCH]):
         order.push(ticket(f"t{number}", priority=priority, tokens=100, arrival=number))
     order.push(ticket("resumed", attempt=2, tokens=50, arrival=9))
-    assert order.ahead(ticket("new")) == Load(4, 350)
-    assert order.ahead(ticket("new", attempt=2)) == Load(2, 150)
-    assert order.ahead(ticket("new", priority=BATCH)) == Load(5, 450)
+    assert order.ahead(ticket("new")) == Ahead(4, 350)
+    assert order.ahead(ticket("new", attempt=2)) == Ahead(2, 150)
+    assert order.ahead(ticket("new", priority=BATCH)) == Ahead(5, 450)
 
 
 def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never():
@@ -174,7 +177,6 @@ def test_withdrawn_tickets_do_not_pile_up():
     for number in range(10_000):
         each = ticket(f"t{number}", arrival=number + 1)
         order.push(each), order.remove(each)
-    lane = order._lanes[STANDARD]
-    assert len(lane._first) < 200
-    assert len(lane._newest) < 200
+    assert len(order[STANDARD].line._first) < 200
+    assert len(order[STANDARD]._newest) < 200
     assert order.head()[0] is kept

@@ -6,6 +6,8 @@ from penstock.chassis.config import ConfigError, load
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.config import QueueConfig
 from penstock.queue.pace import Pace
+from penstock.queue.policies.choice import Between, Choice
+from penstock.queue.policies.ranks import Within
 from penstock.queue.presence import Presence, Verdict
 from penstock.queue.validation import TicketInvalid, check
 from penstock.queue.waiting import from_frame, to_frame
@@ -114,11 +116,24 @@ def test_a_model_that_is_back_is_served_again():
     assert presence.verdict("m", START + 500) is Verdict.SERVED
 
 
-@pytest.mark.parametrize("setting", ["MAX_DEPTH=0", "MAX_TOKENS=0", "PATIENCE=-1", "WARM_UP=-1", "PLACED_MEMORY=-1"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("MAX_DEPTH=0", "MAX_TOKENS=0", "PATIENCE=-1", "WARM_UP=-1", "PLACED_MEMORY=-1"),
+        *("CLASS_FLOOR=1", "AGEING_RATE=0", "AGEING_BOUND=-1", "DEFAULT_DEADLINE=0"),
+    ],
+)
 def test_settings_that_make_no_sense_are_refused(setting):
     name, _, value = setting.partition("=")
     with pytest.raises(ConfigError, match=name.lower()):
         load(QueueConfig, "queue", {f"PENSTOCK_QUEUE_{name}": value})
+
+
+def test_the_order_is_chosen_by_settings():
+    chosen = {"BETWEEN_TENANTS": "none", "WITHIN_TENANT": "token_aware", "AGEING_BOUND": "3", "CLASS_FLOOR": "0.1"}
+    config = load(QueueConfig, "queue", {f"PENSTOCK_QUEUE_{name}": value for name, value in chosen.items()})
+    assert config.order == Choice(Between.NONE, Within.TOKEN_AWARE, class_floor=0.1, ageing_bound=3.0)
+    assert load(QueueConfig, "queue", {}).order == Choice()
 
 
 def test_shared_names_are_kept_once():

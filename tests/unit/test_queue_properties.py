@@ -159,8 +159,8 @@ class Mesh(RuleBasedStateMachine):
         book = self.shard.book
         stands = Counter()
         for model in MODELS:
-            for lane in book.shelves[model].order._lanes.values():
-                stands.update(entry[-1].ticket_id for entry in lane._first)
+            for each in book.shelves[model].order._classes.values():
+                stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.line))
         stands.update(entry[-1].ticket_id for entry in book._pauses)
         for seat in book.seats.values():
             stands.update(seat.offered)

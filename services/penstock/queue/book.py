@@ -28,7 +28,7 @@ from penstock.queue.effects import (
 from penstock.queue.errors import DeadlinePassed, Evicted, NoWorker
 from penstock.queue.lazy_heap import LazyHeap
 from penstock.queue.placed import Placed
-from penstock.queue.policies.class_fifo import ClassFifo
+from penstock.queue.policies.choice import Choice
 from penstock.queue.policies.order import Order
 from penstock.queue.presence import Presence
 from penstock.queue.seats import Credit, Seat, Seats
@@ -38,6 +38,8 @@ from penstock.queue.waiting import WaitingTicket
 PAUSE = 0.1  # s after a decline too many; without it a ticket that only its avoided workers have room for would circle
 
 DROPS = 1_000  # tickets per tick and reason; a whole edge's sheds at once would overflow its stream
+
+DEFAULT_ORDER = Choice()
 
 Timed: TypeAlias = tuple[float, int, WaitingTicket]  # when, arrival, ticket
 
@@ -54,7 +56,7 @@ class TicketBook:
     """All tickets of one shard."""
 
     def __init__(
-        self, *, bounds: Bounds, presence: Presence, placed: Placed, new_order: Callable[[], Order] = ClassFifo
+        self, *, bounds: Bounds, presence: Presence, placed: Placed, new_order: Callable[[], Order] = DEFAULT_ORDER
     ) -> None:
         self.tickets: dict[str, WaitingTicket] = {}
         self.seats = Seats()

@@ -12,6 +12,8 @@ SMALL = 64  # entries not worth sweeping
 class LazyHeap(Generic[Entry]):
     """Lowest entry first. Swept when it has doubled since the last time, which costs each push O(1) on average."""
 
+    __slots__ = ("_entries", "_is_alive", "_sweep_at")
+
     def __init__(self, is_alive: Callable[[Entry], bool]) -> None:
         self._is_alive = is_alive
         self._entries: list[Entry] = []
@@ -24,6 +26,11 @@ class LazyHeap(Generic[Entry]):
     def __iter__(self) -> Iterator[Entry]:
         """Yield the living in no particular order."""
         return filter(self._is_alive, self._entries)
+
+    def sample(self, most: int) -> Iterator[Entry]:
+        """Yield some of the living, evenly from the whole heap: all where these are `most` or fewer."""
+        step = max(1, len(self._entries) // most)
+        return filter(self._is_alive, self._entries[::step])
 
     def push(self, entry: Entry) -> None:
         heappush(self._entries, entry)

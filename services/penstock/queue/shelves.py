@@ -85,7 +85,7 @@ class Shelves:
         """Return the tickets before one that comes now, and its wait in s where a rate is known."""
         shelf = self[ticket.model]
         ahead, rate = shelf.order.ahead(ticket), self._rate(shelf, now)
-        return ahead.tickets, ahead.tokens / rate if rate else None
+        return round(ahead.tickets), ahead.work / rate if rate else None
 
     def retry_after(self, ticket: WaitingTicket, now: float) -> float:
         """Return the time in which all that goes before such a ticket is served."""

@@ -32,6 +32,8 @@ class WaitingTicket:
 
     # Where it stands in this book.
     arrived: float = 0.0  # s; here, for this attempt
+    predicted_output: int = 0  # tokens, predicted at arrival; 0: nothing is known, and the most counts
+    charged: float = 0.0  # weighted tokens that its tenant pays for it, once it is taken
     arrival: int = 0  # counts arrivals here: settles ties, so that a ticket given back finds its very place
     listing: int = 0  # odd while an order holds it; each change outdates the entries that heaps still have of it
     scheduler: str = ""  # that it is offered to
@@ -43,6 +45,15 @@ class WaitingTicket:
     @property
     def tokens(self) -> int:
         return self.prompt_tokens + self.max_output_tokens
+
+    @property
+    def output(self) -> int:
+        return self.predicted_output or self.max_output_tokens
+
+    @property
+    def work(self) -> int:
+        """What it is likely to come to, in tokens."""
+        return self.prompt_tokens + self.output
 
     @property
     def traceparent(self) -> str:

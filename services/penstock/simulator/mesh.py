@@ -164,7 +164,7 @@ class SimMesh:
         for run in worker.runs.values() if self._charging else ():
             order = self._home(run.tenant).order
             if isinstance(order, PlainVtc) and run.first != NEVER and run.last in (NEVER, len(worker.ends) - 1):
-                order.charge(run.tenant, 1)
+                order.generated(run.tenant, 1)
 
     def _send(self, call: Callable[..., None], *args: object) -> None:
         self._events.at(self._events.now + self._delay, call, *args)

@@ -22,6 +22,16 @@ class Load(NamedTuple):
     tokens: int
 
 
+NOTHING = Load(0, 0)
+
+
+class Ahead(NamedTuple):
+    """What is served before a ticket; may be an estimate."""
+
+    tickets: float
+    work: float  # tokens, output as predicted
+
+
 class Fit(Enum):
     """What a scheduler's credit can do for a ticket."""
 
@@ -46,13 +56,16 @@ class Order(Protocol):
         """Forget a ticket, wherever it stands; it may be gone already."""
 
     def take(self, fit: FitOf) -> WaitingTicket | None:
-        """Remove and return the first ticket that fits now; None when none may go."""
+        """Remove and return the first ticket that fits now, its tenant charged; None when none may go."""
+
+    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+        """Make `cost`, in weighted tokens, what a ticket that was taken has cost its tenant; 0 refunds it."""
 
     def head(self) -> tuple[WaitingTicket, Key] | None:
         """Return the first ticket and how urgent it is."""
 
-    def ahead(self, ticket: WaitingTicket) -> Load:
-        """Return what is served before a ticket that arrives now; may be an estimate."""
+    def ahead(self, ticket: WaitingTicket) -> Ahead:
+        """Return what is served before a ticket that arrives now."""
 
     def evictable(self, priority: int) -> Load:
         """Return what could make way for a ticket of this class."""

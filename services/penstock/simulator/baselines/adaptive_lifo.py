@@ -4,7 +4,7 @@ Source: Maurer 2015, Fail at Scale (Facebook): FIFO in normal operation, LIFO on
 """
 
 from penstock.queue.lazy_heap import LazyHeap
-from penstock.queue.policies.order import Fit, FitOf, Key, Load
+from penstock.queue.policies.order import Ahead, Fit, FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
 
 Entry = tuple[int, float, int, int, WaitingTicket]  # class, time and arrival up or down, listing, ticket
@@ -49,10 +49,13 @@ class AdaptiveLifo:
         ticket = self._first()
         return (ticket, _key(ticket)) if ticket else None
 
-    def ahead(self, ticket: WaitingTicket) -> Load:
+    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+        ticket.charged = cost
+
+    def ahead(self, ticket: WaitingTicket) -> Ahead:
         above = [load for priority, load in self._loads.items() if priority < ticket.priority]
         own = self._loads.get(ticket.priority, Load(0, 0))
-        return _sum([*above, own] if own.tickets <= self._short else above)
+        return Ahead(*_sum([*above, own] if own.tickets <= self._short else above))
 
     def evictable(self, priority: int) -> Load:
         return _sum([load for lower, load in self._loads.items() if lower > priority])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.queue.policies.class_fifo import ClassFifo
-from penstock.queue.policies.order import FitOf, Key, Load
+from penstock.queue.policies.order import Ahead, FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
 
 
@@ -90,7 +90,10 @@ class Dropping:
     def head(self) -> tuple[WaitingTicket, Key] | None:
         return self._fifo.head()
 
-    def ahead(self, ticket: WaitingTicket) -> Load:
+    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+        ticket.charged = cost
+
+    def ahead(self, ticket: WaitingTicket) -> Ahead:
         return self._fifo.ahead(ticket)
 
     def evictable(self, priority: int) -> Load:

@@ -6,7 +6,7 @@ those that wait. Knows no classes.
 """
 
 from penstock.queue.policies.lane import Lane
-from penstock.queue.policies.order import FitOf, Key, Load
+from penstock.queue.policies.order import Ahead, FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
 
 
@@ -17,18 +17,21 @@ class PlainVtc:
         self._lanes: dict[str, Lane] = {}  # by tenant
         self._counters: dict[str, float] = {}
         self._weights: dict[str, float] = {}
+        self._load = Load(0, 0)
         self._last_left = ""  # the tenant whose last ticket went most recently
         self._charged: set[int] = set()  # arrivals of tickets that went; one may be given back
 
     @property
     def load(self) -> Load:
-        loads = [lane.load for lane in self._lanes.values()]
-        return Load(sum(load.tickets for load in loads), sum(load.tokens for load in loads))
+        return self._load
 
     def dropped(self) -> list[WaitingTicket]:
         return []
 
-    def charge(self, tenant: str, output_tokens: int) -> None:
+    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+        """Predictions are nothing to it: it charges what comes, token by token."""
+
+    def generated(self, tenant: str, output_tokens: int) -> None:
         self._counters[tenant] += output_tokens * self._output_weight / self._weights[tenant]
 
     def push(self, ticket: WaitingTicket) -> None:
@@ -38,24 +41,26 @@ class PlainVtc:
         if ticket.arrival in self._charged:
             self._charged.discard(ticket.arrival)
             self._counters[tenant] -= self._input(ticket)
-        elif not lane.load.tickets:
+        elif not lane.tickets:
             self._lift(tenant)
         lane.push(ticket)
+        self._count(ticket, 1)
 
     def remove(self, ticket: WaitingTicket) -> None:
-        if lane := self._lanes.get(ticket.tenant_id):
-            lane.remove(ticket)
+        if ticket.is_listed:
+            self._lanes[ticket.tenant_id].remove(ticket)
             self._note_left(ticket)
 
     def take(self, fit: FitOf) -> WaitingTicket | None:
         for tenant in self._by_counter():
-            ticket, is_barred = self._lanes[tenant].take(fit)
-            if ticket:
+            taken = self._lanes[tenant].take(fit)
+            if ticket := taken.ticket:
+                taken.passed()
                 self._counters[tenant] += self._input(ticket)
                 self._charged.add(ticket.arrival)
                 self._note_left(ticket)
-            if ticket or is_barred:
-                return ticket
+            if taken.ticket or taken.is_barred:
+                return taken.ticket
         return None
 
     def head(self) -> tuple[WaitingTicket, Key] | None:
@@ -64,12 +69,12 @@ class PlainVtc:
                 return ticket, Key(ticket.priority, self._counters[tenant], ticket.enqueued)
         return None
 
-    def ahead(self, ticket: WaitingTicket) -> Load:
+    def ahead(self, ticket: WaitingTicket) -> Ahead:
         """Count each tenant with as much as the ticket's own has, at most: they take turns."""
-        own = self._lanes[ticket.tenant_id].load if ticket.tenant_id in self._lanes else Load(0, 0)
-        loads = [lane.load for lane in self._lanes.values()]
-        return Load(
-            sum(min(load.tickets, own.tickets) for load in loads), sum(min(load.tokens, own.tokens) for load in loads)
+        own = self._lanes.get(ticket.tenant_id) or Lane()
+        lanes = self._lanes.values()
+        return Ahead(
+            sum(min(each.tickets, own.tickets) for each in lanes), sum(min(each.work, own.work) for each in lanes)
         )
 
     def evictable(self, priority: int) -> Load:
@@ -79,19 +84,23 @@ class PlainVtc:
         return None
 
     def _lift(self, tenant: str) -> None:
-        waiting = [self._counters[each] for each, lane in self._lanes.items() if lane.load.tickets]
+        waiting = [self._counters[each] for each, lane in self._lanes.items() if lane.tickets]
         least = min(waiting) if waiting else self._counters.get(self._last_left, 0.0)
         self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
 
     def _by_counter(self) -> list[str]:
         return sorted(
-            (tenant for tenant, lane in self._lanes.items() if lane.load.tickets),
+            (tenant for tenant, lane in self._lanes.items() if lane.tickets),
             key=lambda tenant: (self._counters[tenant], tenant),
         )
 
     def _input(self, ticket: WaitingTicket) -> float:
         return ticket.prompt_tokens * self._input_weight / ticket.weight
 
+    def _count(self, ticket: WaitingTicket, sign: int) -> None:
+        self._load = Load(self._load.tickets + sign, self._load.tokens + sign * ticket.tokens)
+
     def _note_left(self, ticket: WaitingTicket) -> None:
-        if not self._lanes[ticket.tenant_id].load.tickets:
+        self._count(ticket, -1)
+        if not self._lanes[ticket.tenant_id].tickets:
             self._last_left = ticket.tenant_id

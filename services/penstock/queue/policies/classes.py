@@ -1,0 +1,179 @@
+"""Classes, the higher first, each with its own line; a lower one keeps a small share so that nothing starves."""
+
+from collections.abc import Callable, Iterator
+
+from penstock.queue.lazy_heap import LazyHeap
+from penstock.queue.policies.cost import predicted_cost
+from penstock.queue.policies.lane import Lane, Taken, is_current
+from penstock.queue.policies.line import Line
+from penstock.queue.policies.order import NOTHING, Ahead, FitOf, Key, Load
+from penstock.queue.waiting import WaitingTicket
+
+Newest = tuple[float, int, int, WaitingTicket]  # minus first enqueue, minus arrival, listing, ticket
+
+
+class ClassLine:
+    """One class: work that resumes, then the others in their line; and once anybody asked for it, the newest."""
+
+    def __init__(self, priority: int, line: Line) -> None:
+        self.priority = priority
+        self.line = line
+        self.resumed = Lane()
+        self.load = self.fresh = NOTHING  # all, and what does not resume
+        self.owed = 0.0  # tokens of work that its share has come to while others were served
+        self._newest: LazyHeap[Newest] | None = None
+
+    def push(self, ticket: WaitingTicket) -> None:
+        assert not ticket.is_listed, "a ticket stands in one place"
+        self._count(ticket, 1)
+        if ticket.resumes:
+            if ticket.charged:
+                self.line.charge(ticket, 0.0)
+            self.resumed.push(ticket)
+        else:
+            self.line.push(ticket)
+            if self._newest is not None:
+                self._newest.push(_newest(ticket))
+
+    def remove(self, ticket: WaitingTicket) -> None:
+        if ticket.is_listed:
+            (self.resumed if ticket.resumes else self.line).remove(ticket)
+            self._count(ticket, -1)
+
+    def head(self) -> tuple[WaitingTicket, Key] | None:
+        if ticket := self.resumed.first():
+            return ticket, Key(self.priority, 0.0, ticket.enqueued)
+        if ticket := self.line.first():
+            return ticket, Key(self.priority, self.line.virtual_tokens, ticket.enqueued)
+        return None
+
+    def take(self, fit: FitOf) -> Taken:
+        found = self.resumed.take(fit)
+        if found.ticket:
+            self.line.charge(found.ticket, predicted_cost(found.ticket))
+        elif not found.is_barred:
+            late, found = found.late, self.line.take(fit)
+            found.late += late
+        if found.ticket:
+            self._count(found.ticket, -1)
+            found.passed()
+        return found
+
+    def newest(self) -> WaitingTicket | None:
+        if self._newest is None:
+            self._newest = LazyHeap(is_current)
+            for ticket in self.line:
+                self._newest.push(_newest(ticket))
+        entry = self._newest.first()
+        return entry[-1] if entry else None
+
+    def _count(self, ticket: WaitingTicket, sign: int) -> None:
+        self.load = _plus(self.load, ticket, sign)
+        if not ticket.resumes:
+            self.fresh = _plus(self.fresh, ticket, sign)
+        if not self.load.tickets:
+            self.owed = 0.0
+
+
+class Classes:
+    """One `ClassLine` per priority.
+
+    A class is served when those above it are empty, or when `floor` of the tokens that went while it waited come to
+    its first ticket: of any W tokens that go while it waits it gets floor * W, less two tickets.
+    """
+
+    def __init__(self, new_line: Callable[[], Line], floor: float) -> None:
+        self._new_line = new_line
+        self._floor = floor
+        self._classes: dict[int, ClassLine] = {}  # by priority, ascending
+
+    @property
+    def load(self) -> Load:
+        return _sum([each.load for each in self._classes.values()])
+
+    def __getitem__(self, priority: int) -> ClassLine:
+        if priority not in self._classes:
+            added = ClassLine(priority, self._new_line())
+            self._classes = dict(sorted([*self._classes.items(), (priority, added)]))
+        return self._classes[priority]
+
+    def push(self, ticket: WaitingTicket) -> None:
+        own = self[ticket.priority]
+        if ticket.charged:
+            self._note_served(own, -ticket.work)
+        own.push(ticket)
+
+    def remove(self, ticket: WaitingTicket) -> None:
+        if own := self._classes.get(ticket.priority):
+            own.remove(ticket)
+
+    def take(self, fit: FitOf) -> WaitingTicket | None:
+        for each in self._turns():
+            found = each.take(fit)
+            if found.ticket:
+                self._note_served(each, found.ticket.work)
+            if found.ticket or found.is_barred:
+                return found.ticket
+        return None
+
+    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+        self[ticket.priority].line.charge(ticket, cost)
+
+    def head(self) -> tuple[WaitingTicket, Key] | None:
+        """Return the best by class even while a lower class has its turn: the shard is as urgent as its best ticket."""
+        return next((found for each in self._classes.values() if (found := each.head())), None)
+
+    def ahead(self, ticket: WaitingTicket) -> Ahead:
+        tickets = work = 0.0
+        for each in self._classes.values():
+            if each.priority > ticket.priority:
+                break
+            is_own = each.priority == ticket.priority
+            tickets += each.resumed.tickets
+            work += each.resumed.work
+            if not (is_own and ticket.resumes):
+                ahead = each.line.ahead(ticket) if is_own else each.line
+                tickets += ahead.tickets
+                work += ahead.work
+        return Ahead(tickets, work)
+
+    def evictable(self, priority: int) -> Load:
+        return _sum([each.fresh for each in self._classes.values() if each.priority > priority])
+
+    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+        for each in reversed(self._classes.values()):
+            if each.priority > priority and (ticket := each.newest()):
+                return ticket, Key(each.priority, 0.0, ticket.enqueued)
+        return None
+
+    def _turns(self) -> list[ClassLine]:
+        waiting = [each for each in self._classes.values() if each.load.tickets]
+        owed = [each for each in waiting[1:] if self._is_owed(each)]
+        return [*owed, *waiting] if owed else waiting
+
+    def _is_owed(self, each: ClassLine) -> bool:
+        head = each.head()
+        return head is not None and each.owed >= head[0].work
+
+    def _note_served(self, served: ClassLine, work: int) -> None:
+        """Note what went, or with a negative sign came back."""
+        for each in self._classes.values():
+            if each.load.tickets:
+                each.owed = max(0.0, each.owed + work * self._floor)
+        if work > 0 or any(each.load.tickets for each in self._above(served)):
+            served.owed = max(0.0, served.owed - work)
+
+    def _above(self, other: ClassLine) -> Iterator[ClassLine]:
+        return (each for each in self._classes.values() if each.priority < other.priority)
+
+
+def _newest(ticket: WaitingTicket) -> Newest:
+    return (-ticket.enqueued, -ticket.arrival, ticket.listing, ticket)
+
+
+def _plus(load: Load, ticket: WaitingTicket, sign: int) -> Load:
+    return Load(load.tickets + sign, load.tokens + sign * ticket.tokens)
+
+
+def _sum(loads: list[Load]) -> Load:
+    return Load(sum(load.tickets for load in loads), sum(load.tokens for load in loads))

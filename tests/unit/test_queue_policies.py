@@ -1,0 +1,204 @@
+"""Each policy of the queue by itself: shares of classes, turns of tenants, ranks of tickets."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.queue.policies.choice import Between, Choice
+from penstock.queue.policies.cost import predicted_cost
+from penstock.queue.policies.lane import SAMPLE, Lane
+from penstock.queue.policies.order import Fit
+from penstock.queue.policies.ranks import EarliestDeadline, TokenAware, Within
+from penstock.queue.policies.tenants import SWEEP, FairTenants
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, START, ticket
+
+LARGEST = 110  # tokens of any ticket here; 210 weighted
+
+
+def anything(_):
+    return Fit.NOW
+
+
+def filled(order, tenants, per_tenant, **fields):
+    number = 0
+    for _ in range(per_tenant):
+        for tenant in tenants:
+            number += 1
+            order.push(ticket(f"{tenant}/{number}", tenant_id=tenant, arrival=number, **fields))
+    return order
+
+
+def served(order, count):
+    """Serve tickets and tell whose they were."""
+    return Counter(order.take(anything).tenant_id for _ in range(count))
+
+
+def test_tenants_take_turns_however_much_one_of_them_sends():
+    order = Choice()()
+    filled(order, ["greedy"], 500)
+    filled(order, ["modest"], 50, enqueued=START + 9)
+    assert served(order, 60) == {"greedy": 30, "modest": 30}
+
+
+def test_without_fairness_whoever_came_first_goes_first():
+    order = Choice(between=Between.NONE)()
+    filled(order, ["greedy"], 50)
+    filled(order, ["modest"], 50, enqueued=START + 9)
+    assert served(order, 50) == {"greedy": 50}
+
+
+def test_a_weight_of_four_gets_four_times_the_completions_within_two_percent():
+    order = Choice()()
+    filled(order, ["heavy"], 320, weight=4.0)
+    filled(order, ["light"], 320, weight=1.0)
+    assert served(order, 320)["heavy"] == pytest.approx(256, abs=0.02 * 320)
+
+
+def test_a_tenant_that_returns_has_neither_credit_nor_debt():
+    line = filled(FairTenants(), ["steady"], 200)
+    served(line_order := _Wrapped(line), 100)
+    filled(line, ["back"], 50)
+    assert line.counter("back") == line.counter("steady")
+    assert served(line_order, 20) == {"steady": 10, "back": 10}
+
+
+def test_a_prediction_that_was_too_high_is_refunded_and_one_too_low_charged():
+    order = Choice()()
+    filled(order, ["a", "b"], 40)
+    first, second = order.take(anything), order.take(anything)
+    assert {first.tenant_id, second.tenant_id} == {"a", "b"}
+    order.charge(first, first.charged - 330)  # three tickets' worth
+    assert [order.take(anything).tenant_id for _ in range(3)] == [first.tenant_id] * 3
+    order.charge(second, second.charged - 330)
+    order.charge(second, second.charged + 330)
+    assert served(order, 20)["a"] == 10
+
+
+def test_a_ticket_that_is_given_back_costs_its_tenant_nothing():
+    line = filled(FairTenants(), ["a", "b"], 3)
+    before = line.counter("a"), line.counter("b")
+    taken = [line.take(anything).ticket for _ in range(6)]
+    for each in taken:
+        line.push(each)
+    assert (line.counter("a"), line.counter("b")) == before
+    assert line.first() is taken[0]
+
+
+def test_a_fault_costs_its_tenant_no_second_prompt():
+    resumed = ticket("r", attempt=2)
+    assert predicted_cost(resumed) == 2 * resumed.max_output_tokens
+    assert predicted_cost(ticket("t")) == 90 + 2 * 10
+
+
+def test_tenants_of_whom_nothing_waits_are_forgotten_once_others_have_passed_them():
+    line = FairTenants()
+    for number in range(50 * SWEEP):
+        each = ticket(f"t{number}", tenant_id=f"tenant-{number}", arrival=number)
+        line.push(each)
+        assert line.take(anything).ticket is each
+    assert len(line) <= 2 * SWEEP
+
+
+def test_one_tenants_large_tickets_do_not_keep_small_ones_of_others_from_a_slot():
+    line = filled(FairTenants(), ["large"], 100, tokens=LARGEST)
+    filled(line, ["small"], 1, tokens=50)
+    assert line.take(lambda each: Fit.LATER if each.tokens > 60 else Fit.NOW).ticket.tenant_id == "small"
+
+
+def test_a_lower_class_keeps_its_share_while_a_higher_one_never_ends():
+    order = Choice(class_floor=0.05)()
+    filled(order, ["chat"], 2_000, priority=INTERACTIVE)
+    filled(order, ["night"], 200, priority=BATCH)
+    filled(order, ["day"], 200, priority=STANDARD)
+    got = served(order, 1_000)
+    assert got["night"] == pytest.approx(50, abs=2)
+    assert got["day"] == pytest.approx(50, abs=2)
+
+
+def test_a_floor_of_nothing_is_strict():
+    order = Choice(class_floor=0.0)()
+    filled(order, ["chat"], 300, priority=INTERACTIVE)
+    filled(order, ["night"], 10, priority=BATCH)
+    assert served(order, 300) == {"chat": 300}
+
+
+def test_shortest_work_goes_first_but_nothing_is_passed_for_longer_than_the_bound():
+    lane = Lane(TokenAware(tokens_per_second=100.0, bound=5.0))
+    lane.push(ticket("long", tokens=10_000, enqueued=START, arrival=1))
+    for number in range(20):
+        lane.push(ticket(f"short {number}", tokens=100, enqueued=START + number, arrival=number + 2))
+    went = [lane.take(anything).ticket.ticket_id for _ in range(21)]
+    assert went.index("long") == 4, "those that came 4 s later and before, none of 5 s later"
+
+
+def test_earliest_deadline_goes_first_and_none_counts_as_a_late_one():
+    lane = Lane(EarliestDeadline(default=30.0))
+    for number, deadline in enumerate([0.0, START + 50, START + 10]):
+        lane.push(ticket(f"t{number}", deadline=deadline, arrival=number))
+    assert [lane.take(anything).ticket.ticket_id for _ in range(3)] == ["t2", "t0", "t1"]
+
+
+def test_what_is_ahead_in_the_own_lane_follows_the_rank():
+    lane = Lane(TokenAware(tokens_per_second=100.0, bound=60.0))
+    for number in range(10):
+        lane.push(ticket(f"t{number}", tokens=100 * (number + 1), arrival=number))
+    assert lane.ahead(ticket("new", tokens=350)).tickets == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=1, max_size=SAMPLE),
+    sizes=st.lists(st.integers(11, LARGEST), min_size=SAMPLE, max_size=SAMPLE),
+    already=st.integers(0, 40),
+    within=st.sampled_from([Within.FIFO, Within.DEADLINE]),
+)
+def test_what_is_said_to_be_ahead_is_what_goes_first(counts, sizes, already, within):
+    order = Choice(within=within, class_floor=0.0)()
+    for place, (count, size) in enumerate(zip(counts, sizes, strict=False)):
+        for number in range(count):
+            order.push(ticket(f"{place}/{number}", tenant_id=f"{place}", tokens=size, arrival=100 * place + number))
+    for _ in range(min(already, sum(counts) - 1)):
+        order.take(anything)
+    new = ticket("new", tenant_id="0", tokens=50, arrival=10_000)
+    expected = order.ahead(new)
+    order.push(new)
+    before = 0
+    while (taken := order.take(anything)) is not new:
+        before += taken.work
+    assert abs(before - expected.work) <= len(counts) * LARGEST, "each tenant is at most one ticket off"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_backlogged_tenants_differ_by_no_more_than_two_tickets_whatever_comes_and_goes(data):
+    """The bound of VTC's theorem, 2 max(wp Lin, wq M), for charges: here they are whole tickets."""
+    order = Choice()()
+    number = 0
+    paid = Counter()
+    for tenant in "abc":
+        filled(order, [tenant], 60)
+    for _ in range(data.draw(st.integers(1, 50))):
+        match data.draw(st.sampled_from(["serve", "serve and give back", "come"])):
+            case "serve":
+                taken = order.take(anything)
+                paid[taken.tenant_id] += taken.charged
+            case "serve and give back":
+                order.push(order.take(anything))
+            case _:
+                number += 1
+                size = data.draw(st.integers(11, LARGEST))
+                order.push(ticket(f"n{number}", tenant_id=data.draw(st.sampled_from("abc")), arrival=1_000 + number))
+                order.push(ticket(f"m{number}", tenant_id="other", tokens=size, arrival=2_000 + number))
+    assert max(paid["a"], paid["b"], paid["c"]) - min(paid["a"], paid["b"], paid["c"]) <= 2 * 2 * LARGEST
+
+
+class _Wrapped:
+    """A line, asked as an order is."""
+
+    def __init__(self, line):
+        self._line = line
+
+    def take(self, fit):
+        return self._line.take(fit).ticket
