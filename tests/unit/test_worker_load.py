@@ -57,3 +57,13 @@ def test_long_steps_weigh_by_their_time():
     for number in range(200):
         pace.note(StepResult(number, decode_seqs=10), 0.01 if number % 2 else 0.03)
     assert 480 < pace.tokens_per_second < 520  # 20 tokens in 40 ms, not the mean of 1000 and 333
+
+
+def test_the_prefill_rate_is_that_of_steps_that_prefill():
+    pace = Pace()
+    pace.note(StepResult(1, decode_seqs=10), 0.01)
+    assert pace.prefill_tokens_per_second == 0.0
+    pace.note(StepResult(2, prefill_tokens=90, decode_seqs=10), 0.03)
+    pace.note(StepResult(3, decode_seqs=10), 0.01)
+    assert pace.prefill_tokens_per_second == 3000.0
+    assert replace(LOAD, prefill_tokens_per_second=1.0).is_news_after(LOAD)

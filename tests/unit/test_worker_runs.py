@@ -13,16 +13,18 @@ from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.batching import Continuous
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import (
+    Admitted,
     Cancelled,
     Finished,
     FinishReason,
+    Prefilled,
     SamplingParams,
     SequenceSpec,
     StepResult,
 )
-from penstock.worker.leases import LeaseBook
+from penstock.worker.leases import Grant, LeaseBook
 from penstock.worker.limits import Limits
-from penstock.worker.run import Asked, Run
+from penstock.worker.run import Asked, Run, Served
 from penstock.worker.runs import RunBook
 
 LIMITS = Limits(context_length=64, vocabulary=100, blocks=16, block_size=4)
@@ -46,7 +48,7 @@ def make_run(
 
 
 def expect(book, lease="l1", ticket="t1", *, worker="me", lapses_at=5.0, now=0.0):
-    return book.expect(lease, ticket, worker, lapses_at, now)
+    return book.expect(lease, Grant(ticket, attempt=2, queue_id="q"), worker, lapses_at, now)
 
 
 def running(book, **what):
@@ -233,7 +235,7 @@ def test_a_cancel_is_answered_once_the_engine_let_go():
     assert book.stepped(step_of(1, run), 0.0, 1.0) == []  # a token made meanwhile is not sent, and counted
     ended, released = book.stepped(StepResult(2, cancelled=[Cancelled(run.seq_id, 1, 2)]), 1.0, 2.0)
     assert (ended.outcome, ended.step, ended.answers) == (Cancelled(run.seq_id, 1, 2), 2, True)
-    assert released == LeasesReleased(("l1",))
+    assert released == LeasesReleased(("l1",), (Served("l1", 3, 1),))
     assert (book.counts.cancels, book.counts.tokens_wasted_after_cancel) == (1, 1)
     assert run.asked == Asked(at=0.0, step=0, tokens=0)  # from which the log tells how soon it was over
     assert book.is_idle
@@ -347,6 +349,39 @@ def test_a_draining_worker_starts_what_was_granted_and_nothing_else():
     assert book.start(make_run(book, lease="l2", ticket="t2"), 0.0)[0] == LeaseStarted("l2")
 
 
+def test_progress_is_what_was_made_since_it_was_last_told_and_not_told_too_often():
+    book = ready_book()
+    run = running(book, prompt=10)
+    book.stepped(StepResult(1, admitted=[Admitted(run.seq_id, 4)], prefilled=[Prefilled(run.seq_id, 5)]), 0.0, 0.0)
+    assert book.progress(1.0) == [Served("l1", 5, 0)]
+    book.stepped(step_of(2, run), 1.0, 1.1)
+    assert book.progress(1.1) == []
+    assert book.progress(1.25) == [Served("l1", 1, 1)]
+    assert book.progress(2.0) == []
+
+
+def test_a_prompt_that_is_computed_again_after_a_preemption_is_served_once():
+    book = ready_book()
+    run = running(book, prompt=10)
+    for number in (1, 2):
+        book.stepped(StepResult(number, prefilled=[Prefilled(run.seq_id, 8)]), 0.0, 0.0)
+    assert book.progress(1.0) == [Served("l1", 10, 0)]
+
+
+def test_the_end_of_a_run_tells_what_progress_has_not():
+    book = ready_book()
+    run = running(book)
+    book.stepped(step_of(1, run), 0.0, 0.0)
+    assert book.progress(1.0) == [Served("l1", 3, 1)]
+    last = book.stepped(step_of(2, run, finished=[Finished(run.seq_id, FinishReason.STOP, 2, 0)]), 1.0, 1.1)
+    assert last[-1] == LeasesReleased(("l1",), (Served("l1", 0, 1),))
+
+
+def test_a_run_knows_from_which_attempt_and_shard_it_came():
+    run = running(ready_book())
+    assert (run.attempt, run.queue_id) == (2, "q")
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Edges, a scheduler, an engine (the real batch) and the clock, in any order."""
 
@@ -358,6 +393,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.begun = {}  # seq_id -> its run, as started
         self.sent = {}  # seq_id -> indexes of the tokens sent
         self.started, self.released = Counter(), Counter()
+        self.prompts, self.outputs = Counter(), Counter()  # told, by lease
         self.open, self.all_streams = set(), 0
         self.load()
 
@@ -381,6 +417,14 @@ class AnyOrder(RuleBasedStateMachine):
                 self.started[effect.lease_id] += 1
             else:
                 self.released.update(effect.lease_ids)
+                assert {each.lease_id for each in effect.served} <= set(effect.lease_ids)
+                self.note_served(effect.served)
+
+    def note_served(self, served):
+        for each in served:
+            assert each.is_any
+            self.prompts[each.lease_id] += each.prompt_tokens
+            self.outputs[each.lease_id] += each.output_tokens
 
     def note_tokens(self, tokens):
         assert tokens.stream in self.open
@@ -408,7 +452,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 12), worker=st.sampled_from(["me", "me", "me", "another"]))
     def expect(self, number, worker):
-        self.perform(self.book.expect(f"l{number}", f"t{number}", worker, self.now + 2.0, self.now))
+        self.perform(self.book.expect(f"l{number}", Grant(f"t{number}"), worker, self.now + 2.0, self.now))
 
     @rule(number=st.integers(0, 12))
     def revoke(self, number):
@@ -456,6 +500,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.perform(self.book.stepped(result, self.now, self.now))
 
     @rule()
+    def tell_progress(self):
+        self.note_served(self.book.progress(self.now))
+
+    @rule()
     def kill_engine(self):
         self.perform(self.book.engine_lost(refusals.engine_died(), self.now))
         self.load()
@@ -481,6 +529,11 @@ class AnyOrder(RuleBasedStateMachine):
         assert set(self.ended) == set(self.begun)
         assert all(self.started[lease] == 1 for lease in self.started)
         assert set(self.started) <= set(self.released)
+        assert sum(self.outputs.values()) == sum(run.tokens for run in self.begun.values())
+        assert sum(self.prompts.values()) == sum(run.prefilled for run in self.begun.values())
+        for run in self.begun.values():
+            assert run.prefilled <= len(run.spec.token_ids)
+            assert run.prefilled == len(run.spec.token_ids) or not run.tokens
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -17,8 +17,10 @@ from penstock.chassis.streams import Link
 from penstock.mesh.v1 import scheduler_pb2 as pb
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.v1.stream_pb2 import Hello
-from penstock.worker.frames import report_frame
+from penstock.worker.effects import LeasesReleased
+from penstock.worker.frames import progress_frame, released_frame, report_frame
 from penstock.worker.load import Load
+from penstock.worker.run import Served
 
 PART_TIMEOUT = 1.0  # s; for the scheduler to close the stream after our `end`
 
@@ -73,8 +75,11 @@ class Attachment:
     def started(self, lease_id: str) -> None:
         self._link.send(pb.AttachRequest(started=pb.Started(lease_id=lease_id)))
 
-    def released(self, lease_ids: Sequence[str]) -> None:
-        self._link.send(pb.AttachRequest(released=pb.Released(lease_ids=lease_ids)))
+    def released(self, released: LeasesReleased) -> None:
+        self._link.send(released_frame(released))
+
+    def progress(self, served: Sequence[Served]) -> None:
+        self._link.send(progress_frame(served))
 
     def report(self, load: Load) -> None:
         """Tell the scheduler where that is news; to be called at most once per engine step."""

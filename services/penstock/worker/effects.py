@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from penstock.chassis.errors import PenstockError
 from penstock.worker.engine.interface import Cancelled, Finished, SequenceSpec
-from penstock.worker.run import Run
+from penstock.worker.run import Run, Served
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class LeaseStarted:
 @dataclass(frozen=True, slots=True)
 class LeasesReleased:
     lease_ids: tuple[str, ...]
+    served: tuple[Served, ...] = ()  # what those among them were served that were served anything
 
 
 Effect: TypeAlias = AddSequence | CancelSequence | Tokens | Ended | LeaseStarted | LeasesReleased

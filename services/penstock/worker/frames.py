@@ -10,12 +10,14 @@ from typing import Any
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
+from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
-from penstock.worker.effects import Ended, Tokens
+from penstock.worker.effects import Ended, LeasesReleased, Tokens
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Capacity, Finished, FinishReason, SamplingParams, SequenceSpec
+from penstock.worker.leases import Grant
 from penstock.worker.load import Load
-from penstock.worker.run import Run, Times
+from penstock.worker.run import Run, Served, Times
 
 NANO = 1_000_000_000
 _REASONS = {FinishReason.STOP: FINISH_REASON_STOP, FinishReason.LENGTH: FINISH_REASON_LENGTH}
@@ -107,7 +109,6 @@ def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
 
 def profile_message(card: pb.ModelCard, capacity: Capacity, running: Iterable[Run]) -> scheduler_pb2.Profile:
     block_size = capacity.block_size
-    blocks = [(run.lease_id, -(-run.final_tokens // block_size)) for run in running]
     return scheduler_pb2.Profile(
         model=card.name,
         card_digest=card.digest,
@@ -115,8 +116,21 @@ def profile_message(card: pb.ModelCard, capacity: Capacity, running: Iterable[Ru
         kv_blocks=capacity.blocks,
         block_size=block_size,
         context_length=card.context_length,
-        running=[scheduler_pb2.RunningLease(lease_id=lease_id, kv_blocks=count) for lease_id, count in blocks],
+        running=[_running_lease(run, block_size) for run in running],
     )
+
+
+def grant_from(lease: Lease) -> Grant:
+    return Grant(lease.ticket_id, lease.attempt, lease.queue_id)
+
+
+def progress_frame(served: Iterable[Served]) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(progress=scheduler_pb2.Progress(leases=map(_served, served)))
+
+
+def released_frame(released: LeasesReleased) -> scheduler_pb2.AttachRequest:
+    message = scheduler_pb2.Released(lease_ids=released.lease_ids, served=map(_served, released.served))
+    return scheduler_pb2.AttachRequest(released=message)
 
 
 def report_frame(load: Load) -> scheduler_pb2.AttachRequest:
@@ -125,10 +139,25 @@ def report_frame(load: Load) -> scheduler_pb2.AttachRequest:
         free_kv_blocks=load.free_blocks,
         prefill_backlog_tokens=load.prefill_backlog_tokens,
         tokens_per_second=load.tokens_per_second,
+        prefill_tokens_per_second=load.prefill_tokens_per_second,
     )
     if load.step_time is not None:
         _set_duration(report.step_time, load.step_time)
     return scheduler_pb2.AttachRequest(report=report)
+
+
+def _running_lease(run: Run, block_size: int) -> scheduler_pb2.RunningLease:
+    return scheduler_pb2.RunningLease(
+        lease_id=run.lease_id,
+        kv_blocks=-(-run.final_tokens // block_size),
+        ticket_id=run.ticket_id,
+        attempt=run.attempt,
+        queue_id=run.queue_id,
+    )
+
+
+def _served(served: Served) -> scheduler_pb2.ServedLease:
+    return scheduler_pb2.ServedLease(**served._asdict())
 
 
 def _set_duration(duration: Any, seconds: float) -> None:

@@ -26,7 +26,7 @@ from penstock.worker.engine.interface import Capacity, StepResult
 from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
 from penstock.worker.engine_link import EngineLink
 from penstock.worker.engine_state import EngineState
-from penstock.worker.frames import ended_frame, profile_message, run_from, step_frame
+from penstock.worker.frames import ended_frame, grant_from, profile_message, run_from, step_frame
 from penstock.worker.leases import LeaseBook
 from penstock.worker.runs import RunBook
 
@@ -67,7 +67,7 @@ class Front:
             Tokens: lambda effect: self._send(effect.stream, step_frame(effect)),
             Ended: self._end,
             LeaseStarted: lambda effect: self.attachment.started(effect.lease_id),
-            LeasesReleased: lambda effect: self.attachment.released(effect.lease_ids),
+            LeasesReleased: self.attachment.released,
         }
 
     def card(self) -> pb.ModelCard:
@@ -124,7 +124,7 @@ class Front:
         if frame.HasField("expect"):
             lease = frame.expect.lease
             lapses_at = now + lease.ttl.ToTimedelta().total_seconds()
-            self._perform(self.book.expect(lease.lease_id, lease.ticket_id, lease.worker_id, lapses_at, now))
+            self._perform(self.book.expect(lease.lease_id, grant_from(lease), lease.worker_id, lapses_at, now))
         elif frame.HasField("revoke"):
             self._perform(self.book.revoke(frame.revoke.lease_id, now))
         elif frame.HasField("drain"):
@@ -156,6 +156,8 @@ class Front:
         self.state.note_step(result, capacity, took)
         self._perform(self.book.stepped(result, now - took, now))
         self.attachment.report(self.state.load)
+        if self.attachment.is_up and (served := self.book.progress(now)):  # told to nobody, it would be told never
+            self.attachment.progress(served)
 
     def _load(self, card: ModelCard, capacity: Capacity) -> None:
         self.state.note_ready(card, capacity)

@@ -15,17 +15,20 @@ class Load:
     prefill_backlog_tokens: int
     step_time: float | None  # s, smoothed
     tokens_per_second: float
+    prefill_tokens_per_second: float = 0.0
 
     def is_news_after(self, told: "Load | None") -> bool:
         if told is None or self.counts != told.counts:
             return True
-        return _moved(self.step_time or 0.0, told.step_time or 0.0) or _moved(
-            self.tokens_per_second, told.tokens_per_second
-        )
+        return any(_moved(value, before) for value, before in zip(self.rates, told.rates, strict=True))
 
     @property
     def counts(self) -> tuple[int, int, int]:
         return self.running, self.free_blocks, self.prefill_backlog_tokens
+
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        return self.step_time or 0.0, self.tokens_per_second, self.prefill_tokens_per_second
 
 
 def load_of(capacity: Capacity, pace: Pace) -> Load:
@@ -36,6 +39,7 @@ def load_of(capacity: Capacity, pace: Pace) -> Load:
         prefill_backlog_tokens=capacity.prefill_backlog_tokens,
         step_time=pace.step_time,
         tokens_per_second=pace.tokens_per_second,
+        prefill_tokens_per_second=pace.prefill_tokens_per_second,
     )
 
 

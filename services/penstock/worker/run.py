@@ -30,6 +30,18 @@ class Times(NamedTuple):
     decode: float
 
 
+class Served(NamedTuple):
+    """What a lease was served."""
+
+    lease_id: str
+    prompt_tokens: int  # computed, for the first time
+    output_tokens: int
+
+    @property
+    def is_any(self) -> bool:
+        return bool(self.prompt_tokens or self.output_tokens)
+
+
 class Asked(NamedTuple):
     """The moment at which a run was first to be taken out of the engine."""
 
@@ -52,6 +64,10 @@ class Run:
     traceparent: str = ""
     tokens: int = 0  # made, sent or not
     cached_tokens: int = 0  # of the prompt
+    prefilled: int = 0  # tokens of the prompt that were computed, each counted once
+    told: tuple[int, int] = (0, 0)  # of prefilled and tokens: what its scheduler has heard of
+    attempt: int = 0  # as its lease was announced, like the next
+    queue_id: str = ""
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -76,7 +92,19 @@ class Run:
             # The step began before it was known that the run had arrived in time for it.
             self.admitted_at, self.cached_tokens = max(at, self.arrived_at), cached_tokens
 
+    def prefill(self, tokens: int) -> None:
+        """Note computed tokens; what a preempted run computes again, it is not served again."""
+        self.prefilled = min(self.prefilled + tokens, len(self.spec.token_ids) - self.cached_tokens)
+
+    def serve(self) -> Served:
+        """Return what it was served since the last call."""
+        prompt, output = self.told
+        self.told = self.prefilled, self.tokens
+        return Served(self.lease_id, self.prefilled - prompt, self.tokens - output)
+
     def add_token(self, at: float) -> None:
+        if not self.tokens:
+            self.prefill(len(self.spec.token_ids))  # whatever the engine counts as a decode
         self.tokens += 1
         self.last_token_at = at
         if self.first_token_at is None:

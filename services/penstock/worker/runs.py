@@ -21,12 +21,14 @@ from penstock.worker.effects import (
 )
 from penstock.worker.engine.errors import StartInvalid
 from penstock.worker.engine.interface import Cancelled, Finished, StepResult
-from penstock.worker.leases import LeaseBook
+from penstock.worker.leases import Grant, LeaseBook
 from penstock.worker.limits import Limits
 from penstock.worker.refusals import LeaseLost
-from penstock.worker.run import Asked, Ending, Run
+from penstock.worker.run import Asked, Ending, Run, Served
 from penstock.worker.spread import RunCounts, spread
 from penstock.worker.timers import Timers
+
+PROGRESS_EVERY = 0.25  # s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class RunBook:
     _limits: Limits | None = None
     _due: Timers[tuple[str, str] | int] = field(default_factory=Timers)
     _last_seq_id: int = 0
+    _told_at: float = -math.inf
 
     def __repr__(self) -> str:
         return (
@@ -99,8 +102,8 @@ class RunBook:
 
     # What a scheduler does.
 
-    def expect(self, lease_id: str, ticket_id: str, worker_id: str, lapses_at: float, now: float) -> list[Effect]:
-        if not self.leases.expect(lease_id, ticket_id, worker_id):
+    def expect(self, lease_id: str, grant: Grant, worker_id: str, lapses_at: float, now: float) -> list[Effect]:
+        if not self.leases.expect(lease_id, grant, worker_id):
             # Its START was refused before this came: the scheduler is to free what it set aside.
             return [LeasesReleased((lease_id,))] if self.leases.is_past(lease_id) else []
         run = self.parked.pop(lease_id, None)
@@ -141,12 +144,22 @@ class RunBook:
         for seq_id, cached_tokens in result.admitted:
             if seq_id in self.running:
                 self.running[seq_id].admit(cached_tokens, began_at)
+        for seq_id, tokens in result.prefilled:
+            if seq_id in self.running:
+                self.running[seq_id].prefill(tokens)
         effects: list[Effect] = [*spread(result, self.running, self.counts, now)]
         outcomes: list[Finished | Cancelled] = [*result.cancelled, *result.finished]
         for outcome in outcomes:
             if run := self.running.get(outcome.seq_id):
                 effects += self._end(run, _outcome(run, outcome), now)
         return _told_at_once(effects)
+
+    def progress(self, now: float) -> list[Served]:
+        """Return what runs were served since they were last told of, but not too often."""
+        if now < self._told_at + PROGRESS_EVERY:
+            return []
+        self._told_at = now
+        return [served for run in self.running.values() if (served := run.serve()).is_any]
 
     # What time does.
 
@@ -172,10 +185,12 @@ class RunBook:
     def _claim(self, run: Run, now: float) -> list[Effect]:
         """Take the run's lease and start it, or refuse it, or park it until the lease is announced."""
         try:
-            if not self.leases.take(run.lease_id, run.ticket_id):
-                return self._park(run, now)
+            grant = self.leases.take(run.lease_id, run.ticket_id)
         except LeaseLost as lost:
             return [self._ended(run, lost, now)]
+        if grant is None:
+            return self._park(run, now)
+        run.attempt, run.queue_id = grant.attempt, grant.queue_id
         self._forget_timers(run.lease_id)
         self.running[run.seq_id] = run
         try:
@@ -224,7 +239,10 @@ class RunBook:
         self._due.drop(run.seq_id)
         self._end_lease(run.lease_id)
         ended = self._ended(run, outcome, now)
-        return [ended, LeasesReleased((run.lease_id,))] if was_started else [ended]
+        if not was_started:
+            return [ended]
+        served = run.serve()
+        return [ended, LeasesReleased((run.lease_id,), (served,) if served.is_any else ())]
 
     def _end_lease(self, lease_id: str) -> None:
         self.parked.pop(lease_id, None)
@@ -258,8 +276,9 @@ def _outcome(run: Run, outcome: Finished | Cancelled) -> Outcome:
 
 def _told_at_once(effects: list[Effect]) -> list[Effect]:
     """One frame tells the scheduler all leases that ended together."""
-    lease_ids = [each for effect in effects if isinstance(effect, LeasesReleased) for each in effect.lease_ids]
-    if not lease_ids:
+    released = [effect for effect in effects if isinstance(effect, LeasesReleased)]
+    if not released:
         return effects
     others = [effect for effect in effects if not isinstance(effect, LeasesReleased)]
-    return [*others, LeasesReleased(tuple(lease_ids))]
+    lease_ids = tuple(each for effect in released for each in effect.lease_ids)
+    return [*others, LeasesReleased(lease_ids, tuple(each for effect in released for each in effect.served))]

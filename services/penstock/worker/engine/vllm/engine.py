@@ -11,6 +11,7 @@ from penstock.worker.engine.interface import (
     Capacity,
     Finished,
     FinishReason,
+    Prefilled,
     SequenceSpec,
     StepResult,
 )
@@ -174,6 +175,7 @@ class VllmEngine:
         if member.generated and grown == 1:
             result.decode_seqs += 1
         else:
+            result.prefilled.append(Prefilled(member.spec.seq_id, max(0, grown)))
             result.prefill_tokens += max(0, grown)
 
     def _enter(self, member: Member, output: Any, result: StepResult) -> None:
