@@ -10,7 +10,7 @@ import click
 
 from penstock.chassis.errors import PenstockError
 from penstock.cli.options import find_target, find_tier, json_option, mesh_options, target_options
-from penstock.cli.plan import MeshOptions
+from penstock.cli.plan import DEFAULT_MODEL, MeshOptions
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
 PROOFS = ("kill", "cancel", "drain", "freeze")
@@ -113,15 +113,34 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
 
 
 @cli.command()
-@click.argument("scenario", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("scenario", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--seed", type=click.IntRange(0), help="instead of the scenario's own")
+@click.option("--law", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="every worker's step law")
+@click.option("--calibrate", is_flag=True, help="instead: measure the real engine and write its step law")
+@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="with --calibrate: the model to measure")
+@click.option("--threads", type=click.IntRange(0), default=0, help="with --calibrate: of the engine; 0: one per core")
+@click.option("--rounds", type=click.IntRange(1, 100), default=6, show_default=True, help="with --calibrate")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="with --calibrate: the law's file")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="write a picture, .png or .svg")
 @json_option
-def simulate(scenario: Path, seed: int | None, plot: Path | None, as_json: bool) -> None:
-    """Run the mesh's own queue, scheduler and batch under virtual time, as the TOML file SCENARIO says."""
+def simulate(
+    scenario: Path | None, seed: int | None, law: Path | None, plot: Path | None, as_json: bool, **measuring: Any
+) -> None:
+    """Run the mesh's own queue, scheduler and batch under virtual time, as the TOML file SCENARIO says.
+
+    With --calibrate: measure how long the real engine's steps take here, for --law and for PENSTOCK_WORKER_SIM_LAW.
+    """
+    if measuring.pop("calibrate"):
+        from penstock.cli.calibration.command import CalibrationOptions, calibrate
+
+        calibrate(CalibrationOptions(plot=plot, as_json=as_json, **measuring))
+        return
     from penstock.cli.simulate import simulate as run_simulation
 
-    run_simulation(scenario, seed, plot, as_json=as_json)
+    if scenario is None:
+        message = "name a SCENARIO.toml to run, or --calibrate to measure the engine"
+        raise click.UsageError(message)
+    run_simulation(scenario, seed, law, plot, as_json=as_json)
 
 
 @cli.group()

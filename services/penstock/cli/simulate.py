@@ -20,16 +20,22 @@ from penstock.simulator.reading import read_scenario
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.simulation import Progress, Simulation
 from penstock.simulator.sweep import knee
+from penstock.worker.engine.law_file import read_law
 
 Run = tuple[Simulation, dict[str, Any]]
 
 
-def simulate(path: Path, seed: int | None, plot: Path | None, *, as_json: bool) -> None:
-    """Run the scenario, or all loads of its sweep; raises UsageError for one that cannot be run."""
+def simulate(path: Path, seed: int | None, law: Path | None, plot: Path | None, *, as_json: bool) -> None:
+    """Run the scenario, or all loads of its sweep, with every worker's steps by `law` where that is given.
+
+    Raises UsageError for a file that cannot be used.
+    """
     try:
         scenario = read_scenario(path)
     except ScenarioError as error:
         raise click.UsageError(str(error)) from error
+    if law is not None:
+        scenario = _with_law(scenario, law)
     if seed is not None:
         scenario = replace(scenario, seed=seed)
     limit = knee(scenario) if scenario.load_sweep else 0.0
@@ -43,6 +49,14 @@ def simulate(path: Path, seed: int | None, plot: Path | None, *, as_json: bool) 
     if plot:
         plot_simulations(runs, limit, plot)
         errors.print(f"plot: {plot}")
+
+
+def _with_law(scenario: Scenario, path: Path) -> Scenario:
+    try:
+        law = read_law(path)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return replace(scenario, workers=tuple(replace(kind, law=law) for kind in scenario.workers))
 
 
 def _json(figures: list[dict[str, Any]], limit: float) -> dict[str, Any]:

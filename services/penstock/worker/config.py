@@ -3,8 +3,10 @@
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from penstock.chassis.config import ServiceConfig
+from penstock.worker.engine.law_file import read_law
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.step_law import StepLaw
 
@@ -58,11 +60,13 @@ class WorkerConfig(ServiceConfig):
     engine_python: str = ""  # interpreter of the engine's process, where it needs an environment of its own
     vllm_args: str = ""  # JSON object: more of vLLM's engine arguments, such as {"tensor_parallel_size": 2}
 
-    # Of a simulated engine: a step takes the sum.
+    # Of a simulated engine: a step takes the sum of the terms below, or what the file says instead.
+    sim_law: str = ""  # written by `penstock simulate --calibrate --out FILE`
     sim_base_s: float = StepLaw().base_s
     sim_per_prefill_token_s: float = StepLaw().per_prefill_token_s
     sim_per_decode_seq_s: float = StepLaw().per_decode_seq_s
     sim_per_context_token_s: float = StepLaw().per_context_token_s  # for each position that a decode reads
+    sim_per_prefill_context_token_s: float = StepLaw().per_prefill_context_token_s  # for each that a prefill reads
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
@@ -73,6 +77,7 @@ class WorkerConfig(ServiceConfig):
                 raise ValueError(f"{name} must be at least 1")
         if self.vllm_args and not isinstance(_parsed(self.vllm_args), dict):
             raise ValueError('vllm_args must be a JSON object, such as {"enforce_eager": true}')
+        self._law()  # a file that is no law stops the start
         if self.stall_after <= 0:
             raise ValueError("stall_after must be above 0")
         for name in ("park_for", "kv_bytes", "kv_blocks", "threads"):
@@ -94,12 +99,18 @@ class WorkerConfig(ServiceConfig):
             batching=self.batching.value,
             threads=self.threads,
             vllm_args=self.vllm_args,
-            law=StepLaw(
-                base_s=self.sim_base_s,
-                per_prefill_token_s=self.sim_per_prefill_token_s,
-                per_decode_seq_s=self.sim_per_decode_seq_s,
-                per_context_token_s=self.sim_per_context_token_s,
-            ),
+            law=self._law(),
+        )
+
+    def _law(self) -> StepLaw:
+        if self.sim_law:
+            return read_law(Path(self.sim_law))
+        return StepLaw(
+            base_s=self.sim_base_s,
+            per_prefill_token_s=self.sim_per_prefill_token_s,
+            per_decode_seq_s=self.sim_per_decode_seq_s,
+            per_context_token_s=self.sim_per_context_token_s,
+            per_prefill_context_token_s=self.sim_per_prefill_context_token_s,
         )
 
 

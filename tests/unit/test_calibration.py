@@ -1,0 +1,95 @@
+"""The law of a step: fitted to steps, written to a file, read back by those who use it."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cli.calibration.fit import Measured, fit, fit_law
+from penstock.worker.engine.law_file import FIELDS, law_text, read_law
+from penstock.worker.engine.step_law import StepLaw, Work, prefill_reads
+
+LAW = StepLaw(
+    base_s=0.011,
+    per_prefill_token_s=0.00025,
+    per_decode_seq_s=0.00017,
+    per_context_token_s=1.2e-6,
+    per_prefill_context_token_s=1.1e-7,
+)
+WORKS = [
+    *(Work(0, seqs, seqs * context, 0) for seqs in (1, 2, 8, 32) for context in (64, 512, 4096)),
+    *(Work(chunk, 0, 0, prefill_reads(start, chunk)) for chunk in (16, 64, 512) for start in (0, 2048)),
+    *(Work(chunk, 8, 4096, prefill_reads(0, chunk)) for chunk in (32, 256)),
+]
+
+Terms = st.floats(1e-7, 1e-2)
+
+
+def terms_of(law):
+    return [getattr(law, field) for field in FIELDS.values()]
+
+
+@given(st.builds(StepLaw, base_s=Terms, per_prefill_token_s=Terms, per_decode_seq_s=Terms, per_context_token_s=Terms))
+def test_a_fit_finds_the_law_that_made_the_steps(law):
+    found = fit_law([Measured(work, law.duration_s(work)) for work in WORKS])
+    for work in WORKS:
+        assert found.duration_s(work) == pytest.approx(law.duration_s(work), rel=1e-6)
+
+
+def test_a_fit_finds_the_law_under_noise_of_five_percent():
+    noise = random.Random(3)
+    steps = [Measured(work, LAW.duration_s(work) * noise.uniform(0.95, 1.05)) for work in WORKS * 4]
+    found = fit(steps)
+    assert terms_of(found.law) == pytest.approx(terms_of(LAW), rel=0.1)
+    assert 0 < found.median_error < found.p95_error < 0.08
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.001, 1.0), min_size=len(WORKS), max_size=len(WORKS)))
+def test_no_term_is_ever_below_zero_whatever_was_measured(seconds):
+    found = fit_law([Measured(work, each) for work, each in zip(WORKS, seconds, strict=True)])
+    assert min(terms_of(found)) >= 0
+
+
+def test_a_step_that_no_law_explains_shows_in_the_error_and_not_in_its_own_prediction():
+    steps = [Measured(work, LAW.duration_s(work)) for work in WORKS]
+    steps[3] = Measured(WORKS[3], 2 * LAW.duration_s(WORKS[3]))
+    found = fit(steps)
+    assert found.held_out[3] == pytest.approx(LAW.duration_s(WORKS[3]), rel=0.01)
+    assert found.errors[3] == pytest.approx(0.5, abs=0.01)
+
+
+def test_too_few_steps_are_said_to_be_too_few():
+    with pytest.raises(ValueError, match="too few"):
+        fit([Measured(WORKS[0], 1.0)] * 9)
+
+
+def test_a_law_comes_back_from_its_file_as_it_was(tmp_path):
+    path = tmp_path / "law.toml"
+    path.write_text(law_text(LAW, {"model": 'a "quoted" name', "median_error": 0.03}), encoding="utf-8")
+    assert terms_of(read_law(path)) == pytest.approx(terms_of(LAW), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"no \[step_law\] table"),
+        ("[step_law]\nbase_s = 1", r"step_law\.base_s is unknown; known are base_ms"),
+        ("[step_law]\nbase_ms = -1", r"step_law\.base_ms must be a number of ms"),
+        ("[step_law]\nbase_ms = nan", r"step_law\.base_ms must be a number of ms"),
+        ("[step_law]\nprefill_token_ms = 1", r"step_law\.base_ms must be above 0"),
+        ("[step_law", "cannot be read"),
+    ],
+)
+def test_a_law_file_that_is_wrong_is_refused_with_its_field(tmp_path, text, message):
+    path = tmp_path / "law.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_law(path)
+
+
+def test_a_law_file_that_is_missing_is_said_to_be_missing():
+    with pytest.raises(ValueError, match=r"nowhere\.toml cannot be read"):
+        read_law(Path("nowhere.toml"))
