@@ -13,6 +13,7 @@ namespace penstock {
 constexpr int kOutputs = 32;   // outputs that one item of work computes: two panels
 constexpr int kInputs = 32;    // elements: a tile's row
 constexpr int kRowsPerItem = 128;
+constexpr int kCachedBytes = 1 << 20;  // of rows
 constexpr int kStepsAtOnce = 192;  // words: two panels of so many stay in the first-level cache
 
 struct Packed {
@@ -70,17 +71,27 @@ void multiply_item_by_tiles(const Rows& rows, int from, int to, const Packed& we
 }
 
 // rows x weight over the whole team. done(row, pair of panels, lanes of the first, lanes of the second).
+//
+// The rows are taken in parts that stay in a core's second-level cache while the weights pass by.
 template <class Type, class F>
 void multiply(Team& team, const Rows& rows, const Packed& weight, bool tiles, F done) {
   const int pairs = weight.panels / 2;
-  const int parts = (rows.count + kRowsPerItem - 1) / kRowsPerItem;
+  const int fitting = kCachedBytes / int(rows.stride * sizeof(Word)) / kRowsPerItem * kRowsPerItem;
+  const int part = fitting > kRowsPerItem ? fitting : kRowsPerItem;
+  const int parts = (rows.count + part - 1) / part;
   team.each(pairs * parts, [&](int item) {
-    const int pair = item / parts, from = item % parts * kRowsPerItem;
-    const int to = from + kRowsPerItem < rows.count ? from + kRowsPerItem : rows.count;
+    const int pair = item % pairs, first = item / pairs * part;
+    const int end = first + part < rows.count ? first + part : rows.count;
     const auto put = [&](int row, Lanes first, Lanes second) { done(row, pair, first, second); };
-    if constexpr (Tiles<Type>::kAvailable)
-      if (tiles) return multiply_item_by_tiles<Type>(rows, from, to, weight, pair, put);
-    multiply_item<Type>(rows, from, to, weight, pair, put);
+    for (int from = first; from < end; from += kRowsPerItem) {
+      const int to = from + kRowsPerItem < end ? from + kRowsPerItem : end;
+      if constexpr (Tiles<Type>::kAvailable)
+        if (tiles) {
+          multiply_item_by_tiles<Type>(rows, from, to, weight, pair, put);
+          continue;
+        }
+      multiply_item<Type>(rows, from, to, weight, pair, put);
+    }
   });
 }
 

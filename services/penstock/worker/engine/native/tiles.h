@@ -15,6 +15,7 @@ namespace penstock {
 
 constexpr int kTileRows = 16;
 constexpr int kTileWords = 16;  // of a row: 32 elements
+constexpr int kTileBytes = kTileWords * sizeof(Word);
 
 template <class Type>
 struct Tiles {
@@ -22,10 +23,21 @@ struct Tiles {
 };
 
 #if defined(__AMX_BF16__)
+// Eight tiles of 16 rows; with `halves` the last two have 16 elements along the summed dimension instead of 32.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  constexpr explicit TileConfig(bool halves) {
+    for (int tile = 0; tile < 8; ++tile) bytes[tile] = kTileBytes, rows[tile] = kTileRows;
+    if (halves) bytes[6] = kTileBytes / 2, rows[7] = kTileRows / 2;
+  }
+};
+
 template <>
 struct Tiles<BFloat16> {
   static constexpr bool kAvailable = true;
-  static constexpr int kBytes = kTileWords * sizeof(Word);
 
   // Sums of 32 rows and two panels: [tile of rows][panel][row][lane].
   using Square = float[2][2][kTileRows][kLanes];
@@ -36,26 +48,27 @@ struct Tiles<BFloat16> {
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }
 
-  // What each thread does before `multiply`: eight whole tiles.
-  static void configure_products() { configure(8); }
+  // What each thread does before `multiply`.
+  static void configure_products() { _tile_loadconfig(&kWhole); }
 
-  // What each thread does before the two of attention: 6 and 7 are halves, 16 elements along the summed dimension.
-  static void configure_attention() { configure(6); }
+  // What each thread does before `score` and `add_values`.
+  static void configure_attention() { _tile_loadconfig(&kHalves); }
 
   // sums += left x (first, second) over `steps` words, for one tile of rows or for two.
   template <int RowTiles>
   static void multiply(const Word* left, int stride, const Word* first, const Word* second, int steps, Square& sums) {
     const size_t bytes = size_t(stride) * sizeof(Word);
     const Word* lower = left + size_t(kTileRows) * stride;
-    _tile_loadd(0, sums[0][0], kBytes);
-    _tile_loadd(1, sums[0][1], kBytes);
+    settle();
+    _tile_loadd(0, sums[0][0], kTileBytes);
+    _tile_loadd(1, sums[0][1], kTileBytes);
     if constexpr (RowTiles == 2) {
-      _tile_loadd(2, sums[1][0], kBytes);
-      _tile_loadd(3, sums[1][1], kBytes);
+      _tile_loadd(2, sums[1][0], kTileBytes);
+      _tile_loadd(3, sums[1][1], kTileBytes);
     }
     for (int step = 0; step < steps; step += kTileWords) {
-      _tile_loadd(6, first + step * kLanes, kBytes);
-      _tile_loadd(7, second + step * kLanes, kBytes);
+      _tile_loadd(6, first + step * kLanes, kTileBytes);
+      _tile_loadd(7, second + step * kLanes, kTileBytes);
       _tile_loadd(4, left + step, bytes);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
@@ -65,16 +78,17 @@ struct Tiles<BFloat16> {
         _tile_dpbf16ps(3, 5, 7);
       }
     }
-    _tile_stored(0, sums[0][0], kBytes);
-    _tile_stored(1, sums[0][1], kBytes);
+    _tile_stored(0, sums[0][0], kTileBytes);
+    _tile_stored(1, sums[0][1], kTileBytes);
     if constexpr (RowTiles == 2) {
-      _tile_stored(2, sums[1][0], kBytes);
-      _tile_stored(3, sums[1][1], kBytes);
+      _tile_stored(2, sums[1][0], kTileBytes);
+      _tile_stored(3, sums[1][1], kTileBytes);
     }
   }
 
   // Scores of 16 queries with 16 positions, `words` along the head: whole tiles and at most one half.
   static void score(const Word* queries, const Word* keys, size_t key_stride, int words, float* scores, int stride) {
+    settle();
     _tile_zero(0);
     int word = 0;
     for (; word + kTileWords <= words; word += kTileWords) {
@@ -95,6 +109,7 @@ struct Tiles<BFloat16> {
   static void add_values(const Word* weights, int weight_stride, int blocks, int columns, int size, float* sums,
                          ValuesAt values_at) {
     const size_t bytes = size * sizeof(float), weight_bytes = weight_stride * sizeof(Word);
+    settle();
     _tile_loadd(0, sums, bytes);
     if (columns > 1) _tile_loadd(1, sums + kLanes, bytes);
     if (columns > 2) _tile_loadd(2, sums + 2 * kLanes, bytes);
@@ -124,18 +139,11 @@ struct Tiles<BFloat16> {
   }
 
  private:
-  static void configure(int whole) {
-    alignas(64) uint8_t config[64] = {1};
-    for (int tile = 0; tile < 8; ++tile) {
-      config[16 + 2 * tile] = kBytes;
-      config[48 + tile] = kTileRows;
-    }
-    if (whole == 6) {
-      config[16 + 2 * 6] = kBytes / 2;
-      config[48 + 7] = kTileRows / 2;
-    }
-    _tile_loadconfig(config);
-  }
+  // Constants, because compilers (GCC 12) drop stores that only the tile instructions read: they do not know of it.
+  static constexpr TileConfig kWhole{false}, kHalves{true};
+
+  // So before tiles are loaded, what is to be read is made to be in memory.
+  static void settle() { asm volatile("" ::: "memory"); }
 };
 #endif
 
