@@ -6,6 +6,7 @@ import torch
 from penstock.worker.engine.build import batch_of
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.cores import cores_here
+from penstock.worker.engine.cuda import CudaUnavailable, check_cuda
 from penstock.worker.engine.kv import blocks_for
 from penstock.worker.engine.loaders.load import located
 from penstock.worker.engine.loaders.load_model import read_checkpoint
@@ -24,7 +25,7 @@ log = structlog.get_logger()
 
 @torch.inference_mode()
 def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
-    """Raises ValueError where the native forward is demanded and cannot be had."""
+    """Raises ValueError where a forward of our own is demanded and cannot be had."""
     threads = options.threads or cores_here()
     device = _device(options.device)
     checkpoint = read_checkpoint(*located(options.model))
@@ -39,6 +40,10 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
     if is_native:
         runner = NativeRunner(shape, weights, blocks, options.block_size, threads)
         torch.set_num_threads(1)  # its threads would wait for work on the cores that the native ones compute on
+    elif device.type == "cuda" and _has_kernels(options, device):
+        from penstock.worker.engine.cuda.runner import CudaRunner  # noqa: PLC0415 - needs Triton
+
+        runner = CudaRunner(shape, weights, blocks, options.block_size, options.slots)
     else:
         runner = TorchRunner(Model(shape, weights), blocks, options.block_size)
     return TorchEngine(runner, batch_of(options, card, blocks)), card
@@ -62,6 +67,20 @@ def _choose(options: EngineOptions, shape: ModelShape, device: torch.device) -> 
         return _DTYPES[_named(options.dtype, "float32")], False
     name = _named(options.dtype, "bfloat16" if has_bfloat16 else "float32")
     return _DTYPES[name], name == "float32" or has_bfloat16
+
+
+def _has_kernels(options: EngineOptions, device: torch.device) -> bool:
+    """Whether a GPU's steps are computed by kernels of our own."""
+    if options.compute == "torch":
+        return False
+    try:
+        check_cuda(device)
+    except CudaUnavailable as reason:
+        if options.compute == "native":
+            raise ValueError(f"no native forward: {reason}") from reason
+        log.warning("kernels_unavailable", reason=str(reason), instead="torch")
+        return False
+    return True
 
 
 def _named(name: str, instead_of_auto: str) -> str:

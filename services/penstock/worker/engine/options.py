@@ -11,7 +11,7 @@ class EngineOptions:
     engine: Literal["torch", "sim", "vllm"] = "torch"
     model: str = "SmolLM2-135M-Instruct"  # known name, folder, .gguf or .bin file; a simulated engine takes its card
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the device has arithmetic for it
-    compute: Literal["auto", "native", "torch"] = "auto"  # on a CPU; auto: native where it can be had
+    compute: Literal["auto", "native", "torch"] = "auto"  # auto: native, on a GPU our kernels, where it can be had
     device: str = "auto"  # as torch names it; auto: cuda where there is one
     kv_bytes: int = 0  # memory of the KV pool; 0: a share of what is free once the model is loaded, as `memory` says
     kv_blocks: int = (

@@ -1,7 +1,7 @@
 """The sampler on a GPU: all rows in one set of kernels, as each launch costs more than a row's arithmetic.
 
 The same tokens as row by row, but where rounding decides. Rows with penalties or with only some tokens allowed
-come to the CPU, alone.
+come to the CPU, alone. Without such rows and without logprobs it waits for the GPU once, for the tokens.
 """
 
 import math
@@ -19,8 +19,11 @@ def sample_together(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], l
     """As `sample`. logits: [rows, vocab_size] float32, on any device"""
     chosen = logits.argmax(dim=-1)
     drawn = [row for row, draw in enumerate(draws) if draw.params.temperature > 0 and not draw.is_adjusted]
-    if drawn:
-        chosen[drawn] = _draw(logits[drawn], [draws[row] for row in drawn])
+    if len(drawn) == len(draws):
+        chosen = _draw(logits, draws)
+    elif drawn:
+        rows = _moved(drawn, torch.int64, logits.device)
+        chosen.index_copy_(0, rows, _draw(logits.index_select(0, rows), [draws[row] for row in drawn]))
     for row, draw in enumerate(draws):
         if draw.is_adjusted:
             chosen[row] = draw_token(logits[row].cpu().numpy(), draw)
@@ -51,8 +54,7 @@ def _draw(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
 def gumbel_noise(keys: Sequence[int], ids: Tensor) -> Tensor:
     """`noise.gumbel_noise` of each row's key. ids: [rows, candidates] int32"""
     low, high = (
-        torch.tensor([_int32(key >> shift & 0xFFFFFFFF) for key in keys], dtype=torch.int32, device=ids.device)
-        for shift in (0, 32)
+        _moved([_int32(key >> shift & 0xFFFFFFFF) for key in keys], torch.int32, ids.device) for shift in (0, 32)
     )
     bits = _mix(_mix(ids ^ low[:, None]) + high[:, None])
     uniform = _shift_right(bits, 9).float().add_(0.5).mul_(2.0**-23)
@@ -79,15 +81,21 @@ def _int32(value: int) -> int:
 
 
 def _column(like: Tensor, values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+    return _moved(values, torch.float32, like.device)[:, None]
+
+
+def _moved(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """From memory that the GPU copies from by itself: from any other, the copy would wait for all it has to do."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _logprobs(logits: Tensor, chosen: Tensor, draws: Sequence[Draw]) -> list[float]:
     logprobs = [0.0] * len(draws)
     asked = [row for row, draw in enumerate(draws) if draw.params.logprobs]
     if asked:
-        rows = logits[asked]
-        values = rows.gather(1, chosen[asked, None])[:, 0] - rows.logsumexp(dim=-1)
+        places = _moved(asked, torch.int64, logits.device)
+        rows = logits.index_select(0, places)
+        values = rows.gather(1, chosen.index_select(0, places)[:, None])[:, 0] - rows.logsumexp(dim=-1)
         for row, value in zip(asked, values.tolist(), strict=True):
             logprobs[row] = value
     return logprobs

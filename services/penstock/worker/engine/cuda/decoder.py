@@ -19,7 +19,7 @@ class Decoder:
         self._weights = weights
         self._dtype = weights.embedding.dtype
         cos, sin = rope_tables(weights.inverse_frequencies, shape.context_length)
-        self._cos, self._sin = cos.to(weights.embedding.device), sin.to(weights.embedding.device)
+        self._rope = cos.to(weights.embedding.device), sin.to(weights.embedding.device)
         self._head_norms = [_head_norms(layer) for layer in weights.layers]
         self._split = split_length(shape.context_length)
 
@@ -39,7 +39,7 @@ class Decoder:
         """[rows, heads * head_size]"""
         shape = self._shape
         qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, shape.head_size)
-        rotate_and_write(qkv, self._cos, self._sin, head_norms, shape.norm_eps, kv, step)
+        rotate_and_write(qkv, self._rope, head_norms, kv, step, eps=shape.norm_eps)
         out = torch.empty(len(x), shape.heads, shape.head_size, dtype=x.dtype, device=x.device)
         if step.decodes:
             attend_decodes(qkv, kv, step, out, self._split)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.batch import StepPlan
 from penstock.worker.engine.cuda.decoder import Decoder
-from penstock.worker.engine.cuda.step import StepShape, pack, unpack
+from penstock.worker.engine.cuda.step import Packer, StepShape, unpack
+from penstock.worker.engine.interface import SequenceSpec, StepResult
 from penstock.worker.engine.kv import allocate_kv
+from penstock.worker.engine.plan import Slice, StepPlan
+from penstock.worker.engine.sequence import Sequence
 from penstock.worker.engine.weights import ModelShape, Weights
 
 
@@ -24,13 +26,13 @@ class CudaRunner:
         """Takes seconds: kernels are compiled and graphs captured. To be asked after `check_cuda`."""
         self._decoder = Decoder(shape, weights)
         self._device = weights.embedding.device
-        self._block_size = block_size
+        self._packer = Packer()
         self._kv = allocate_kv(shape, blocks, block_size, weights.embedding.dtype, self._device)
         buckets = [1 << power for power in range((slots - 1).bit_length() + 1)]
         longest_table = -(-shape.context_length // block_size)
         length = StepShape.decoding(buckets[-1]).header + buckets[-1] * longest_table
         self._run = torch.zeros(length, dtype=torch.int32, device=self._device)  # every graph reads its step here
-        self._pool: tuple[int, int] | None = None
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         # The largest first: the others find room in its memory.
         self._graphs = {rows: self._capture(StepShape.decoding(rows)) for rows in reversed(buckets)}
         self._compile_prefill()
@@ -39,10 +41,10 @@ class CudaRunner:
         """Satisfies `Runner`. The next call overwrites the logits."""
         shape = StepShape.of(plan)
         if shape.prefills:
-            run = self._staged(pack(plan, shape, self._block_size)).to(self._device, non_blocking=True)
+            run = self._staged(self._packer.pack(plan, shape)).to(self._device, non_blocking=True)
             return self._decoder.forward(unpack(run, shape), self._kv)
         bucket = StepShape.decoding(1 << (shape.rows - 1).bit_length())
-        staged = self._staged(pack(plan, bucket, self._block_size))
+        staged = self._staged(self._packer.pack(plan, bucket))
         self._run[: len(staged)].copy_(staged, non_blocking=True)
         return self._graphs[bucket.rows]()[: shape.rows]
 
@@ -60,7 +62,6 @@ class CudaRunner:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits = self._decoder.forward(step, self._kv)
-        self._pool = graph.pool()
 
         def replay() -> Tensor:
             graph.replay()
@@ -69,5 +70,7 @@ class CudaRunner:
         return replay
 
     def _compile_prefill(self) -> None:
-        shape = StepShape(rows=1, decodes=0, prefills=1, longest_prefill=1, sampled=1)
-        self._decoder.forward(unpack(self._run, shape), self._kv)
+        """By a step of one token, into the first block: nobody's yet."""
+        sequence = Sequence(SequenceSpec(seq_id=0, token_ids=[0], max_output_tokens=1), frozenset())
+        sequence.table = [0]
+        self.forward(StepPlan([], [Slice(sequence, 0, 1)], StepResult(0)))

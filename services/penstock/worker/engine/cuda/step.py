@@ -2,10 +2,12 @@
 
 from array import array
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.worker.engine.plan import StepPlan
+from penstock.worker.engine.plan import Slice, StepPlan
 
 _ALIGNED = 4  # int32: kernels are compiled anew for pointers of another alignment than 16 bytes
 
@@ -67,34 +69,62 @@ class StepTensors:
         return self.shape.longest_prefill
 
 
-def pack(plan: StepPlan, shape: StepShape, block_size: int) -> "array[int]":
-    """The plan laid out for `shape`: its own, or one of more decodes, whose rows beyond the plan's are padding."""
-    tokens, positions, owners, offsets, first_rows, sampled, tables = (array("i") for _ in range(7))
-    for number, part in enumerate(plan.slices):
-        offsets.append(len(tables))
+class Packer:
+    """Remembers block tables from step to step: to turn them into int32 anew would take longer than a short step."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, _Table] = {}  # of the last step, by the identity of the table
+
+    def pack(self, plan: StepPlan, shape: StepShape) -> "array[int]":
+        """The plan laid out for `shape`: its own, or one of more decodes, whose rows beyond the plan's are padding."""
+        decodes, count = plan.decodes, len(plan.decodes)
+        tokens = array("i", [part.sequence.ids[part.start] for part in decodes])
+        positions = array("i", [part.start for part in decodes])
+        owners, first_rows, sampled = (array("i", range(count)) for _ in range(3))
+        for part in plan.prefills:
+            owners.extend([len(first_rows)] * part.count)
+            first_rows.append(len(tokens))
+            tokens.extend(part.sequence.ids[part.start : part.end])
+            positions.extend(range(part.start, part.end))
+            if part.samples:
+                sampled.append(len(tokens) - 1)
         first_rows.append(len(tokens))
-        tables.extend(part.sequence.table[: -(-part.end // block_size)])
-        tokens.extend(part.sequence.ids[part.start : part.end])
-        positions.extend(range(part.start, part.end))
-        owners.extend([number] * part.count)
-        if part.samples:
-            sampled.append(len(tokens) - 1)
-    first_rows.append(len(tokens))
-    positions.extend([-1] * (shape.rows - len(positions)))
-    packed = array("i")
-    for section, length in zip((tokens, positions, owners, offsets, first_rows, sampled), shape.sections, strict=True):
-        packed += section
-        packed.extend([0] * (_aligned(length) - len(section)))
-    return packed + tables
+        positions.extend([-1] * (shape.rows - len(positions)))
+        offsets, tables = self._pack_tables(plan.slices)
+        packed = array("i")
+        sections = (tokens, positions, owners, offsets, first_rows, sampled)
+        for section, length in zip(sections, shape.sections, strict=True):
+            packed += section
+            packed.extend([0] * (_aligned(length) - len(section)))
+        return packed + tables
+
+    def _pack_tables(self, parts: list[Slice]) -> "tuple[array[int], array[int]]":
+        """Where each part's table begins, and all tables one after another."""
+        known, self._tables = self._tables, {}
+        offsets, tables = array("i"), array("i")
+        for part in parts:
+            table = part.sequence.table
+            kept = known.get(id(table)) or _Table(table, array("i"))
+            if len(kept.packed) < len(table):
+                kept.packed.extend(table[len(kept.packed) :])
+            self._tables[id(table)] = kept
+            offsets.append(len(tables))
+            tables += kept.packed
+        return offsets, tables
+
+
+class _Table(NamedTuple):
+    """A sequence keeps its list for as long as it keeps its blocks, and only ever adds to it."""
+
+    blocks: list[int]  # held, so that its identity is no other list's
+    packed: "array[int]"
 
 
 def unpack(run: Tensor, shape: StepShape) -> StepTensors:
-    views = []
-    at = 0
-    for length in shape.sections:
-        views.append(run[at : at + length])
-        at += _aligned(length)
-    return StepTensors(shape, *views, tables=run[at:])
+    begins = accumulate(map(_aligned, shape.sections), initial=0)
+    views = (run[at : at + length] for at, length in zip(begins, shape.sections, strict=False))
+    tokens, positions, owners, offsets, first_rows, sampled_rows = views
+    return StepTensors(shape, tokens, positions, owners, offsets, first_rows, sampled_rows, run[shape.header :])
 
 
 def _aligned(length: int) -> int:
