@@ -349,14 +349,14 @@ def test_a_draining_worker_starts_what_was_granted_and_nothing_else():
     assert book.start(make_run(book, lease="l2", ticket="t2"), 0.0)[0] == LeaseStarted("l2")
 
 
-def test_progress_is_what_was_made_since_it_was_last_told_and_not_told_too_often():
+def test_progress_is_all_that_was_made_so_far_told_where_it_is_news_and_not_too_often():
     book = ready_book()
     run = running(book, prompt=10)
     book.stepped(StepResult(1, admitted=[Admitted(run.seq_id, 4)], prefilled=[Prefilled(run.seq_id, 5)]), 0.0, 0.0)
     assert book.progress(1.0) == [Served("l1", 5, 0)]
     book.stepped(step_of(2, run), 1.0, 1.1)
     assert book.progress(1.1) == []
-    assert book.progress(1.25) == [Served("l1", 1, 1)]
+    assert book.progress(1.25) == [Served("l1", 6, 1)]
     assert book.progress(2.0) == []
 
 
@@ -368,13 +368,13 @@ def test_a_prompt_that_is_computed_again_after_a_preemption_is_served_once():
     assert book.progress(1.0) == [Served("l1", 10, 0)]
 
 
-def test_the_end_of_a_run_tells_what_progress_has_not():
+def test_the_end_of_a_run_tells_all_that_it_was_served():
     book = ready_book()
     run = running(book)
     book.stepped(step_of(1, run), 0.0, 0.0)
     assert book.progress(1.0) == [Served("l1", 3, 1)]
     last = book.stepped(step_of(2, run, finished=[Finished(run.seq_id, FinishReason.STOP, 2, 0)]), 1.0, 1.1)
-    assert last[-1] == LeasesReleased(("l1",), (Served("l1", 0, 1),))
+    assert last[-1] == LeasesReleased(("l1",), (Served("l1", 3, 2),))
 
 
 def test_a_run_knows_from_which_attempt_and_shard_it_came():
@@ -423,8 +423,9 @@ class AnyOrder(RuleBasedStateMachine):
     def note_served(self, served):
         for each in served:
             assert each.is_any
-            self.prompts[each.lease_id] += each.prompt_tokens
-            self.outputs[each.lease_id] += each.output_tokens
+            assert each.prompt_tokens >= self.prompts[each.lease_id]
+            self.prompts[each.lease_id] = each.prompt_tokens
+            self.outputs[each.lease_id] = each.output_tokens
 
     def note_tokens(self, tokens):
         assert tokens.stream in self.open

@@ -63,7 +63,7 @@ class LeaseStarted:
 @dataclass(frozen=True, slots=True)
 class LeasesReleased:
     lease_ids: tuple[str, ...]
-    served: tuple[Served, ...] = ()  # what those among them were served that were served anything
+    served: tuple[Served, ...] = ()  # in all, those among them that were served anything
 
 
 Effect: TypeAlias = AddSequence | CancelSequence | Tokens | Ended | LeaseStarted | LeasesReleased

@@ -31,7 +31,7 @@ class Times(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What a lease was served."""
+    """What a lease was served so far."""
 
     lease_id: str
     prompt_tokens: int  # computed, for the first time
@@ -65,7 +65,7 @@ class Run:
     tokens: int = 0  # made, sent or not
     cached_tokens: int = 0  # of the prompt
     prefilled: int = 0  # tokens of the prompt that were computed, each counted once
-    told: tuple[int, int] = (0, 0)  # of prefilled and tokens: what its scheduler has heard of
+    told: Served | None = None  # what its scheduler has heard
     attempt: int = 0  # as its lease was announced, like the next
     queue_id: str = ""
     admitted_at: float | None = None
@@ -96,11 +96,9 @@ class Run:
         """Note computed tokens; what a preempted run computes again, it is not served again."""
         self.prefilled = min(self.prefilled + tokens, len(self.spec.token_ids) - self.cached_tokens)
 
-    def serve(self) -> Served:
-        """Return what it was served since the last call."""
-        prompt, output = self.told
-        self.told = self.prefilled, self.tokens
-        return Served(self.lease_id, self.prefilled - prompt, self.tokens - output)
+    @property
+    def served(self) -> Served:
+        return Served(self.lease_id, self.prefilled, self.tokens)
 
     def add_token(self, at: float) -> None:
         if not self.tokens:

@@ -155,11 +155,14 @@ class RunBook:
         return _told_at_once(effects)
 
     def progress(self, now: float) -> list[Served]:
-        """Return what runs were served since they were last told of, but not too often."""
+        """Return what runs were served so far, those of whom that is news, but not too often."""
         if now < self._told_at + PROGRESS_EVERY:
             return []
         self._told_at = now
-        return [served for run in self.running.values() if (served := run.serve()).is_any]
+        found = [run for run in self.running.values() if run.served.is_any and run.served != run.told]
+        for run in found:
+            run.told = run.served
+        return [run.served for run in found]
 
     # What time does.
 
@@ -241,8 +244,7 @@ class RunBook:
         ended = self._ended(run, outcome, now)
         if not was_started:
             return [ended]
-        served = run.serve()
-        return [ended, LeasesReleased((run.lease_id,), (served,) if served.is_any else ())]
+        return [ended, LeasesReleased((run.lease_id,), (run.served,) if run.served.is_any else ())]
 
     def _end_lease(self, lease_id: str) -> None:
         self.parked.pop(lease_id, None)

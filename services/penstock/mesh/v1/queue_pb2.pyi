@@ -424,7 +424,7 @@ class Credit(_message.Message):
     total_tokens: _builtins.int
     """Adds to what the scheduler gave before on this stream: prompt plus output tokens over all tickets that its credit is
     used for, so that what is offered fits together; each offer uses up its own. Void, and handed back, together with
-    `tickets`. 0 beside tickets: no bound known.
+    `tickets`. No bound is known before a credit that has this.
     """
     def __init__(
         self,
@@ -447,7 +447,7 @@ Global___Credit: _TypeAlias = Credit  # noqa: Y015
 @_typing.final
 class Pace(_message.Message):
     """Pace is how fast one scheduler's workers of one model get work done, measured; sent on change, at most ten times a
-    second. It feeds predictions and nothing else: without it, or with an old one, the queue orders and bounds as before.
+    second, and once a second in any case while there are workers. It feeds predictions and nothing else: without it, or with an old one, the queue orders and bounds as before.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -496,8 +496,8 @@ Global___Pace: _TypeAlias = Pace  # noqa: Y015
 
 @_typing.final
 class Served(_message.Message):
-    """Served says what tickets of this shard were served since the last such frame: fairness is charged by it. Sent at most
-    ten times a second; a ticket that runs is in it at most four times a second.
+    """Served says what tickets of this shard were served so far: fairness is charged by it. Sent at most ten times a second; a
+    ticket that runs is in it at most four times a second.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -534,9 +534,9 @@ class ServedTicket(_message.Message):
     ticket_id: _builtins.str
     """Which."""
     prompt_tokens: _builtins.int
-    """Prompt tokens computed, those found in a prefix cache not among them."""
+    """Prompt tokens computed so far, those found in a prefix cache not among them."""
     output_tokens: _builtins.int
-    """Tokens generated."""
+    """Tokens generated so far, by this attempt."""
     ended: _builtins.bool
     """It has ended, and nothing more will come. A scheduler that loses a worker says so of all that ran there; a later
     frame takes it back, from the scheduler that the worker attached to with what it runs.

@@ -243,7 +243,7 @@ Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
-    """Progress says what running leases were served since the last such frame, at most four times a second."""
+    """Progress says what running leases were served so far, where that is news, at most four times a second."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -277,9 +277,9 @@ class ServedLease(_message.Message):
     lease_id: _builtins.str
     """Which."""
     prompt_tokens: _builtins.int
-    """Prompt tokens computed, those found in a prefix cache not among them."""
+    """Prompt tokens computed so far, those found in a prefix cache not among them."""
     output_tokens: _builtins.int
-    """Tokens generated."""
+    """Tokens generated so far."""
     def __init__(
         self,
         *,
@@ -345,7 +345,7 @@ class Released(_message.Message):
 
     @_builtins.property
     def served(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedLease]:
-        """What those among them were served since the last `progress` that were served anything."""
+        """What those among them were served in all that were served anything."""
 
     def __init__(
         self,
