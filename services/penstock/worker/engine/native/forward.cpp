@@ -2,6 +2,8 @@
 //
 // The residual stream, norms, RoPE and softmax are float32; products take the model's type and sum in float32.
 // A row's logits depend, to the last bit, on its own tokens alone: not on its batch mates, nor on how its prompt was split.
+#include <sys/mman.h>
+
 #include <memory>
 
 #include "attention.h"
@@ -61,14 +63,19 @@ class Model {
   virtual void forward(const Step& step) = 0;
 };
 
-// Grows, never shrinks; zero where nothing was written.
+// Grows, never shrinks; zero where nothing was written. Large ones lie in large pages where there are such: a product
+// writes a little of every row in turn, and with small pages would look up one for each.
 template <class T>
 class Buffer {
  public:
   T* reserve(size_t count) {
     if (count > count_) {
-      const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-      memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+      const size_t page = count * sizeof(T) < kLargePage / 4 ? 64 : kLargePage;
+      const size_t bytes = (count * sizeof(T) + page - 1) / page * page;
+      memory_.reset(static_cast<T*>(std::aligned_alloc(page, bytes)));
+#if defined(MADV_HUGEPAGE)
+      if (page == kLargePage) madvise(memory_.get(), bytes, MADV_HUGEPAGE);
+#endif
       memset(memory_.get(), 0, bytes);
       count_ = count;
     }
@@ -77,6 +84,8 @@ class Buffer {
   T* get() const { return memory_.get(); }
 
  private:
+  static constexpr size_t kLargePage = 2 << 20;
+
   struct Free {
     void operator()(T* memory) const { std::free(memory); }
   };

@@ -24,6 +24,7 @@ typedef float LooseLanes __attribute__((vector_size(64), aligned(4), may_alias))
 inline Lanes load(const void* from) { return *static_cast<const LooseLanes*>(from); }
 inline void store(void* to, Lanes value) { *static_cast<LooseLanes*>(to) = value; }
 inline Lanes broadcast(float value) { return Lanes{} + value; }
+inline int least(int a, int b) { return a < b ? a : b; }
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Asks for what will be read soon, as far as the second-level cache.

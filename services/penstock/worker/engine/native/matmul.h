@@ -12,7 +12,7 @@ namespace penstock {
 
 constexpr int kOutputs = 32;   // outputs that one item of work computes: two panels
 constexpr int kInputs = 32;    // elements: a tile's row
-constexpr int kRowsPerItem = 128;
+constexpr int kRowsAtOnce = 128;
 constexpr int kCachedBytes = 1 << 20;  // of rows
 constexpr int kStepsAtOnce = 192;  // words: two panels of so many stay in the first-level cache
 
@@ -36,7 +36,7 @@ struct Rows {
 
 // Two panels times rows [from, to): calls done(row, first panel's lanes, second panel's lanes) for each row.
 template <class Type, class F>
-void multiply_item(const Rows& rows, int from, int to, const Packed& weight, int pair, F done) {
+void multiply_by_lanes(const Rows& rows, int from, int to, const Packed& weight, int pair, F done) {
   const Word* const panels[2] = {weight.panel(2 * pair), weight.panel(2 * pair + 1)};
   in_groups<8>(to - from, [&](auto n, int start) {
     constexpr int R = decltype(n)::value;
@@ -48,11 +48,11 @@ void multiply_item(const Rows& rows, int from, int to, const Packed& weight, int
 
 // The same by tiles.
 template <class Type, class F>
-void multiply_item_by_tiles(const Rows& rows, int from, int to, const Packed& weight, int pair, F done) {
-  alignas(64) typename Tiles<Type>::Square sums[kRowsPerItem / (2 * kTileRows)];
+void multiply_by_tiles(const Rows& rows, int from, int to, const Packed& weight, int pair, F done) {
+  alignas(64) typename Tiles<Type>::Square sums[kRowsAtOnce / (2 * kTileRows)];
   memset(sums, 0, sizeof sums);
   for (int step = 0; step < weight.steps; step += kStepsAtOnce) {
-    const int steps = weight.steps - step < kStepsAtOnce ? weight.steps - step : kStepsAtOnce;
+    const int steps = least(weight.steps - step, kStepsAtOnce);
     const Word *first = weight.panel(2 * pair) + step * kLanes, *second = weight.panel(2 * pair + 1) + step * kLanes;
     for (int row = from; row < to; row += 2 * kTileRows) {
       auto& square = sums[(row - from) / (2 * kTileRows)];
@@ -70,28 +70,35 @@ void multiply_item_by_tiles(const Rows& rows, int from, int to, const Packed& we
   }
 }
 
+template <class Type, class F>
+void multiply_part(const Rows& rows, int begin, int end, const Packed& weight, int pair, bool tiles, F done) {
+  const auto put = [&](int row, Lanes first, Lanes second) { done(row, pair, first, second); };
+  for (int from = begin; from < end; from += kRowsAtOnce) {
+    const int to = least(from + kRowsAtOnce, end);
+    if constexpr (Tiles<Type>::kAvailable)
+      if (tiles) {
+        multiply_by_tiles<Type>(rows, from, to, weight, pair, put);
+        continue;
+      }
+    multiply_by_lanes<Type>(rows, from, to, weight, pair, put);
+  }
+}
+
 // rows x weight over the whole team. done(row, pair of panels, lanes of the first, lanes of the second).
 //
-// The rows are taken in parts that stay in a core's second-level cache while the weights pass by.
+// The rows are taken in parts that stay in a core's second-level cache while the weights pass by. With many rows two
+// pairs of panels stay on one thread: their outputs may share cache lines, which would wander from core to core.
 template <class Type, class F>
 void multiply(Team& team, const Rows& rows, const Packed& weight, bool tiles, F done) {
-  const int pairs = weight.panels / 2;
-  const int fitting = kCachedBytes / int(rows.stride * sizeof(Word)) / kRowsPerItem * kRowsPerItem;
-  const int part = fitting > kRowsPerItem ? fitting : kRowsPerItem;
+  const int pairs = weight.panels / 2, group = rows.count > kRowsAtOnce / 2 ? 2 : 1;
+  const int groups = (pairs + group - 1) / group;
+  const int cached = kCachedBytes / int(rows.stride * sizeof(Word)) / kRowsAtOnce * kRowsAtOnce;
+  const int part = cached > kRowsAtOnce ? cached : kRowsAtOnce;
   const int parts = (rows.count + part - 1) / part;
-  team.each(pairs * parts, [&](int item) {
-    const int pair = item % pairs, first = item / pairs * part;
-    const int end = first + part < rows.count ? first + part : rows.count;
-    const auto put = [&](int row, Lanes first, Lanes second) { done(row, pair, first, second); };
-    for (int from = first; from < end; from += kRowsPerItem) {
-      const int to = from + kRowsPerItem < end ? from + kRowsPerItem : end;
-      if constexpr (Tiles<Type>::kAvailable)
-        if (tiles) {
-          multiply_item_by_tiles<Type>(rows, from, to, weight, pair, put);
-          continue;
-        }
-      multiply_item<Type>(rows, from, to, weight, pair, put);
-    }
+  team.each(groups * parts, [&](int item) {
+    const int begin = item / groups * part, first = item % groups * group;
+    for (int pair = first; pair < least(first + group, pairs); ++pair)
+      multiply_part<Type>(rows, begin, least(begin + part, rows.count), weight, pair, tiles, done);
   });
 }
 
