@@ -13,7 +13,7 @@ from penstock.cli.options import find_target, find_tier, json_option, mesh_optio
 from penstock.cli.plan import DEFAULT_MODEL, MeshOptions
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
-PROOFS = ("kill", "cancel", "drain", "freeze")
+PROOFS = ("kill", "cancel", "drain", "freeze", "engine")
 PRIORITIES = ("interactive", "standard", "batch")
 
 
@@ -99,12 +99,18 @@ PROVING = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers":
 @click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
 @click.option("--every", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="between two kills")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="clients that leave")
+@click.option("--requests", type=click.IntRange(32, 100_000), help="of mixed lengths, through the engine")
+@click.option("--crowd", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="write the engine's picture, .png or .svg"
+)
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
-    """Prove promises on real processes: kill, cancel, drain, freeze; all without a NAME.
+    """Prove promises on real processes: kill, cancel, drain, freeze, engine; all without a NAME.
 
-    Each starts a mesh of its own, offers load, makes faults and holds what clients saw against a run without faults.
+    Each but engine, which needs no mesh, starts one of its own, offers load, makes faults and holds what clients saw
+    against a run without faults.
     Ends with 1 when a goal was missed and with 3 when a run was void: the fault or the load was not real.
     """
     from penstock.cli.scorecard.command import scorecard as run_scorecard

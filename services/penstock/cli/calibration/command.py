@@ -1,6 +1,5 @@
 """`penstock simulate --calibrate`: measure, fit, show, write."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from penstock.cli.calibration.measuring import Turns, disturbed, measure, open_r
 from penstock.cli.calibration.outcome import Outcome
 from penstock.cli.calibration.watching import cores_had, settled, typical_work
 from penstock.cli.screen import answers, errors
+from penstock.worker.engine.cores import cores_here
 from penstock.worker.engine.law_file import Facts, law_text
 
 BUSY = 0.8  # of its threads; with fewer cores than that others were in the way all along, or the model is tiny
@@ -29,7 +29,7 @@ class CalibrationOptions:
 
 def calibrate(asked: CalibrationOptions) -> None:
     """Raises ValueError where too few points could be measured."""
-    threads = asked.threads or len(os.sched_getaffinity(0))
+    threads = asked.threads or cores_here()
     with Live(console=errors, transient=True, auto_refresh=False) as live:
 
         def say(line: str) -> None:

@@ -20,6 +20,10 @@ def at_most(figure: str, measured: float, bound: float, unit: str = "") -> Line:
     return Line(figure=figure, measured=measured, goal=f"<= {bound:g}", is_met=measured <= bound, unit=unit)
 
 
+def at_least(figure: str, measured: float, bound: float, unit: str = "") -> Line:
+    return Line(figure=figure, measured=measured, goal=f">= {bound:g}", is_met=measured >= bound, unit=unit)
+
+
 def exactly(figure: str, measured: float, wanted: float, unit: str = "") -> Line:
     return Line(figure=figure, measured=measured, goal=f"{wanted:g}", is_met=measured == wanted, unit=unit)
 

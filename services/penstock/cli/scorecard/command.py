@@ -12,6 +12,7 @@ from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.cancel import CancelOptions, cancel
 from penstock.cli.scorecard.card import Card, exit_code
 from penstock.cli.scorecard.drain import DrainOptions, drain
+from penstock.cli.scorecard.engine.options import EngineProofOptions, engine
 from penstock.cli.scorecard.freeze import FreezeOptions, freeze
 from penstock.cli.scorecard.kill import KillOptions, kill
 from penstock.cli.screen import answers, errors
@@ -45,6 +46,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
     "cancel": (cancel, CancelOptions),
     "drain": (drain, DrainOptions),
     "freeze": (freeze, FreezeOptions),
+    "engine": (engine, EngineProofOptions),
 }
 
 

@@ -1,0 +1,138 @@
+"""The engine's proof: its arithmetic, that it sees what is wrong, and one small run of all of it."""
+
+import pytest
+import torch
+from rich.console import Console
+
+from penstock.cli.calibration.watching import Turn, cores_had, settled
+from penstock.cli.scorecard.engine.crowd import BLOCKS, Crowd
+from penstock.cli.scorecard.engine.fairness import DECODES, LONG, LongPrompt, long_prompt, simulated
+from penstock.cli.scorecard.engine.mixed import Flow, padded, requests
+from penstock.cli.scorecard.engine.options import EngineProofOptions
+from penstock.cli.scorecard.engine.proof import decode_lines, flow_lines, long_lines, prove
+from penstock.cli.scorecard.engine.roofline import Decode, step_bytes
+from penstock.cli.scorecard.engine.texts import different
+from penstock.worker.engine.loaders.load import located
+from penstock.worker.engine.loaders.load_model import read_checkpoint
+from penstock.worker.engine.step_law import Work
+from tiny_model import write_tiny_model
+
+IDS = range(3, 300)
+NO_WORK = Work(0, 0, 0, 0)
+
+
+def lines_of(lines):
+    return {line.figure: line for line in lines}
+
+
+def test_a_step_reads_every_matrix_but_the_embedding_and_the_kv_of_every_position(tmp_path):
+    checkpoint = read_checkpoint(*located(str(write_tiny_model(tmp_path / "tiny"))))
+    weights = checkpoint.weights(torch.float32, torch.device("cpu"))
+    layers = [(each.qkv, each.out, each.gate_up, each.down) for each in weights.layers]
+    matrices = weights.head.nbytes + sum(matrix.nbytes for layer in layers for matrix in layer)
+    kv = 3 * 20 * checkpoint.shape.kv_bytes_per_token(torch.float32)
+    assert step_bytes(checkpoint.shape, torch.float32, batch=3, context=20) == matrices + kv
+
+
+def test_a_static_batch_that_pads_computes_every_row_until_its_longest_is_done():
+    assert padded([3, 9, 4, 2, 2], size=2) == [9, 9, 4, 4, 2]
+
+
+def test_the_load_is_the_same_for_the_same_seed_and_no_other():
+    def lengths(seed):
+        return [(len(spec.token_ids), spec.max_output_tokens) for spec in requests(IDS, seed, 50)]
+
+    assert lengths(1) == lengths(1) != lengths(2)
+    assert all(8 <= prompt <= 128 and 4 <= output <= 512 for prompt, output in lengths(1))
+
+
+def test_gains_are_of_the_engines_own_time_and_the_goal_is_against_batches_that_pad():
+    flows = {
+        "continuous": Flow(tokens=600, wall=9.0, own=2.0, steps=10),
+        "naive": Flow(tokens=600, wall=9.0, own=4.0, steps=30),
+        "padded": Flow(tokens=600, wall=9.0, own=5.9, steps=30),
+    }
+    lines = lines_of(flow_lines(flows))
+    assert lines["continuous over static batches that do not"].measured == pytest.approx(2.0)
+    goal = lines["continuous over static batches that pad"]
+    assert (goal.measured, goal.is_met) == (pytest.approx(2.95), False)
+    assert lines["steps of static batches over continuous"].measured == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("outside", "is_met"), [(0.1, True), (0.101, False)])
+def test_a_tenth_of_a_step_of_eight_may_be_spent_outside_the_forward(outside, is_met):
+    lines = lines_of(decode_lines([Decode(1, 0.01, 0.5, 0.008), Decode(8, 0.012, outside, 0.009)]))
+    assert lines["time outside the forward at batch 8"].is_met is is_met
+    assert lines["of the roofline reached at batch 8"].measured == pytest.approx(75.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"), [([1, 2, 3], 0), ([1, 9, 3], 1), ([1, 2], 1), ([1, 2, 3, 4], 1), ([2, 3], 3)]
+)
+def test_tokens_that_are_other_missing_or_too_many_are_all_different(text, wrong):
+    assert different(text, [1, 2, 3]) == wrong
+
+
+def test_a_prompt_of_fifty_thousand_tokens_gets_all_that_the_decodes_leave():
+    assert all(line.is_met for line in long_lines(long_prompt()))
+    assert long_prompt().steps * (512 - DECODES) >= LONG
+
+
+def test_a_long_prompt_that_holds_others_up_misses_the_goals():
+    verdicts = [line.is_met for line in long_lines(LongPrompt(steps=102, missed=1, over_budget=1))]
+    assert verdicts == [False, False, False]
+
+
+class Forgetful:
+    """An engine that swallows the first token of every hundredth step, or gives another one."""
+
+    def __init__(self, inner, fault):
+        self.inner, self.fault = inner, fault
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def step(self):
+        result = self.inner.step()
+        if result.step % 100 == 0 and result.tokens:
+            if self.fault == "swallow":
+                for each in (result.seq_ids, result.tokens, result.indexes):
+                    del each[0]
+            else:
+                result.tokens[0] = 2
+        return result
+
+
+def test_a_crowd_goes_through_with_nothing_lost_and_everything_given_back():
+    crowd = Crowd(simulated(BLOCKS, 32, 128), 1_000, IDS)
+    crowd.run()
+    assert crowd.wrong == crowd.counts["changed"] == crowd.counts["blocks not back"] == 0
+    assert min(crowd.counts[name] for name in ("preempted", "cached", "cancelled")) > 10
+
+
+@pytest.mark.parametrize("fault", ["swallow", "change"])
+def test_a_crowd_sees_tokens_that_an_engine_swallows_or_changes(fault):
+    crowd = Crowd(Forgetful(simulated(BLOCKS, 32, 128), fault), 500, IDS)
+    crowd.run()
+    assert crowd.wrong > 0 if fault == "swallow" else crowd.counts["changed"] > 0
+
+
+def test_a_step_that_neighbours_disturbed_does_not_lengthen_what_a_step_takes():
+    quiet = [Turn(wall=0.010, cpu=0.0198, forward=0.0, work=NO_WORK)] * 5
+    disturbed = [Turn(wall=0.020, cpu=0.0200, forward=0.0, work=NO_WORK)] * 20
+    cores = cores_had(quiet + disturbed)
+    assert cores == pytest.approx(1.98)
+    assert settled(quiet + disturbed, cores) == pytest.approx(0.010)
+    assert settled(disturbed, cores) == pytest.approx(0.0101, rel=0.01)  # by CPU time, where none was quiet
+
+
+def test_all_of_it_runs_on_a_small_model_and_every_exact_promise_is_kept(tmp_path):
+    model = write_tiny_model(tmp_path / "tiny", context=512)
+    picture = tmp_path / "engine.svg"
+    asked = EngineProofOptions(requests=32, crowd=400, real_crowd=64, plot=picture)
+    card = prove(asked, str(model), Console(quiet=True))
+    exact = [line for line in card.lines if line.goal == "0"]
+    assert len(exact) == 10
+    assert not [line for line in exact if not line.is_met]
+    assert not card.void
+    assert "<svg" in picture.read_text(encoding="utf-8")
