@@ -15,8 +15,8 @@ from penstock.queue import frames as queue_frames
 from penstock.queue.book import TicketBook
 from penstock.queue.bounds import Bounds
 from penstock.queue.placed import Placed
+from penstock.queue.policies.class_fifo import ClassFifo
 from penstock.queue.presence import Presence
-from penstock.queue.seats import Credit
 from penstock.queue.waiting import from_frame
 from penstock.scheduler import effects as scheduler_effects
 from penstock.scheduler import frames as scheduler_frames
@@ -63,6 +63,7 @@ def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE, warm_up
         bounds=Bounds(max_depth, max_tokens),
         presence=Presence(patience=patience, warm_up=warm_up, started_at=START),
         placed=Placed(10.0),
+        new_order=ClassFifo,  # keys that need no history to be compared
     )
 
 
@@ -209,8 +210,12 @@ class Mesh:
         book = self.shards[shard]
         kind = frame.WhichOneof("frame")
         if kind == "credit":
-            credit = Credit(frame.credit.tickets, frame.credit.max_tokens, frame.credit.tokens_per_second)
-            return book.credit(scheduler, frame.credit.model, credit, once=frame.credit.once)
+            credit = queue_frames.credit_of(frame.credit)
+            return book.credit(scheduler, frame.credit.model, credit, self.now, once=frame.credit.once)
+        if kind == "pace":
+            return book.pace(scheduler, frame.pace.model, queue_frames.speed_of(frame.pace, self.now))
+        if kind == "served":
+            return book.served(queue_frames.services_of(frame.served))
         if kind == "place":
             return book.place(scheduler, frame.place.lease, self.now)
         if kind == "decline":

@@ -24,6 +24,7 @@ async def run(config: QueueConfig) -> None:
         bounds=Bounds(config.max_depth, config.max_tokens),
         presence=Presence(patience=config.patience, warm_up=config.warm_up, started_at=time.time()),
         placed=Placed(config.placed_memory),
+        promises=config.promises,
         new_order=config.order,
     )
     service = QueueService(book, hello)

@@ -1,17 +1,20 @@
-"""Who is let into a shard: the refusals that need no look at single tickets. Knows no stream and moves nothing."""
+"""Who is let into a shard, and why others are not. Knows no stream and moves nothing."""
 
 from penstock.chassis.errors import PenstockError
 from penstock.queue.bounds import NO_EXCESS, Bounds
-from penstock.queue.errors import DeadlinePassed, ModelUnknown, NoWorker, QueueFull, QueueTokensFull
+from penstock.queue.errors import DeadlinePassed, ModelUnknown, NoWorker, QueueFull, QueueTokensFull, TooLate
+from penstock.queue.forecast import Prediction
 from penstock.queue.presence import Presence, Verdict
-from penstock.queue.shelves import Shelves
+from penstock.queue.promises import Promises
+from penstock.queue.shelves import Shelves, retry_within_bounds
 from penstock.queue.waiting import WaitingTicket
 
 
 class Admission:
-    def __init__(self, bounds: Bounds, presence: Presence, shelves: Shelves) -> None:
+    def __init__(self, bounds: Bounds, presence: Presence, promises: Promises, shelves: Shelves) -> None:
         self._bounds = bounds
         self._presence = presence
+        self._promises = promises
         self._shelves = shelves
 
     def refusal(self, ticket: WaitingTicket, now: float) -> PenstockError | None:
@@ -25,6 +28,26 @@ class Admission:
                 return NoWorker.at_present(ticket.model, self._presence.patience)
             case _:
                 return None
+
+    def lateness(self, ticket: WaitingTicket, prediction: Prediction, now: float) -> PenstockError | None:
+        """Return why it is of no use to let a ticket wait; where too little is known, it may.
+
+        Sets by when it is to have its lease.
+        """
+        limit, first_token = self._promises.limit(ticket, now), prediction.first_token
+        if limit is None:
+            return None
+        ticket.due = now + limit - prediction.prefill
+        if first_token is None or self._promises.is_kept(ticket, first_token, limit):
+            return None
+        excess = first_token - limit * self._promises.headroom
+        return TooLate(first_token, limit, retry_within_bounds(excess))
+
+    def expiry(self, ticket: WaitingTicket, now: float) -> PenstockError:
+        """Return why a ticket goes that is past its due time."""
+        if self._promises.is_by_deadline(ticket):
+            return DeadlinePassed()
+        return TooLate.while_waiting(now - ticket.arrived, self._shelves.retry_after(ticket, now))
 
     def has_room(self, ticket: WaitingTicket) -> bool:
         """Resumed work always has: its place was its own, and half of its answer is out already."""

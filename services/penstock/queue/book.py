@@ -6,7 +6,6 @@ order of its model, except for a short pause once every scheduler has declined i
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
@@ -14,6 +13,7 @@ from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue.admission import Admission
 from penstock.queue.bounds import Bounds
+from penstock.queue.charges import Charges, Service
 from penstock.queue.effects import (
     Effect,
     Leased,
@@ -25,14 +25,19 @@ from penstock.queue.effects import (
     Shed,
     Withdrawn,
 )
-from penstock.queue.errors import DeadlinePassed, Evicted, NoWorker
+from penstock.queue.errors import Evicted, NoWorker
+from penstock.queue.forecast import Prediction
 from penstock.queue.lazy_heap import LazyHeap
+from penstock.queue.lengths import Lengths
 from penstock.queue.placed import Placed
 from penstock.queue.policies.choice import Choice
 from penstock.queue.policies.order import Order
 from penstock.queue.presence import Presence
+from penstock.queue.promises import Promises
 from penstock.queue.seats import Credit, Seat, Seats
 from penstock.queue.shelves import Shelves
+from penstock.queue.speed import Speed
+from penstock.queue.tally import Tally
 from penstock.queue.waiting import WaitingTicket
 
 PAUSE = 0.1  # s after a decline too many; without it a ticket that only its avoided workers have room for would circle
@@ -44,32 +49,33 @@ DEFAULT_ORDER = Choice()
 Timed: TypeAlias = tuple[float, int, WaitingTicket]  # when, arrival, ticket
 
 
-@dataclass
-class Tally:
-    """What has happened since the start."""
-
-    leased: int = 0
-    shed: dict[str, int] = field(default_factory=dict)  # by reason
-
-
 class TicketBook:
     """All tickets of one shard."""
 
     def __init__(
-        self, *, bounds: Bounds, presence: Presence, placed: Placed, new_order: Callable[[], Order] = DEFAULT_ORDER
+        self,
+        *,
+        bounds: Bounds,
+        presence: Presence,
+        placed: Placed,
+        promises: Promises = Promises(),  # noqa: B008  # a value
+        new_order: Callable[[], Order] = DEFAULT_ORDER,
     ) -> None:
         self.tickets: dict[str, WaitingTicket] = {}
         self.seats = Seats()
         self.shelves = Shelves(self.seats, new_order)
         self.placed = placed
         self.tally = Tally()
+        self.lengths = Lengths()
+        self.charges = Charges()
         self._presence = presence
-        self._admission = Admission(bounds, presence, self.shelves)
+        self._admission = Admission(bounds, presence, promises, self.shelves)
         self._models: tuple[CatalogEntry, ...] = ()
-        self._deadlines: LazyHeap[Timed] = LazyHeap(self._is_here)
+        self._dues: LazyHeap[Timed] = LazyHeap(self._is_here)
         self._pauses: LazyHeap[Timed] = LazyHeap(self._is_here)
         self._refused: dict[str, WaitingTicket] = {}  # tickets that some scheduler can never run
         self._given_up: list[str] = []  # models
+        self._unmatched: set[str] = set()  # models whose tickets were not offered: too many are to be dropped first
         self._arrivals = 0
 
     def __repr__(self) -> str:
@@ -102,19 +108,25 @@ class TicketBook:
         """
         known = self.tickets.get(ticket.ticket_id)
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
-            return [self._queued(known, now)]
+            return [_queued(known, self.shelves.predict(known, now))]
         effects = self._recall([ticket.ticket_id], "REPLACED")
         refusal = self._admission.refusal(ticket, now)
         if refusal is None:
+            prediction = self._predict(ticket, now)
+            refusal = self._admission.lateness(ticket, prediction, now)
+        if refusal is None:
             effects += self._make_room(ticket, now)
             if self._admission.has_room(ticket):
-                return [*effects, *self._admit(ticket, now)]
+                return [*effects, *self._admit(ticket, prediction, now)]
             refusal = self._admission.full(ticket, now)
-        self._note_shed(refusal)
+        self.tally.note_shed(ticket.priority, refusal)
         return [*effects, Shed(ticket.edge, ticket.ticket_id, refusal)]
 
     def withdraw(self, edge: str, ticket_ids: Iterable[str]) -> list[Effect]:
         gone = tuple(ticket_ids)
+        for ticket_id in gone:
+            if self.placed.knows(ticket_id) and (run := self.charges.revoke(ticket_id)):
+                self.shelves.charge(run.ticket, 0.0)  # its edge stops what was started at the worker, and not here
         return [*self._recall(gone, "WITHDRAWN"), Withdrawn(edge, gone)]
 
     # What schedulers do.
@@ -131,7 +143,7 @@ class TicketBook:
             self._give_back(ticket, now)
         effects = self._catalog_changed(now)
         for model in sorted({ticket.model for ticket in offered}):
-            effects += self.shelves.match(model)
+            effects += self._match(model, now)
         return effects
 
     def catalog(self, scheduler: str, entries: Iterable[CatalogEntry], now: float) -> list[Effect]:
@@ -139,23 +151,38 @@ class TicketBook:
         seat.catalog = {entry.model: entry for entry in entries}
         for model in seat.catalog:
             self.shelves.tell_again(model)
-        return [*self._ask_again(scheduler), *self._catalog_changed(now)]
+        return [*self._ask_again(scheduler, now), *self._catalog_changed(now)]
 
-    def credit(self, scheduler: str, model: str, given: Credit, *, once: bool) -> list[Effect]:
+    def credit(self, scheduler: str, model: str, given: Credit, now: float, *, once: bool) -> list[Effect]:
         credit = self.seats[scheduler].credits.setdefault(model, Credit())
         credit.add(given)
-        effects = self.shelves.match(model)
+        effects = self._match(model, now)
         if once:
             effects.append(Returned(scheduler, model, credit.tickets))
-            credit.tickets = 0
+            credit.void()
         return effects
+
+    def pace(self, scheduler: str, model: str, speed: Speed) -> list[Effect]:
+        self.shelves.note_speed(scheduler, model, speed)
+        return []
+
+    def served(self, services: Iterable[Service]) -> list[Effect]:
+        """Put right what tickets were charged, and learn how long answers are."""
+        for service in services:
+            if run := self.charges.served(service):
+                self.shelves.charge(run.ticket, run.cost)
+                if run.is_answer:
+                    ticket = run.ticket
+                    self.lengths.note(ticket.model, ticket.tenant_id, ticket.max_output_tokens, run.output_tokens)
+        return []
 
     def place(self, scheduler: str, lease: Lease, now: float) -> list[Effect]:
         if not self.seats[scheduler].answered(lease.ticket_id):
             return []
         ticket = self.tickets[lease.ticket_id]
         waited = max(0.0, now - ticket.arrived)
-        self.shelves[ticket.model].pace.note(ticket.tokens, now)
+        self.shelves.note_placed(ticket, now)
+        self.charges.begin(ticket)
         self.tally.leased += 1
         self.placed.note(ticket.ticket_id, scheduler, ticket.edge, now)
         return [Leased(ticket.edge, lease, waited), self._forget(ticket, "")]
@@ -171,22 +198,23 @@ class TicketBook:
             self._refused[ticket_id] = ticket
         else:
             ticket.declines += 1
-            seat.credits[ticket.model].tickets = 0
+            seat.credits[ticket.model].void()
         self._give_back(ticket, now)
         if self.seats.refuse(ticket):
             return self._drop(ticket, self._never(ticket))
-        return self.shelves.match(ticket.model)
+        return self._match(ticket.model, now)
 
     # What time does.
 
     def tick(self, now: float) -> list[Effect]:
         """Drop what ran out of time, end pauses; to be called several times a second."""
-        effects: list[Effect] = []
-        for ticket in islice(self._overdue(now), DROPS):
-            effects += self._drop(ticket, DeadlinePassed())
+        effects = self._drop_overdue(now)
         while (due := self._pauses.first()) and due[0] <= now:
             self._show(self._pauses.pop()[-1], now)
-            effects += self.shelves.match(due[-1].model)
+            self._unmatched.add(due[-1].model)
+        unmatched, self._unmatched = sorted(self._unmatched), set()
+        for model in unmatched:
+            effects += self._match(model, now)
         self._given_up += self._presence.given_up(now)
         for ticket in islice(self._abandoned(), DROPS):
             effects += self._drop(ticket, NoWorker.at_present(ticket.model, self._presence.patience))
@@ -194,6 +222,26 @@ class TicketBook:
         return effects
 
     # Moves.
+
+    def _match(self, model: str, now: float) -> list[Effect]:
+        """Offer what waits, but nothing that is past its due time."""
+        effects = self._drop_overdue(now)
+        if (due := self._dues.first()) and due[0] <= now:
+            self._unmatched.add(model)
+            return effects
+        return [*effects, *self.shelves.match(model, now)]
+
+    def _drop_overdue(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for ticket in islice(self._overdue(now), DROPS):
+            effects += self._drop(ticket, self._admission.expiry(ticket, now))
+        return effects
+
+    def _predict(self, ticket: WaitingTicket, now: float) -> Prediction:
+        ticket.predicted_output = self.lengths.predict(ticket.model, ticket.tenant_id, ticket.max_output_tokens)
+        prediction = self.shelves.predict(ticket, now)
+        ticket.predicted_wait, ticket.raw_wait = prediction.wait or 0.0, prediction.raw
+        return prediction
 
     def _make_room(self, ticket: WaitingTicket, now: float) -> list[Effect]:
         """Evict from lower classes what a ticket needs, and nothing where that would not be enough."""
@@ -204,16 +252,15 @@ class TicketBook:
                 effects += self._drop(victim, Evicted(self.shelves.retry_after(victim, now)))
         return effects
 
-    def _admit(self, ticket: WaitingTicket, now: float) -> list[Effect]:
+    def _admit(self, ticket: WaitingTicket, prediction: Prediction, now: float) -> list[Effect]:
         self._arrivals += 1
         ticket.arrived, ticket.arrival = now, self._arrivals
-        queued = self._queued(ticket, now)
         self.tickets[ticket.ticket_id] = ticket
-        if ticket.deadline:
-            self._deadlines.push((ticket.deadline, ticket.arrival, ticket))
+        if ticket.due:
+            self._dues.push((ticket.due, ticket.arrival, ticket))
         self.shelves.count(ticket, 1)
         self._show(ticket, now)
-        return [queued, *self.shelves.match(ticket.model)]
+        return [_queued(ticket, prediction), *self._match(ticket.model, now)]
 
     def _show(self, ticket: WaitingTicket, now: float) -> None:
         self._presence.await_again(ticket.model, now)
@@ -245,13 +292,13 @@ class TicketBook:
         return [*effects, *(Recalled(scheduler, tuple(ids)) for scheduler, ids in told.items())]
 
     def _drop(self, ticket: WaitingTicket, error: PenstockError) -> list[Effect]:
-        self._note_shed(error)
+        self.tally.note_shed(ticket.priority, error)
         gone = self._recall([ticket.ticket_id], error.reason)
         return [*gone, Shed(ticket.edge, ticket.ticket_id, error)]
 
     def _overdue(self, now: float) -> Iterator[WaitingTicket]:
-        """Yield tickets past their deadlines; the caller drops each before it asks for the next."""
-        while (due := self._deadlines.first()) and due[0] <= now:
+        """Yield tickets past their due times; the caller drops each before it asks for the next."""
+        while (due := self._dues.first()) and due[0] <= now:
             yield due[-1]
 
     def _abandoned(self) -> Iterator[WaitingTicket]:
@@ -266,6 +313,7 @@ class TicketBook:
         """Remove a ticket from wherever it is."""
         if ticket.scheduler:
             self.seats[ticket.scheduler].take_back(ticket.ticket_id)
+            self.shelves.charge(ticket, 0.0)
         else:
             self.shelves.remove(ticket)
         return self._forget(ticket, reason)
@@ -277,13 +325,13 @@ class TicketBook:
         del self.tickets[ticket.ticket_id]
         return Left(ticket, reason)
 
-    def _ask_again(self, scheduler: str) -> list[Effect]:
+    def _ask_again(self, scheduler: str, now: float) -> list[Effect]:
         """Forget what a scheduler could never run: it may have other workers now."""
         refused = [ticket for ticket in self._refused.values() if scheduler in ticket.refused_by]
         for ticket in refused:
             ticket.refused_by = tuple(each for each in ticket.refused_by if each != scheduler)
         models = sorted({ticket.model for ticket in refused})
-        return [effect for model in models for effect in self.shelves.match(model)]
+        return [effect for model in models for effect in self._match(model, now)]
 
     def _catalog_changed(self, now: float) -> list[Effect]:
         models = self.seats.models()
@@ -302,11 +350,9 @@ class TicketBook:
             return NoWorker.left(ticket.model, len(ticket.avoid_workers), self._presence.patience)
         return NoWorker.large_enough(ticket.model, ticket.tokens)
 
-    def _queued(self, ticket: WaitingTicket, now: float) -> Queued:
-        return Queued(ticket.edge, ticket.ticket_id, *self.shelves.ahead(ticket, now))
-
     def _is_here(self, entry: Timed) -> bool:
         return self.tickets.get(entry[-1].ticket_id) is entry[-1]
 
-    def _note_shed(self, error: PenstockError) -> None:
-        self.tally.shed[error.reason] = self.tally.shed.get(error.reason, 0) + 1
+
+def _queued(ticket: WaitingTicket, prediction: Prediction) -> Queued:
+    return Queued(ticket.edge, ticket.ticket_id, prediction.ahead, prediction.wait)

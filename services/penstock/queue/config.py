@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from penstock.chassis.config import ServiceConfig
 from penstock.queue.policies.choice import Between, Choice
 from penstock.queue.policies.ranks import Within
+from penstock.queue.promises import Promises
+from penstock.v1.inference_pb2 import Priority
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,6 +16,12 @@ class QueueConfig(ServiceConfig):
     listen: str = "127.0.0.1:7003"
     max_depth: int = 100_000  # tickets waiting; about 1 KB each
     max_tokens: int = 2_000_000_000  # prompt + output tokens waiting
+    ttft_interactive: float = (
+        10.0  # s to the first token, promised to its class; what cannot have it is refused; 0: none
+    )
+    ttft_standard: float = 60.0  # s
+    ttft_batch: float = 0.0  # s; batch waits for as long as it takes
+    ttft_headroom: float = 0.9  # share of the promise or the deadline that a prediction may take; covers its error
     between_tenants: Between = Between.FAIR  # fair: weighted virtual token counters; none: one line for all
     within_tenant: Within = Within.FIFO  # fifo, token_aware or deadline
     class_floor: float = 0.05  # of the tokens that go while a lower class waits, those that are its own
@@ -32,9 +40,14 @@ class QueueConfig(ServiceConfig):
                 raise ValueError(f"{name} must be at least 1")
         if not 0 <= self.class_floor < 1:
             raise ValueError("class_floor must be at least 0 and below 1")
+        if not 0 < self.ttft_headroom <= 1:
+            raise ValueError("ttft_headroom must be above 0 and at most 1")
         for name in ("ageing_rate", "default_deadline"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
+        for name in ("ttft_interactive", "ttft_standard", "ttft_batch"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
         for name in ("ageing_bound", "patience", "warm_up", "placed_memory"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
@@ -49,3 +62,12 @@ class QueueConfig(ServiceConfig):
             ageing_bound=self.ageing_bound,
             default_deadline=self.default_deadline,
         )
+
+    @property
+    def promises(self) -> Promises:
+        ttft = {
+            Priority.PRIORITY_INTERACTIVE: self.ttft_interactive,
+            Priority.PRIORITY_STANDARD: self.ttft_standard,
+            Priority.PRIORITY_BATCH: self.ttft_batch,
+        }
+        return Promises({int(priority): promised for priority, promised in ttft.items()}, self.ttft_headroom)

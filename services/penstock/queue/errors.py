@@ -33,6 +33,18 @@ class Evicted(Overloaded):
         super().__init__(text, retry_after=retry_after)
 
 
+class TooLate(Overloaded):
+    """No worker would get to it in time, by what was measured."""
+
+    def __init__(self, first_token: float, limit: float, retry_after: float) -> None:  # s
+        text = f"the first token would come in {first_token:.1f} s, later than the {limit:.1f} s that there are"
+        super().__init__(f"{text}; retry in {retry_after:.1f} s or allow more time", retry_after=retry_after)
+
+    @classmethod
+    def while_waiting(cls, limit: float, retry_after: float) -> "TooLate":
+        return cls(limit, limit, retry_after)
+
+
 class DeadlinePassed(DeadlineExceeded):
     """Nobody would wait for the answer any more."""
 

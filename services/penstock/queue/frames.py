@@ -1,9 +1,13 @@
-"""Effects of the book as frames."""
+"""Effects of the book as frames, and what schedulers report as the book keeps it."""
 
 from datetime import timedelta
 
+from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
+from penstock.queue.charges import Service
+from penstock.queue.seats import Credit
+from penstock.queue.speed import Speed
 from penstock.queue.waiting import NANOS, to_frame
 
 
@@ -45,3 +49,25 @@ def _head(effect: out.Head) -> pb.Head:
         head.virtual_tokens = effect.key.virtual_tokens
         head.enqueue_unix_nano = round(effect.key.enqueued * NANOS)
     return head
+
+
+def credit_of(frame: pb.Credit) -> Credit:
+    return Credit(frame.tickets, frame.max_tokens, frame.tokens_per_second, frame.total_tokens or None)
+
+
+def speed_of(frame: pb.Pace, now: float) -> Speed:
+    return Speed(
+        at=now,
+        tokens_per_second=frame.tokens_per_second,
+        prefill_tokens_per_second=frame.prefill_tokens_per_second,
+        prefill_backlog=frame.prefill_backlog_tokens,
+        step_time=seconds_of(frame.step_time),
+        free_slots=max(0, frame.slots - frame.running),
+    )
+
+
+def services_of(frame: pb.Served) -> list[Service]:
+    return [
+        Service(each.ticket_id, each.prompt_tokens, each.output_tokens, each.ended, each.attempt)
+        for each in frame.tickets
+    ]

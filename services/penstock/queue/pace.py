@@ -1,4 +1,4 @@
-"""How fast a model's tickets leave, for predictions where no scheduler has measured its workers yet."""
+"""How fast a model's tickets leave this shard, for hints where no scheduler has measured its workers yet."""
 
 import math
 from dataclasses import dataclass

@@ -25,6 +25,9 @@ class Placed:
         self._placements[ticket_id] = Placement(scheduler, edge, now + self.memory)
         self._placements.move_to_end(ticket_id)
 
+    def knows(self, ticket_id: str) -> bool:
+        return ticket_id in self._placements
+
     def pop(self, ticket_id: str) -> str:
         """Forget a ticket and return the scheduler that placed it; empty when none is remembered."""
         found = self._placements.pop(ticket_id, None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.queue.policies.order import Fit, FitOf
+from penstock.queue.speed import Speed
 from penstock.queue.waiting import WaitingTicket
 
 
@@ -16,10 +17,31 @@ class Credit:
     tickets: int = 0
     max_tokens: int = 0  # largest ticket it can place now; 0: no bound known
     tokens_per_second: float = 0.0  # measured by its workers; 0: unknown
+    room: int | None = None  # tokens over all tickets that it is used for; None: no bound known
 
     def add(self, given: "Credit") -> None:
+        """Tickets and room add up; the largest ticket is what it is by now."""
         self.tickets += given.tickets
         self.max_tokens, self.tokens_per_second = given.max_tokens, given.tokens_per_second
+        if given.room:
+            self.room = (self.room or 0) + given.room
+
+    def use(self, ticket: WaitingTicket) -> None:
+        self.tickets -= 1
+        if self.room is not None:
+            self.room = max(0, self.room - ticket.tokens)
+
+    def void(self) -> int:
+        """Return how many tickets it was good for."""
+        tickets, self.tickets = self.tickets, 0
+        self.room = None if self.room is None else 0
+        return tickets
+
+    @property
+    def largest(self) -> int | None:
+        """Tokens of the largest ticket that it can be used for; None: any."""
+        bounds = [self.max_tokens] if self.max_tokens else []
+        return min([*bounds, self.room] if self.room is not None else bounds, default=None)
 
 
 @dataclass(slots=True)
@@ -28,6 +50,7 @@ class Seat:
 
     catalog: dict[str, CatalogEntry] = field(default_factory=dict)
     credits: dict[str, Credit] = field(default_factory=dict)
+    speeds: dict[str, Speed] = field(default_factory=dict)  # by model
     offered: set[str] = field(default_factory=set)  # ticket ids
     void: Counter[str] = field(default_factory=Counter)  # offers taken back that it has not answered yet
 
@@ -57,6 +80,14 @@ class Seats(dict[str, Seat]):
     def credit(self) -> int:
         return sum(credit.tickets for seat in self.values() for credit in seat.credits.values())
 
+    def speeds(self, model: str, since: float) -> list[Speed]:
+        """Return what schedulers have said of a model's workers, but for what is older than `since`."""
+        found = (seat.speeds.get(model) for seat in self.values())
+        return [speed for speed in found if speed and speed.at >= since]
+
+    def credit_for(self, model: str) -> int:
+        return sum(seat.credits[model].tickets for seat in self.values() if model in seat.credits)
+
     def with_credit(self, model: str, others_than: Container[str]) -> tuple[str, Credit] | None:
         """Return the scheduler with most credit for `model`."""
         best: tuple[str, Credit] | None = None
@@ -74,12 +105,12 @@ class Seats(dict[str, Seat]):
         ticket.tried = (*ticket.tried, scheduler)
         ticket.scheduler = scheduler
         self[scheduler].offered.add(ticket.ticket_id)
-        self[scheduler].credits[ticket.model].tickets -= 1
+        self[scheduler].credits[ticket.model].use(ticket)
 
     def _able(self, ticket: WaitingTicket) -> Iterator[str]:
         for key, seat in self.items():
             credit = seat.credits.get(ticket.model)
-            if credit and credit.tickets and fit_of(key, credit.max_tokens)(ticket) is Fit.NOW:
+            if credit and credit.tickets and fit_of(key, credit.largest)(ticket) is Fit.NOW:
                 yield key
 
     def refuse(self, ticket: WaitingTicket) -> bool:
@@ -103,13 +134,13 @@ class Seats(dict[str, Seat]):
         return tuple(_counted(best[model], workers[model]) for model in sorted(best))
 
 
-def fit_of(scheduler: str, max_tokens: int) -> FitOf:
+def fit_of(scheduler: str, largest: int | None) -> FitOf:
     """Say what a credit of `scheduler` can do for a ticket."""
 
     def fit(ticket: WaitingTicket) -> Fit:
         if scheduler in ticket.refused_by:
             return Fit.NEVER
-        return Fit.LATER if 0 < max_tokens < ticket.tokens else Fit.NOW
+        return Fit.NOW if largest is None or ticket.tokens <= largest else Fit.LATER
 
     return fit
 

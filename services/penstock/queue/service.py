@@ -13,8 +13,7 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
 from penstock.queue import record
 from penstock.queue.book import TicketBook
-from penstock.queue.frames import to_edge, to_scheduler
-from penstock.queue.seats import Credit
+from penstock.queue.frames import credit_of, services_of, speed_of, to_edge, to_scheduler
 from penstock.queue.validation import TicketInvalid, check
 from penstock.queue.waiting import from_frame
 from penstock.v1.stream_pb2 import End, Hello
@@ -113,8 +112,11 @@ class QueueService(QueueServiceServicer):
         match frame.WhichOneof("frame"):
             case "credit":
                 given = frame.credit
-                credit = Credit(given.tickets, given.max_tokens, given.tokens_per_second)
-                return self._book.credit(scheduler, given.model, credit, once=given.once)
+                return self._book.credit(scheduler, given.model, credit_of(given), now, once=given.once)
+            case "pace":
+                return self._book.pace(scheduler, frame.pace.model, speed_of(frame.pace, now))
+            case "served":
+                return self._book.served(services_of(frame.served))
             case "place":
                 return self._book.place(scheduler, frame.place.lease, now)
             case "decline":

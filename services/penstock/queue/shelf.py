@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from penstock.queue.effects import Head
+from penstock.queue.forecast import Forecast
 from penstock.queue.pace import Pace
 from penstock.queue.policies.order import Order
 
@@ -12,6 +13,7 @@ class Shelf:
     model: str
     order: Order
     pace: Pace = field(default_factory=Pace)
+    forecast: Forecast = field(default_factory=Forecast)
     _told: Head | None = None  # as schedulers know it, addressed to none of them; None: they know of no ticket
     _is_due: bool = False  # whether they are to be told even where nothing has changed
 

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterator
 
 from penstock.queue.effects import Effect, Head, Offer
+from penstock.queue.forecast import Prediction
 from penstock.queue.policies.order import Load, Order
 from penstock.queue.seats import Seats, fit_of
 from penstock.queue.shelf import Shelf
+from penstock.queue.speed import Speed
 from penstock.queue.waiting import WaitingTicket
 
 UNKNOWN_RATE_RETRY = 1.0  # s; what a refused client is told before anything was measured
 RETRY_BOUNDS = (0.05, 60.0)  # s
+STALE = 5.0  # s; a scheduler sends ten reports a second while anything changes, and what is older says nothing
 
 
 class Shelves:
@@ -48,13 +51,18 @@ class Shelves:
         self._changed.add(ticket.model)
         self.count(ticket, -1)
 
-    def match(self, model: str) -> list[Effect]:
+    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+        """Put right what a ticket that left its order has cost."""
+        self[ticket.model].order.charge(ticket, cost)
+        self._changed.add(ticket.model)
+
+    def match(self, model: str, now: float) -> list[Effect]:
         """Offer tickets for as long as credit is found that fits one."""
         effects: list[Effect] = []
         shelf, unfit = self[model], set[str]()
         while found := self._seats.with_credit(model, unfit):
             scheduler, credit = found
-            ticket = shelf.order.take(fit_of(scheduler, credit.max_tokens))
+            ticket = shelf.order.take(fit_of(scheduler, credit.largest))
             if ticket is None:
                 unfit.add(scheduler)
                 continue
@@ -62,6 +70,7 @@ class Shelves:
             self.count(ticket, -1)
             self.tell_again(model)  # the scheduler counts on it to know what is next
             effects.append(Offer(ticket.scheduler, ticket))
+        shelf.forecast.note_waiting(shelf.order.load.tickets, now)
         return effects
 
     # Heads.
@@ -81,16 +90,29 @@ class Shelves:
 
     # Predictions.
 
-    def ahead(self, ticket: WaitingTicket, now: float) -> tuple[int, float | None]:
-        """Return the tickets before one that comes now, and its wait in s where a rate is known."""
+    def predict(self, ticket: WaitingTicket, now: float) -> Prediction:
+        """Say what a ticket that comes now may expect; where no scheduler has measured, from what leaves here."""
         shelf = self[ticket.model]
-        ahead, rate = shelf.order.ahead(ticket), self._rate(shelf, now)
-        return round(ahead.tickets), ahead.work / rate if rate else None
+        ahead, speeds = shelf.order.ahead(ticket), self._seats.speeds(ticket.model, now - STALE)
+        found = shelf.forecast.predict(ticket, ahead, speeds, self._seats.credit_for(ticket.model), now)
+        if found.wait is None and (rate := self._rate(shelf, now)):
+            return found._replace(wait=ahead.work / rate)
+        return found
+
+    def note_speed(self, scheduler: str, model: str, speed: Speed) -> None:
+        self._seats[scheduler].speeds[model] = speed
+        self[model].forecast.note_speed(self._seats.speeds(model, speed.at - STALE), speed.at)
+
+    def note_placed(self, ticket: WaitingTicket, now: float) -> None:
+        shelf = self[ticket.model]
+        shelf.pace.note(ticket.work, now)
+        if ticket.raw_wait:
+            shelf.forecast.note_wait(ticket.predicted_wait, ticket.raw_wait, max(0.0, now - ticket.arrived))
 
     def retry_after(self, ticket: WaitingTicket, now: float) -> float:
         """Return the time in which all that goes before such a ticket is served."""
-        _, wait = self.ahead(ticket, now)
-        return UNKNOWN_RATE_RETRY if wait is None else min(max(wait, RETRY_BOUNDS[0]), RETRY_BOUNDS[1])
+        wait = self.predict(ticket, now).wait
+        return UNKNOWN_RATE_RETRY if wait is None else retry_within_bounds(wait)
 
     def _rate(self, shelf: Shelf, now: float) -> float:
         """Tokens per second; 0: unknown."""
@@ -107,3 +129,7 @@ class Shelves:
         """Return, of all models' lowest class, the newest; there must be one."""
         found = [found for shelf in self._shelves.values() if (found := shelf.order.next_evicted(priority))]
         return max(found, key=lambda pair: pair[1])[0]
+
+
+def retry_within_bounds(seconds: float) -> float:
+    return min(max(seconds, RETRY_BOUNDS[0]), RETRY_BOUNDS[1])

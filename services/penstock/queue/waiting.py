@@ -33,6 +33,9 @@ class WaitingTicket:
     # Where it stands in this book.
     arrived: float = 0.0  # s; here, for this attempt
     predicted_output: int = 0  # tokens, predicted at arrival; 0: nothing is known, and the most counts
+    predicted_wait: float = -1.0  # s to its lease, as said at arrival; below 0: nothing was said
+    raw_wait: float = 0.0  # s; the same before correction
+    due: float = 0.0  # s; when a lease is of no use any more; 0: never
     charged: float = 0.0  # weighted tokens that its tenant pays for it, once it is taken
     arrival: int = 0  # counts arrivals here: settles ties, so that a ticket given back finds its very place
     listing: int = 0  # odd while an order holds it; each change outdates the entries that heaps still have of it

@@ -67,7 +67,7 @@ class SimShard:
         self._perform(self.book.catalog(scheduler, entries, self._events.now))
 
     def credit(self, scheduler: str, model: str, given: Credit, once: bool) -> None:
-        self._perform(self.book.credit(scheduler, model, given, once=once))
+        self._perform(self.book.credit(scheduler, model, given, self._events.now, once=once))
 
     def place(self, scheduler: str, lease: Lease) -> None:
         self._perform(self.book.place(scheduler, lease, self._events.now))

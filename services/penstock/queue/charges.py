@@ -1,0 +1,71 @@
+"""Tickets that run, so that what they were charged can be put right by what they are really served."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from penstock.queue.policies.cost import cost_of
+from penstock.queue.waiting import WaitingTicket
+
+MAX_RUNS = 131_072  # tickets; of older ones the predicted charge stands
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a scheduler says that a ticket was served since it last said so."""
+
+    ticket_id: str
+    prompt_tokens: int
+    output_tokens: int
+    ended: bool
+    attempt: int
+
+
+@dataclass(slots=True)
+class Run:
+    ticket: WaitingTicket
+    prompt_tokens: int = 0  # served so far
+    output_tokens: int = 0
+    ended: bool = False
+
+    @property
+    def cost(self) -> float:
+        """What it is to be charged: as predicted until more has come or it has ended."""
+        if self.ended:
+            return cost_of(self.ticket, self.prompt_tokens, self.output_tokens)
+        return cost_of(self.ticket, self.ticket.prompt_tokens, max(self.ticket.output, self.output_tokens))
+
+    @property
+    def is_answer(self) -> bool:
+        """Tell whether it says how long its tenant's answers are: it is whole, as far as can be known here."""
+        return self.ended and self.output_tokens > 0 and not self.ticket.resumes
+
+
+@dataclass(slots=True)
+class Charges:
+    _runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def begin(self, ticket: WaitingTicket) -> None:
+        """Follow a ticket that got a lease; an earlier attempt of it keeps the charge it has come to."""
+        self._runs[ticket.ticket_id] = Run(ticket)
+        self._runs.move_to_end(ticket.ticket_id)
+        if len(self._runs) > MAX_RUNS:
+            self._runs.popitem(last=False)
+
+    def served(self, service: Service) -> Run | None:
+        """Add to a ticket's run and return it where its charge changes; it is forgotten when it has ended."""
+        run = self._runs.get(service.ticket_id)
+        if run is None or run.ticket.attempt != service.attempt:
+            return None
+        run.prompt_tokens += service.prompt_tokens
+        run.output_tokens += service.output_tokens
+        run.ended = service.ended
+        if run.ended:
+            del self._runs[service.ticket_id]
+        return run if run.ended or run.cost != run.ticket.charged else None
+
+    def revoke(self, ticket_id: str) -> Run | None:
+        """Stop following a ticket whose lease is void before anything was served."""
+        return self._runs.pop(ticket_id, None)

@@ -1,0 +1,34 @@
+"""By when a ticket is to have its first token: its deadline, and what its class is promised. Knows no clock."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from penstock.queue.waiting import WaitingTicket
+
+READMITTED = 0.5  # s; a ticket first enqueued so long ago was let in before, by a shard that is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    ttft: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))  # s by class; none where missing
+    headroom: float = 0.9  # share of the time there is that a prediction may take
+
+    def limit(self, ticket: WaitingTicket, now: float) -> float | None:
+        """Return the s a ticket that comes now has for its first token; None: as long as it takes.
+
+        What was let in before, here or elsewhere, is held to its deadline alone: refusing it now would break what its
+        client was told then.
+        """
+        limits = [ticket.deadline - now] if ticket.deadline else []
+        promised = self.ttft.get(ticket.priority, 0.0)
+        if promised and not ticket.resumes and now - ticket.enqueued < READMITTED:
+            limits.append(promised)
+        return min(limits, default=None)
+
+    def is_kept(self, ticket: WaitingTicket, first_token: float, limit: float) -> bool:
+        return ticket.resumes or first_token <= limit * self.headroom
+
+    def is_by_deadline(self, ticket: WaitingTicket) -> bool:
+        """Tell whether it was the client that set when a ticket is due."""
+        return bool(ticket.deadline) and self.limit(ticket, ticket.arrived) == ticket.deadline - ticket.arrived

@@ -1,0 +1,49 @@
+"""How fast a model's workers are, by what their schedulers report."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One scheduler's workers of one model; 0: not measured yet."""
+
+    at: float  # s; when it was heard
+    tokens_per_second: float = 0.0  # prompt and output, while busy
+    prefill_tokens_per_second: float = 0.0  # of one worker, beside its decodes
+    prefill_backlog: int = 0  # tokens, on the worker that is next
+    step_time: float = 0.0  # s
+    free_slots: int = 0  # sequences
+
+    def prefill(self, prompt_tokens: int) -> float:
+        """Return the s from a lease to the first token, but for what is before it."""
+        rate = self.prefill_tokens_per_second
+        return (prompt_tokens / rate if rate else 0.0) + self.step_time
+
+    @property
+    def backlog(self) -> float:
+        """Return the s in which the worker that is next gets to a new prompt."""
+        rate = self.prefill_tokens_per_second
+        return self.prefill_backlog / rate if rate else 0.0
+
+
+@dataclass(slots=True)
+class ServiceRate:
+    """Tokens per second of a model's workers with as much to do as they can hold.
+
+    A batch of one is far slower than a full one, so what is measured while there is room tells no more than a lower
+    bound: it can raise the figure, and only what is measured while tickets wait can lower it.
+    """
+
+    full: float = 0.0  # 0: not known yet
+    _least: float = 0.0
+
+    def note(self, speeds: Iterable[Speed], *, is_saturated: bool) -> None:
+        measured = sum(each.tokens_per_second for each in speeds)
+        if not measured:
+            return
+        if is_saturated:
+            self.full = self._least = measured
+        else:
+            self._least = max(self._least, measured)
+            self.full = max(self.full, self._least) if self.full else 0.0

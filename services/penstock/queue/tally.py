@@ -1,0 +1,17 @@
+"""What a shard has done since its start, and how well it had predicted it."""
+
+from dataclasses import dataclass, field
+
+from penstock.chassis.errors import PenstockError
+
+
+@dataclass(slots=True)
+class Tally:
+    leased: int = 0
+    shed: dict[str, int] = field(default_factory=dict)  # tickets by reason
+    shed_by_class: dict[tuple[int, str], int] = field(default_factory=dict)  # by priority and reason
+
+    def note_shed(self, priority: int, error: PenstockError) -> None:
+        self.shed[error.reason] = self.shed.get(error.reason, 0) + 1
+        key = priority, error.reason
+        self.shed_by_class[key] = self.shed_by_class.get(key, 0) + 1
