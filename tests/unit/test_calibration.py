@@ -1,15 +1,21 @@
 """The law of a step: fitted to steps, written to a file, read back by those who use it."""
 
+import json
 import random
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.cli.__main__ import cli
 from penstock.cli.calibration.fit import Measured, fit, fit_law
+from penstock.cli.calibration.points import BLOCK_SIZE, blocks_for, lengths_for, points_within
+from penstock.worker.config import WorkerConfig
 from penstock.worker.engine.law_file import FIELDS, law_text, read_law
 from penstock.worker.engine.step_law import StepLaw, Work, prefill_reads
+from tiny_model import write_tiny_model
 
 LAW = StepLaw(
     base_s=0.011,
@@ -23,6 +29,15 @@ WORKS = [
     *(Work(chunk, 0, 0, prefill_reads(start, chunk)) for chunk in (16, 64, 512) for start in (0, 2048)),
     *(Work(chunk, 8, 4096, prefill_reads(0, chunk)) for chunk in (32, 256)),
 ]
+
+ONE_PROMPT = """
+duration = 10.0
+[[tenants]]
+name = "a"
+arrivals = { kind = "regular", rate = 0.5 }
+prompt = { tokens = 100 }
+output = { tokens = 1 }
+"""
 
 Terms = st.floats(1e-7, 1e-2)
 
@@ -93,3 +108,51 @@ def test_a_law_file_that_is_wrong_is_refused_with_its_field(tmp_path, text, mess
 def test_a_law_file_that_is_missing_is_said_to_be_missing():
     with pytest.raises(ValueError, match=r"nowhere\.toml cannot be read"):
         read_law(Path("nowhere.toml"))
+
+
+def invoke(*args):
+    return CliRunner().invoke(cli, ["simulate", *map(str, args)])
+
+
+def test_a_calibrated_law_goes_into_a_simulation_and_into_a_simulated_worker(tmp_path):
+    model, law, picture = write_tiny_model(tmp_path / "tiny"), tmp_path / "law.toml", tmp_path / "law.svg"
+    measured = invoke("--calibrate", "--model", model, "--rounds", 1, "--out", law, "--plot", picture, "--json")
+    assert measured.exit_code == 0, measured.output
+    told = json.loads(measured.stdout)
+    assert {point["kind"] for point in told["points"]} == {"decode", "prefill", "mixed"}
+    assert told["measured"]["points"] == len(told["points"]) >= 10
+    assert "<svg" in picture.read_text(encoding="utf-8")
+    assert WorkerConfig(sim_law=str(law)).engine_options().law == read_law(law)
+
+
+def test_a_simulation_takes_the_time_that_its_law_says(tmp_path):
+    scenario, law = tmp_path / "one.toml", tmp_path / "law.toml"
+    scenario.write_text(ONE_PROMPT, encoding="utf-8")
+    law.write_text("[step_law]\nbase_ms = 10\nprefill_token_ms = 1\nprefill_context_token_ms = 0.01", encoding="utf-8")
+    figures = json.loads(invoke(scenario, "--law", law, "--json").stdout)
+    step = 0.010 + 100 * 0.001 + prefill_reads(0, 100) * 1e-5
+    assert figures["ttft_s"]["p50"] == pytest.approx(step, abs=0.01)  # and a few links
+
+
+def test_a_worker_with_a_law_file_that_is_none_does_not_start(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read as a law"):
+        WorkerConfig(sim_law=str(tmp_path / "nowhere.toml"))
+
+
+def test_neither_scenario_nor_calibration_says_what_to_do():
+    result = invoke()
+    assert result.exit_code == 2
+    assert "--calibrate" in result.stderr
+
+
+@pytest.mark.parametrize(("context_length", "slots"), [(256, 40), (8192, 40), (8192, 5)])
+def test_points_fit_the_context_and_the_slots_and_what_they_read_fits_the_pool(context_length, slots):
+    points = points_within(context_length, slots)
+    lengths = lengths_for(points)
+    assert {point.kind for point in points} >= {"decode", "prefill"}
+    for point in points:
+        assert point.start + point.chunk < context_length
+        assert all(point.context <= length for length in lengths[: point.seqs])
+        assert point.start <= lengths[0]
+        assert point.seqs < slots
+    assert blocks_for(points) * BLOCK_SIZE > sum(lengths)
