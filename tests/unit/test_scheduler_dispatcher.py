@@ -4,11 +4,13 @@ import pytest
 
 from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import Report
+from penstock.mesh.v1.scheduler_pb2 import Report, RunningLease, ServedLease
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.scheduler.effects import Catalog, Decline, Expect, GiveCredit, Place, Revoke
+from penstock.scheduler.effects import Catalog, Decline, Expect, GiveCredit, Place, Revoke, TellPace, TellServed
+from penstock.scheduler.fleet import Fleet
 from penstock.scheduler.leases import LeaseBook
-from penstock.scheduler.placement import LeastLoaded
+from penstock.scheduler.placement import QuickestStart
+from penstock.scheduler.served import KEPT_FOR
 
 
 @pytest.fixture
@@ -35,6 +37,25 @@ def only(kind, effects):
 
 def held(scheduler, queue="q"):
     return scheduler.credits[MODEL].shards[queue].held
+
+
+def space(scheduler):
+    pool = scheduler.fleet.pools[MODEL]
+    return pool.totals.room, pool.largest
+
+
+def told(effects, kind=TellServed):
+    return [
+        (effect.queue, each.ticket_id, each.attempt, each.prompt_tokens, each.output_tokens, each.ended)
+        for effect in effects
+        if isinstance(effect, kind)
+        for each in effect.tickets
+    ]
+
+
+def quiet(effects):
+    """All but what is told of pace and service."""
+    return [effect for effect in effects if not isinstance(effect, TellPace | TellServed)]
 
 
 def credits_in(effects):
@@ -113,7 +134,7 @@ def test_a_model_whose_last_worker_has_gone_may_be_back_in_a_moment(scheduler):
 def test_a_lease_that_is_not_started_lapses(scheduler):
     attach(scheduler, slots=1)
     offer(scheduler)
-    assert scheduler.tick(START + TTL - 0.1) == []
+    assert quiet(scheduler.tick(START + TTL - 0.1)) == []
     effects = scheduler.tick(START + TTL)
     assert only(Revoke, effects) == Revoke("w", "s-1")
     assert (len(scheduler.leases), scheduler.promised_blocks, scheduler.fleet["w"].unstarted_tokens) == (0, 0, 0)
@@ -123,7 +144,7 @@ def test_a_started_lease_does_not_lapse_and_ends_when_its_worker_says_so(schedul
     attach(scheduler, slots=1)
     offer(scheduler, tokens=32)
     scheduler.started("w", "s-1")
-    assert scheduler.tick(START + 100) == []
+    assert quiet(scheduler.tick(START + 100)) == []
     assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.fleet["w"].unstarted_tokens) == (1, 0, 0)
     assert credits_in(scheduler.released("w", ["s-1"])) == [("q", 1, False)]
     assert (len(scheduler.leases), scheduler.promised_blocks) == (0, 0)
@@ -180,7 +201,7 @@ def test_a_lost_worker_takes_along_what_runs_and_leaves_what_may_start_until_it_
     scheduler.started("w", "s-1")
     assert only(Catalog, scheduler.worker_lost("w")).entries == ()
     assert list(scheduler.leases.leases) == ["s-2"]
-    assert scheduler.tick(START + TTL) == []  # there is nobody to tell
+    assert quiet(scheduler.tick(START + TTL)) == []  # there is nobody to tell
     assert len(scheduler.leases) == 0
 
 
@@ -205,15 +226,15 @@ def test_a_worker_that_attaches_before_its_loss_is_noticed_counts_once(scheduler
     attach(scheduler, stream="w/2", slots=2)
     assert [worker.key for worker in scheduler.fleet] == ["w/2"]
     assert scheduler.worker_lost("w/1") == []
-    assert scheduler.fleet.capacity(MODEL)[0] == 2
+    assert space(scheduler)[0] == 2
 
 
 def test_leases_a_worker_brings_along_take_room_and_give_it_back(scheduler):
     attach(scheduler, slots=2, kv_blocks=8, running={"of-another-scheduler": 7})
-    assert scheduler.fleet.capacity(MODEL) == (1, 16)
+    assert space(scheduler) == (1, 16)
     assert len(scheduler.leases) == 0
     scheduler.released("w", ["of-another-scheduler"])
-    assert scheduler.fleet.capacity(MODEL) == (2, 128)
+    assert space(scheduler) == (2, 128)
 
 
 def test_a_draining_scheduler_gives_no_credit_and_places_nothing(scheduler):
@@ -245,14 +266,14 @@ def test_the_worker_with_the_least_prefill_before_it_gets_the_ticket(scheduler):
     attach(scheduler, "a", slots=8, kv_blocks=64)
     attach(scheduler, "b", slots=8, kv_blocks=64)
     scheduler.report("a", Report(prefill_backlog_tokens=500))
-    workers = [only(Place, offer(scheduler, f"t{number}", tokens=200)).lease.worker_id for number in range(4)]
-    assert workers == ["b", "b", "b", "a"]  # a prompt of 199 counts from its lease on
+    workers = [only(Place, offer(scheduler, f"t{number}", tokens=200)).lease.worker_id for number in range(3)]
+    assert workers == ["b", "b", "a"]  # a prompt of 199 counts from its lease on
 
 
 def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there():
     cached = {"b": 300}
-    placement = LeastLoaded(overlap=lambda worker, _: cached.get(worker.worker_id, 0))
-    scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0, placement=placement)
+    fleet = Fleet(QuickestStart(overlap=lambda worker, _: cached.get(worker.worker_id, 0)))
+    scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0, fleet=fleet)
     scheduler.queue_joined("q")
     attach(scheduler, "a")
     attach(scheduler, "b")
@@ -264,3 +285,116 @@ def test_look_ahead_leases_one_more_than_there_are_slots():
     scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=1)
     scheduler.queue_joined("q")
     assert credits_in(attach(scheduler, slots=2)) == [("q", 3, False)]
+
+
+def served(lease_id, prompt_tokens, output_tokens):
+    return ServedLease(lease_id=lease_id, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+
+
+def test_what_a_lease_was_served_is_told_to_the_shard_that_its_ticket_came_from(scheduler):
+    attach(scheduler)
+    scheduler.queue_joined("q2")
+    offer(scheduler, "a", attempt=3)
+    offer(scheduler, "b", queue="q2")
+    scheduler.progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
+    scheduler.progress("w", [served("s-1", 31, 5), served("unheard-of", 9, 9)])
+    assert told(scheduler.tick(START)) == [("q", "a", 3, 31, 5, False), ("q2", "b", 1, 20, 0, False)]
+    assert told(scheduler.tick(START + 1)) == []
+
+
+def test_the_end_of_a_lease_is_told_once_with_all_that_it_was_served(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.started("w", "s-1")
+    scheduler.progress("w", [served("s-1", 31, 1)])
+    scheduler.released("w", ["s-1"], [served("s-1", 31, 2)])
+    assert told(scheduler.tick(START)) == [("q", "t", 1, 31, 2, True)]
+    assert len(scheduler.served) == 0
+
+
+def test_a_lease_that_lapses_is_told_to_have_ended_with_nothing_served(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    assert told(scheduler.tick(START + TTL)) == [("q", "t", 1, 0, 0, True)]
+
+
+def test_what_ran_on_a_lost_worker_is_told_to_have_ended_with_what_was_heard_of_it(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.started("w", "s-1")
+    scheduler.progress("w", [served("s-1", 31, 7)])
+    scheduler.worker_lost("w")
+    assert told(scheduler.tick(START)) == [("q", "t", 1, 31, 7, True)]
+
+
+def test_a_run_that_a_worker_brings_along_goes_on_being_told_to_its_shard(scheduler):
+    profile = profile_of(slots=2)
+    profile.running.append(RunningLease(lease_id="x-9", kv_blocks=2, ticket_id="t", attempt=2, queue_id="q"))
+    scheduler.worker_attached("w", "w", "w:1", profile)
+    assert told(scheduler.tick(START)) == [("q", "t", 2, 0, 0, False)]  # whoever lost it has said that it ended
+    scheduler.progress("w", [served("x-9", 40, 8)])
+    assert told(scheduler.tick(START)) == [("q", "t", 2, 40, 8, False)]
+    scheduler.released("w", ["x-9"])
+    assert told(scheduler.tick(START)) == [("q", "t", 2, 40, 8, True)]
+    assert len(scheduler.leases) == 0
+
+
+def test_a_shard_that_is_away_for_a_moment_hears_later_and_one_that_stays_away_never(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.queue_lost("q")
+    assert told(scheduler.tick(START + TTL)) == []
+    scheduler.queue_joined("q")
+    assert told(scheduler.tick(START + TTL + 1)) == [("q", "t", 1, 0, 0, True)]
+    offer(scheduler, now=START + 10)
+    scheduler.queue_lost("q")
+    scheduler.tick(START + 20)
+    scheduler.tick(START + 20 + KEPT_FOR)
+    assert len(scheduler.served) == 0
+
+
+def paces(effects):
+    return [effect.pace for effect in effects if isinstance(effect, TellPace)]
+
+
+def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(scheduler):
+    attach(scheduler, "a", slots=2)
+    attach(scheduler, "b", slots=2)
+    report = Report(running=1, prefill_backlog_tokens=70, tokens_per_second=100.0, prefill_tokens_per_second=500.0)
+    report.step_time.FromMilliseconds(20)
+    scheduler.report("a", report)
+    slow = Report(running=2, prefill_backlog_tokens=900, tokens_per_second=50.0, prefill_tokens_per_second=500.0)
+    scheduler.report("b", slow)
+    pace = only(TellPace, scheduler.tick(START)).pace
+    assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
+    assert (pace.running, pace.slots) == (3, 4)
+    assert (pace.prefill_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
+    assert paces(scheduler.tick(START + 0.9)) == []
+    assert paces(scheduler.tick(START + 1.0)) == [pace]
+    scheduler.report("b", Report(running=3))
+    assert [each.running for each in paces(scheduler.tick(START + 1.1))] == [4]
+
+
+def test_a_model_without_workers_has_no_pace_and_that_is_told_once(scheduler):
+    attach(scheduler)
+    scheduler.tick(START)
+    scheduler.worker_lost("w")
+    assert [(each.model, each.slots) for each in paces(scheduler.tick(START + 1))] == [(MODEL, 0)]
+    assert paces(scheduler.tick(START + 9)) == []
+
+
+def test_a_shard_that_joins_is_told_the_pace_anew(scheduler):
+    attach(scheduler)
+    scheduler.tick(START)
+    scheduler.queue_lost("q")
+    scheduler.queue_joined("q")
+    assert len(paces(scheduler.tick(START + 0.1))) == 1
+
+
+def test_credit_is_for_as_many_tokens_as_fit_together(scheduler):
+    attach(scheduler, "a", slots=4, kv_blocks=8)
+    effects = attach(scheduler, "b", slots=4, kv_blocks=8)
+    assert sum(each.total_tokens for each in effects if isinstance(each, GiveCredit)) == 128
+    assert scheduler.credits[MODEL].shards["q"].tokens == 256
+    offer(scheduler, tokens=64)
+    assert scheduler.credits[MODEL].shards["q"].tokens == 192

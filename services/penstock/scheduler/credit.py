@@ -16,13 +16,28 @@ STANDING = 64  # most credit that a shard holds while nothing waits; more than a
 STEPS = 8  # turns in which several shards fill what is free: many tickets at once while much is free, then one by one
 
 
+class Space(NamedTuple):
+    """What the workers of a model can take now."""
+
+    room: int  # tickets
+    tokens: int  # over all of them
+    largest: int  # tokens of one
+
+
 class Grant(NamedTuple):
     """Credit to be given; none at all renews the bound on sizes."""
 
     queue: str
     tickets: int = 0
+    tokens: int = 0
     once: bool = False  # and all that is not used at once comes back
     is_unbounded: bool = False  # for tickets of any size
+
+    def lifted(self, shard: Shard) -> "Grant":
+        """Lift the bounds if the shard's head is to be tried."""
+        if not shard.is_to_be_probed:
+            return self
+        return self._replace(tokens=max(self.tokens, shard.lacks(shard.head.waiting_tokens)), is_unbounded=True)
 
 
 class CreditBook:
@@ -53,16 +68,15 @@ class CreditBook:
         """No worker serves the model any more, or the first does: shards tell their heads and get credit anew."""
         self.shards = {queue: Shard() for queue in self.shards}
 
-    def offered(self, queue: str) -> None:
-        self.shards[queue].offered()
+    def offered(self, queue: str, tokens: int) -> None:
+        self.shards[queue].offered(tokens)
 
     def returned(self, queue: str, tickets: int) -> None:
         self.shards[queue].returned(tickets)
 
     def voided(self, queue: str) -> None:
         """A shard that hears NO_CAPACITY drops what it holds: it is more than there was room for."""
-        self.shards[queue].held = 0
-        self.shards[queue].is_asked = False
+        self.shards[queue].voided()
 
     def head(self, queue: str, head: Head) -> None:
         self.shards[queue].hear(head)
@@ -78,55 +92,58 @@ class CreditBook:
             if shard.waits and shard.held and not shard.is_asked:
                 shard.refusals += 1
 
-    def grants(self, room: int, largest: int) -> list[Grant]:
-        """Give credit for `room` more tickets of at most `largest` tokens; what is returned counts as held from now."""
+    def grants(self, space: Space) -> list[Grant]:
+        """Give credit for what there is space for; what is returned counts as held from now."""
         waiting = [queue for queue, shard in self.shards.items() if shard.waits]
         if not waiting:
-            found = self._standing(room)
+            found = self._standing(space)
         elif len(waiting) == 1:
-            found = self._for_one(waiting[0], room)
+            found = self._for_one(waiting[0], space)
         else:
-            found = self._in_turn(waiting, room)
-        return [self._note(grant, largest) for grant in [*found, *self._renewals(found, largest)]]
+            found = self._in_turn(waiting, space)
+        return [self._note(grant, space.largest) for grant in [*found, *self._renewals(found, space)]]
 
-    def _standing(self, room: int) -> list[Grant]:
-        wanted = min(room, STANDING)
+    def _standing(self, space: Space) -> list[Grant]:
+        wanted = min(space.room, STANDING)
         return [
-            Grant(queue, wanted - shard.held)
+            Grant(queue, wanted - shard.held, shard.lacks(space.tokens))
             for queue, shard in self.shards.items()
             if shard.held < wanted and not shard.is_asked
         ]
 
-    def _for_one(self, queue: str, room: int) -> list[Grant]:
+    def _for_one(self, queue: str, space: Space) -> list[Grant]:
         shard = self.shards[queue]
-        is_scarce = room <= shard.head.waiting
+        is_scarce = space.room <= shard.head.waiting or space.tokens <= shard.head.waiting_tokens
         found = self._recalls(other for other in self.shards if other != queue) if is_scarce else []
-        tickets = min(room - shard.held, shard.unserved)
-        if tickets > 0 and not shard.is_asked:
-            found.append(Grant(queue, tickets))
+        tickets = max(0, min(space.room - shard.held, shard.unserved))
+        tokens = shard.lacks(space.tokens if tickets else min(space.tokens, shard.head.waiting_tokens))
+        if (tickets or tokens) and not shard.is_asked:
+            found.append(Grant(queue, tickets, tokens))
         return found
 
-    def _in_turn(self, waiting: list[str], room: int) -> list[Grant]:
+    def _in_turn(self, waiting: list[str], space: Space) -> list[Grant]:
         found = self._recalls(self.shards)
         ready = [queue for queue in waiting if not self.shards[queue].is_stuck]
-        if room <= 0 or not ready or not all(self.shards[queue].is_settled for queue in waiting):
+        if space.room <= 0 or not ready or not all(self.shards[queue].is_settled for queue in waiting):
             return found
-        if room >= sum(self.shards[queue].head.waiting for queue in ready):
-            return [*found, *(self._turn(queue, room) for queue in ready)]
+        heads = [self.shards[queue].head for queue in ready]
+        if space.room >= sum(head.waiting for head in heads) and space.tokens >= sum(h.waiting_tokens for h in heads):
+            return [*found, *(self._turn(queue, space.room, space.tokens) for queue in ready)]
         best = min(ready, key=lambda queue: self.shards[queue].urgency)
-        return [*found, self._turn(best, max(1, room // STEPS))]
+        return [*found, self._turn(best, max(1, space.room // STEPS), space.tokens)]
 
-    def _turn(self, queue: str, most: int) -> Grant:
+    def _turn(self, queue: str, most: int, tokens: int) -> Grant:
         shard = self.shards[queue]
-        return Grant(queue, min(shard.head.waiting, most), once=True, is_unbounded=shard.is_to_be_probed)
+        tickets = min(shard.head.waiting, most)
+        return Grant(queue, tickets, shard.lacks(tokens), once=True).lifted(shard)
 
     def _recalls(self, queues: Iterable[str]) -> list[Grant]:
         return [
             Grant(queue, once=True) for queue in queues if self.shards[queue].held and not self.shards[queue].is_asked
         ]
 
-    def _renewals(self, found: list[Grant], largest: int) -> list[Grant]:
-        """Renew the bound of what lies unused where larger tickets fit by now, or lift it once to try the head."""
+    def _renewals(self, found: list[Grant], space: Space) -> list[Grant]:
+        """Renew the bounds of what lies unused where more fits by now, or lift them once to try the head."""
         told = {grant.queue for grant in found}
         idle = [
             (queue, shard)
@@ -134,14 +151,15 @@ class CreditBook:
             if shard.held and shard.waits and not shard.is_asked and queue not in told
         ]
         return [
-            Grant(queue, is_unbounded=shard.is_to_be_probed)
+            Grant(queue, 0, shard.lacks(space.tokens)).lifted(shard)
             for queue, shard in idle
-            if shard.told < largest or shard.is_to_be_probed
+            if shard.told < space.largest or shard.is_to_be_probed
         ]
 
     def _note(self, grant: Grant, largest: int) -> Grant:
         shard = self.shards[grant.queue]
         shard.held += grant.tickets
+        shard.tokens += grant.tokens
         shard.told = largest
         shard.is_asked = shard.is_asked or grant.once
         shard.is_probed = shard.is_probed or grant.is_unbounded

@@ -9,15 +9,19 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import Profile, Report
+from penstock.mesh.v1.scheduler_pb2 import Profile, Report, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
-from penstock.scheduler.credit import CreditBook, Grant
+from penstock.scheduler.credit import CreditBook, Grant, Space
 from penstock.scheduler.effects import Catalog, Decline, Effect, Expect, GiveCredit, Place, Revoke
-from penstock.scheduler.fleet import Fleet, Worker, able
+from penstock.scheduler.fleet import Fleet
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
-from penstock.scheduler.placement import LeastLoaded, Placement
+from penstock.scheduler.pace import PaceBook
+from penstock.scheduler.pool import Pool
+from penstock.scheduler.served import ServedBook
+from penstock.scheduler.worker import Worker, tokens_of
 
 NOTHING_FITS = 1  # token; the smallest ticket has two
+FULL = Space(0, 0, NOTHING_FITS)
 
 
 @dataclass(kw_only=True)
@@ -26,10 +30,11 @@ class Dispatcher:
 
     leases: LeaseBook
     look_ahead: int = 1  # leases per worker beyond its slots
-    placement: Placement = field(default_factory=LeastLoaded)
     fleet: Fleet = field(default_factory=Fleet)
     credits: dict[str, CreditBook] = field(default_factory=dict)  # by model
-    queues: set[str] = field(default_factory=set)
+    queues: dict[str, None] = field(default_factory=dict)  # in the order in which they joined, so that runs repeat
+    paces: PaceBook = field(default_factory=PaceBook)
+    served: ServedBook = field(default_factory=ServedBook)
     is_draining: bool = False
     declines: int = 0
 
@@ -43,28 +48,30 @@ class Dispatcher:
     # What queues do.
 
     def queue_joined(self, queue: str) -> list[Effect]:
-        self.queues.add(queue)
+        self.queues[queue] = None
         for credit in self.credits.values():
             credit.joined(queue)
         return [Catalog(self.fleet.catalog()), *self._grant(*self.fleet.models())]
 
     def queue_lost(self, queue: str) -> list[Effect]:
         """Its unstarted leases stand: they lapse, or an edge that has them starts them."""
-        self.queues.discard(queue)
+        self.queues.pop(queue, None)
+        self.paces.forget(queue)
         for credit in self.credits.values():
             credit.lost(queue)
         return self._grant(*self.fleet.models())
 
     def offer(self, queue: str, ticket: Ticket, now: float) -> list[Effect]:
-        self._credit(ticket.model).offered(queue)
+        self._credit(ticket.model).offered(queue, tokens_of(ticket))
         former = self.leases.unstarted_of(ticket.ticket_id)
         if former and former.attempt > ticket.attempt:
             return self._decline(queue, ticket)  # its edge has moved on; this shard has not heard of that yet
         ended = self._end_unstarted([former]) if former else []
-        candidates = [] if self.is_draining else able(self.fleet.serving(ticket.model), ticket)
-        if not candidates:
+        pool = None if self.is_draining else self.fleet.pools.get(ticket.model)
+        worker = pool.place(ticket) if pool else None
+        if worker is None:
             return [*ended, *self._decline(queue, ticket)]
-        lease = self._issue(queue, self.placement.choose(candidates, ticket), ticket, now)
+        lease = self._issue(queue, worker, ticket, now)
         return [*ended, *lease, *self._grant(ticket.model)]
 
     def recalled(self, queue: str, ticket_ids: Iterable[str]) -> list[Effect]:
@@ -86,12 +93,12 @@ class Dispatcher:
         """A worker that was here a moment ago, its loss perhaps not noticed, comes with what it was promised."""
         if former := self.fleet.named(worker_id):
             self._forget(former)
-        if not self.fleet.serving(profile.model):
+        if profile.model not in self.fleet.pools:
             self._credit(profile.model).reset()
         worker = Worker(key, worker_id, address, profile, self.look_ahead)
         for running in profile.running:
-            worker.promise(running.lease_id, running.kv_blocks)
-        self._adopt(worker)
+            self._adopt(worker, running)
+        self._keep_unstarted(worker)
         self.fleet.add(worker)
         return [Catalog(self.fleet.catalog()), *self._freed(profile.model)]
 
@@ -104,13 +111,20 @@ class Dispatcher:
         return [Catalog(self.fleet.catalog()), *self._grant(worker.model)]
 
     def report(self, key: str, report: Report) -> None:
-        self.fleet[key].report = report
+        self.fleet[key].hear(report)
 
     def started(self, key: str, lease_id: str) -> None:
         if entry := self.leases.start(lease_id, key):
-            self.fleet[key].unstarted_tokens -= entry.prompt_tokens  # from now on its own reports count this prompt
+            self.fleet[key].expect(-entry.prompt_tokens)  # from now on its own reports count this prompt
 
-    def released(self, key: str, lease_ids: Iterable[str]) -> list[Effect]:
+    def progress(self, key: str, leases: Iterable[ServedLease]) -> None:
+        for each in leases:
+            if entry := self.leases.of(each.lease_id, key):
+                entry.prompt_served, entry.output_served = each.prompt_tokens, each.output_tokens
+                self.served.note(entry)
+
+    def released(self, key: str, lease_ids: Iterable[str], served: Iterable[ServedLease] = ()) -> list[Effect]:
+        self.progress(key, served)
         worker = self.fleet[key]
         for lease_id in lease_ids:
             if entry := self.leases.of(lease_id, key):
@@ -127,7 +141,7 @@ class Dispatcher:
             if credit.waits:
                 credit.tick()
                 effects += self._grant(model)
-        return effects
+        return [*effects, *self.paces.news(self.queues, self.fleet.pools, now), *self.served.take(self.queues, now)]
 
     def drain(self) -> None:
         """Give no more credit and decline what is offered yet."""
@@ -149,7 +163,7 @@ class Dispatcher:
         )
         self.leases.add(entry)
         worker.promise(entry.lease_id, entry.blocks)
-        worker.unstarted_tokens += entry.prompt_tokens
+        worker.expect(entry.prompt_tokens)
         lease = self._lease(entry, worker.address)
         return [Expect(worker.key, lease), Place(queue, lease)]
 
@@ -160,15 +174,15 @@ class Dispatcher:
             worker_id=entry.worker_id,
             worker_address=address,
             attempt=entry.attempt,
+            queue_id=entry.queue,
         )
         lease.ttl.FromTimedelta(timedelta(seconds=self.leases.ttl))
         return lease
 
     def _decline(self, queue: str, ticket: Ticket) -> list[Effect]:
         self.declines += 1
-        serving = self.fleet.serving(ticket.model)
-        never = serving and not self.is_draining and not any(worker.can_ever_run(ticket) for worker in serving)
-        if never:
+        pool = self.fleet.pools.get(ticket.model)
+        if pool and not self.is_draining and not pool.can_ever_run(ticket):
             return [Decline(queue, ticket.ticket_id, "NO_WORKER"), *self._grant(ticket.model)]
         self._credit(ticket.model).voided(queue)
         return [Decline(queue, ticket.ticket_id, "NO_CAPACITY"), *self._grant(ticket.model)]
@@ -183,31 +197,53 @@ class Dispatcher:
         return [Revoke(entry.worker, entry.lease_id) for entry in entries if entry.worker in self.fleet]
 
     def _end(self, entry: LeaseEntry) -> None:
-        self.leases.end(entry)
+        self._close(entry)
         if worker := self.fleet.get(entry.worker):
             worker.release(entry.lease_id)
             if not entry.is_started:
-                worker.unstarted_tokens -= entry.prompt_tokens
+                worker.expect(-entry.prompt_tokens)
+
+    def _close(self, entry: LeaseEntry) -> None:
+        self.leases.end(entry)
+        self.served.note(entry, ended=True)
 
     # Workers.
 
-    def _adopt(self, worker: Worker) -> None:
+    def _adopt(self, worker: Worker, running: RunningLease) -> None:
+        """Take over what runs on a worker that attaches, whoever granted it."""
+        worker.promise(running.lease_id, running.kv_blocks)
+        if entry := self.leases.leases.get(running.lease_id):
+            entry.worker = worker.key
+            self.leases.start(entry.lease_id, worker.key)
+        elif running.ticket_id:
+            entry = LeaseEntry(
+                lease_id=running.lease_id,
+                ticket_id=running.ticket_id,
+                attempt=running.attempt,
+                queue=running.queue_id,
+                worker=worker.key,
+                worker_id=worker.worker_id,
+                blocks=running.kv_blocks,
+                is_started=True,
+            )
+            self.leases.adopt(entry)
+            self.served.note(entry)
+
+    def _keep_unstarted(self, worker: Worker) -> None:
         """Keep the promises of leases that may still start on a worker that attaches again."""
         for entry in self.leases.unstarted_on(worker.worker_id):
             entry.worker = worker.key
-            if entry.lease_id in worker.promised:
-                self.leases.start(entry.lease_id, worker.key)
-            else:
-                worker.promise(entry.lease_id, entry.blocks)
-                worker.unstarted_tokens += entry.prompt_tokens
+            worker.promise(entry.lease_id, entry.blocks)
+            worker.expect(entry.prompt_tokens)
 
     def _forget(self, worker: Worker) -> None:
         """Leases that were not started stay until they lapse: the worker may be back in time for them."""
         self.fleet.remove(worker)
-        for entry in self.leases.of_worker(worker.key):
-            if entry.is_started:
-                self.leases.end(entry)
-        if not self.fleet.serving(worker.model):
+        for lease_id in list(worker.promised):
+            entry = self.leases.of(lease_id, worker.key)
+            if entry and entry.is_started:
+                self._close(entry)
+        if worker.model not in self.fleet.pools:
             self._credit(worker.model).reset()
 
     # Credit.
@@ -228,11 +264,13 @@ class Dispatcher:
         return [effect for model in models for effect in self._grant_one(model)]
 
     def _grant_one(self, model: str) -> list[Effect]:
-        room, largest = self.fleet.capacity(model)
-        bound = max(NOTHING_FITS, largest)
-        grants = self._credit(model).grants(room, bound)
-        rate = self.fleet.tokens_per_second(model) if grants else 0.0
-        return [_give(grant, model, bound, rate) for grant in grants]
+        pool = self.fleet.pools.get(model)
+        space, rate = (_space(pool), pool.totals.tokens_per_second) if pool else (FULL, 0.0)
+        return [_give(grant, model, space.largest, rate) for grant in self._credit(model).grants(space)]
+
+
+def _space(pool: Pool) -> Space:
+    return Space(pool.totals.room, pool.totals.tokens, max(NOTHING_FITS, pool.largest))
 
 
 def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:
@@ -242,5 +280,6 @@ def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:
         tickets=grant.tickets,
         max_tokens=0 if grant.is_unbounded else largest,
         tokens_per_second=rate,
+        total_tokens=grant.tokens,
         once=grant.once,
     )

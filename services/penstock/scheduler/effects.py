@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 
 
@@ -31,7 +32,24 @@ class GiveCredit:
     tickets: int
     max_tokens: int  # 0: whatever its size
     tokens_per_second: float
+    total_tokens: int = 0  # over all tickets that it is used for
     once: bool = False  # what is not used at once comes back, with what was given before
+
+
+@dataclass(frozen=True, slots=True)
+class TellPace:
+    """To a queue: how fast the workers of a model are."""
+
+    queue: str
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True)
+class TellServed:
+    """To a queue: what its tickets were served."""
+
+    queue: str
+    tickets: tuple[ServedTicket, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +75,6 @@ class Revoke:
     lease_id: str
 
 
-ToQueue = Place | Decline | GiveCredit
+ToQueue = Place | Decline | GiveCredit | TellPace | TellServed
 ToWorker = Expect | Revoke
 Effect = ToQueue | ToWorker | Catalog

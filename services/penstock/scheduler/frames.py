@@ -18,8 +18,13 @@ def to_queue(effect: out.ToQueue | out.Catalog) -> queue_pb2.DispatchRequest:
                 max_tokens=effect.max_tokens,
                 once=effect.once,
                 tokens_per_second=effect.tokens_per_second,
+                total_tokens=effect.total_tokens,
             )
             return queue_pb2.DispatchRequest(credit=credit)
+        case out.TellPace():
+            return queue_pb2.DispatchRequest(pace=effect.pace)
+        case out.TellServed():
+            return queue_pb2.DispatchRequest(served=queue_pb2.Served(tickets=effect.tickets))
         case out.Catalog():
             return queue_pb2.DispatchRequest(catalog=queue_pb2.Catalog(entries=effect.entries))
 

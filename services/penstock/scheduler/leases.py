@@ -11,12 +11,14 @@ class LeaseEntry:
     lease_id: str
     ticket_id: str
     attempt: int
-    queue: str  # stream of the shard that offered it
+    queue: str  # shard that offered it
     worker: str  # stream of the worker, as long as that is attached
     worker_id: str
     blocks: int  # KV blocks it may grow to
-    prompt_tokens: int
-    expires_at: float
+    prompt_tokens: int = 0
+    prompt_served: int = 0  # tokens that its worker has told of, like the next
+    output_served: int = 0
+    expires_at: float = 0.0
     is_started: bool = False
 
 
@@ -49,6 +51,11 @@ class LeaseBook:
         self.leases[entry.lease_id] = entry
         self._unstarted[entry.ticket_id] = entry
 
+    def adopt(self, entry: LeaseEntry) -> None:
+        """Take over a started lease that another scheduler granted, or this one before it lost the worker."""
+        assert entry.is_started, "nobody knows whether another scheduler's lease may still start"
+        self.leases[entry.lease_id] = entry
+
     def start(self, lease_id: str, worker: str) -> LeaseEntry | None:
         """Note that an edge started it on `worker`; None when that is no news."""
         entry = self.leases.get(lease_id)
@@ -70,9 +77,6 @@ class LeaseBook:
 
     def unstarted_of(self, ticket_id: str) -> LeaseEntry | None:
         return self._unstarted.get(ticket_id)
-
-    def of_worker(self, worker: str) -> list[LeaseEntry]:
-        return [entry for entry in self.leases.values() if entry.worker == worker]
 
     def unstarted_on(self, worker_id: str) -> list[LeaseEntry]:
         return [entry for entry in self._unstarted.values() if entry.worker_id == worker_id]

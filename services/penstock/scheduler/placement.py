@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.mesh.v1.ticket_pb2 import Ticket
-from penstock.scheduler.fleet import Worker
+from penstock.scheduler.worker import Worker
+
+TYPICAL = 512  # tokens of a prompt, to rank workers by before there is a ticket
+CROWDING = 10.0  # steps that a ticket would rather wait than share with a full batch
 
 # Tokens at the beginning of a ticket's prompt that a worker has in its cache.
 Overlap = Callable[[Worker, Ticket], int]
@@ -17,21 +20,35 @@ def no_overlap(_worker: Worker, _ticket: Ticket) -> int:
 class Placement(Protocol):
     """Chooses among workers that can all take the ticket."""
 
+    def load(self, worker: Worker) -> float:
+        """Rank workers before there is a ticket: those with the lowest are the candidates."""
+
     def choose(self, workers: Sequence[Worker], ticket: Ticket) -> Worker: ...
 
 
-class LeastLoaded:
-    """The worker with the least prefill in front of the ticket, its own included, then the emptiest.
+class QuickestStart:
+    """The worker that gives the first token soonest, and among those about as soon the emptiest. In s:
 
-    Time to first token is what a client feels, and prefill is what delays it; decodes share their steps.
+        (prefill in front + own prompt - what of it is cached there) / prefill rate + step time * (1 + 10 * used share)
+
+    Time to first token is what a client feels, and prefill is what delays it. The used share, of slots or of promised
+    KV blocks, whichever is scarcer, stands for what follows: decodes share their steps, and a full pool has no room
+    for what comes next. Rates are each worker's own, so that unequal ones get unequal shares.
     """
 
     def __init__(self, overlap: Overlap = no_overlap) -> None:
         self._overlap = overlap
 
+    def load(self, worker: Worker) -> float:
+        return _seconds(worker, TYPICAL)
+
     def choose(self, workers: Sequence[Worker], ticket: Ticket) -> Worker:
-        def load(worker: Worker) -> tuple[int, float, str]:
-            prefill = worker.prefill_tokens - self._overlap(worker, ticket)
-            return prefill, worker.used_share, worker.worker_id
+        def load(worker: Worker) -> tuple[float, str]:
+            return _seconds(worker, ticket.prompt_tokens - self._overlap(worker, ticket)), worker.worker_id
 
         return min(workers, key=load)
+
+
+def _seconds(worker: Worker, tokens: int) -> float:
+    prefill = (worker.prefill_tokens + tokens) / worker.prefill_rate
+    return prefill + worker.step_s * (1 + CROWDING * worker.used_share)

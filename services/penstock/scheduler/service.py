@@ -98,7 +98,9 @@ class SchedulerService(SchedulerServiceServicer):
             case "started":
                 self._dispatcher.started(key, frame.started.lease_id)
             case "released":
-                return self._dispatcher.released(key, frame.released.lease_ids)
+                return self._dispatcher.released(key, frame.released.lease_ids, frame.released.served)
+            case "progress":
+                self._dispatcher.progress(key, frame.progress.leases)
         return []
 
     # Queues.

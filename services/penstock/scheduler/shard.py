@@ -12,6 +12,7 @@ class Shard:
     """Its best waiting ticket, and the credit it holds. Frames are under way both ways, so all of it may be stale."""
 
     held: int = 0  # credit given and neither used nor handed back
+    tokens: int = 0  # that this credit may still be used for
     told: int = 0  # largest ticket that may be offered, as last said
     head: Head = field(default_factory=Head)
     is_asked: bool = False  # to hand back what it holds; the answer is on its way
@@ -29,6 +30,10 @@ class Shard:
         """Waiting tickets that no credit is on its way for."""
         return max(0, self.head.waiting - self.held)
 
+    def lacks(self, tokens: int) -> int:
+        """Tokens to be added for it to have so many."""
+        return max(0, tokens - self.tokens)
+
     @property
     def is_settled(self) -> bool:
         """Nothing is under way that would change what it has to say."""
@@ -43,13 +48,18 @@ class Shard:
     def urgency(self) -> tuple[int, float, int]:
         return self.head.priority, self.head.virtual_tokens, self.head.enqueue_unix_nano
 
-    def offered(self) -> None:
+    def offered(self, tokens: int) -> None:
         self.held = max(0, self.held - 1)
-        self.is_asked = self.is_asked and self.held > 0
+        self.tokens = max(0, self.tokens - tokens)
         self.is_stale = True
 
+    def voided(self) -> None:
+        self.held = self.tokens = 0
+
     def returned(self, tickets: int) -> None:
-        self.held = max(0, self.held - tickets)
+        """Nothing is left to a shard that was asked, as it got nothing since."""
+        self.held = 0 if self.is_asked else max(0, self.held - tickets)
+        self.tokens = self.tokens if self.held else 0
         self.is_asked = False
         if tickets and self.waits:
             self.is_stuck = True

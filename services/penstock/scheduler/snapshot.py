@@ -3,7 +3,8 @@
 from typing import Any
 
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.scheduler.fleet import Fleet, Worker
+from penstock.scheduler.fleet import Fleet
+from penstock.scheduler.worker import Worker
 
 MAX_ROWS = 1_000  # workers
 
@@ -19,6 +20,7 @@ def figures(dispatcher: Dispatcher) -> dict[str, float]:
         "room": sum(worker.room for worker in fleet),
         "credits": sum(credit.held for credit in dispatcher.credits.values()),
         "declines": dispatcher.declines,
+        "served_untold": len(dispatcher.served),
     }
 
 

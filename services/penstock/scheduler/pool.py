@@ -1,0 +1,90 @@
+"""All workers of one model at one scheduler: their sums, and the few that a ticket may go to."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
+from penstock.scheduler.placement import Placement
+from penstock.scheduler.ranking import Ranking
+from penstock.scheduler.worker import Share, Worker, tokens_of
+
+CANDIDATES = 4  # least loaded workers that are compared for a ticket
+
+
+class Pool:
+    """Sums and ranks follow what changed at the workers when they are next asked for."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._workers: dict[str, Worker] = {}  # by stream, newest last
+        self._counted: dict[str, Share] = {}
+        self._ranking = Ranking()
+        self._changed: list[Worker] = []
+        self._totals = Share()
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def add(self, worker: Worker) -> None:
+        self._workers[worker.key] = worker
+        worker.changed, worker.is_listed = self._changed, False
+        worker.list()
+
+    def remove(self, worker: Worker) -> None:
+        self._settle()
+        del self._workers[worker.key]
+        self._ranking.remove(worker.key)
+        self._count(self._counted.pop(worker.key), -1)
+        worker.changed = []
+
+    @property
+    def totals(self) -> Share:
+        self._settle()
+        return self._totals
+
+    @property
+    def largest(self) -> int:
+        """Tokens of the largest ticket that any can take."""
+        self._settle()
+        return self._ranking.most_room
+
+    def best(self) -> Worker | None:
+        """Return the worker that comes next, be it full at the moment."""
+        self._settle()
+        found = next(self._ranking.search(1), None) or next(self._ranking.search(0), None)
+        return self._workers[found] if found else None
+
+    def place(self, ticket: Ticket) -> Worker | None:
+        """Return the worker for a ticket; None when none can take it now."""
+        self._settle()
+        avoided = set(ticket.avoid_workers)
+        able = (self._workers[key] for key in self._ranking.search(tokens_of(ticket)))
+        found = list(islice((worker for worker in able if worker.worker_id not in avoided), CANDIDATES))
+        return self._placement.choose(found, ticket) if found else None
+
+    def can_ever_run(self, ticket: Ticket) -> bool:
+        return any(worker.can_ever_run(ticket) for worker in self)
+
+    def catalog_entry(self, model: str) -> CatalogEntry:
+        newest = next(reversed(self._workers.values()))
+        return CatalogEntry(
+            model=model,
+            card_digest=newest.profile.card_digest,
+            worker_address=newest.address,
+            workers_hint=len(self),
+        )
+
+    def _settle(self) -> None:
+        for worker in self._changed:
+            worker.is_listed = False
+            self._count(self._counted.get(worker.key, Share()), -1)
+            self._counted[worker.key] = share = worker.share
+            self._count(share, 1)
+            self._ranking.put(worker.key, self._placement.load(worker), worker.largest)
+        self._changed.clear()
+
+    def _count(self, share: Share, sign: int) -> None:
+        self._totals = Share(*(total + sign * part for total, part in zip(self._totals, share, strict=True)))

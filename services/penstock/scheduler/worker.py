@@ -1,0 +1,116 @@
+"""One worker attached to a scheduler: what it promised, what it has left, how fast it is."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.mesh.v1.scheduler_pb2 import Profile, Report
+from penstock.mesh.v1.ticket_pb2 import Ticket
+
+# What is assumed of a worker before its first steps.
+PREFILL_RATE = 4_000.0  # tokens per s
+STEP = 0.02  # s
+
+
+def tokens_of(ticket: Ticket) -> int:
+    """Most tokens a ticket's sequence can get."""
+    return ticket.prompt_tokens + ticket.max_output_tokens
+
+
+class Share(NamedTuple):
+    """What a worker adds to the totals of its model."""
+
+    room: int = 0  # leases
+    tokens: int = 0  # that fit into what is not promised, where there is room
+    running: int = 0
+    slots: int = 0
+    tokens_per_second: int = 0  # whole, so that sums come back to zero
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """Every lease is promised the KV blocks it may grow to, so a placed ticket always runs to its end."""
+
+    key: str  # its stream
+    worker_id: str
+    address: str
+    profile: Profile
+    look_ahead: int  # leases beyond its slots, so that the next step refills a slot that falls free
+    report: Report = field(default_factory=Report)
+    promised: dict[str, int] = field(default_factory=dict)  # lease id: KV blocks
+    promised_blocks: int = 0  # their sum
+    unstarted_tokens: int = 0  # prompts of leases that its reports do not know yet
+    changed: list["Worker"] = field(default_factory=list)  # where it is listed once it has changed
+    is_listed: bool = False
+
+    # What follows from the promises. Decisions read it more often than it changes.
+    room: int = field(init=False)  # leases it can still take
+    largest: int = field(init=False)  # tokens of the largest ticket it can take now
+    used_share: float = field(init=False)  # of slots or blocks, whichever is scarcer
+    prefill_rate: float = PREFILL_RATE  # tokens per s
+    step_s: float = STEP
+
+    def __post_init__(self) -> None:
+        self._measure()
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.worker_id}: {len(self.promised)} leases, {self.promised_blocks} blocks promised>"
+
+    def promise(self, lease_id: str, blocks: int) -> None:
+        self.promised_blocks += blocks - self.promised.get(lease_id, 0)
+        self.promised[lease_id] = blocks
+        self._measure()
+
+    def release(self, lease_id: str) -> None:
+        """Idempotent."""
+        self.promised_blocks -= self.promised.pop(lease_id, 0)
+        self._measure()
+
+    def expect(self, prompt_tokens: int) -> None:
+        """Count a prompt that is on its way here; or, below 0, one that its own reports count from now on."""
+        self.unstarted_tokens += prompt_tokens
+        self.list()
+
+    def hear(self, report: Report) -> None:
+        self.report = report
+        self.prefill_rate = report.prefill_tokens_per_second or PREFILL_RATE
+        self.step_s = (report.step_time.ToNanoseconds() / 1e9) or STEP
+        self.list()
+
+    def list(self) -> None:
+        if not self.is_listed:
+            self.is_listed = True
+            self.changed.append(self)
+
+    @property
+    def model(self) -> str:
+        return self.profile.model
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that a new ticket would wait for."""
+        return self.report.prefill_backlog_tokens + self.unstarted_tokens
+
+    @property
+    def share(self) -> Share:
+        free = self.profile.kv_blocks - self.promised_blocks
+        tokens = free * self.profile.block_size if self.room else 0
+        rate = round(self.report.tokens_per_second)
+        return Share(self.room, tokens, self.report.running, self.profile.slots, rate)
+
+    def blocks_for(self, ticket: Ticket) -> int:
+        return -(-tokens_of(ticket) // self.profile.block_size)
+
+    def can_ever_run(self, ticket: Ticket) -> bool:
+        fits = tokens_of(ticket) <= min(self.profile.kv_blocks * self.profile.block_size, self.profile.context_length)
+        return fits and self.model == ticket.model and self.worker_id not in ticket.avoid_workers
+
+    def can_take(self, ticket: Ticket) -> bool:
+        return tokens_of(ticket) <= self.largest and self.can_ever_run(ticket)
+
+    def _measure(self) -> None:
+        profile, leases = self.profile, len(self.promised)
+        free_blocks = max(0, profile.kv_blocks - self.promised_blocks)
+        self.room = max(0, profile.slots + self.look_ahead - leases) if free_blocks else 0
+        self.largest = min(free_blocks * profile.block_size, profile.context_length) if self.room else 0
+        self.used_share = max(leases / max(1, profile.slots), self.promised_blocks / max(1, profile.kv_blocks))
+        self.list()
