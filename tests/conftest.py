@@ -1,0 +1,6 @@
+"""What holds for every test."""
+
+import os
+
+# Models here are tiny: torch's threads would only wait for one another. Read when torch is loaded, by child processes too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
