@@ -9,6 +9,7 @@ from penstock.queue.bounds import Bounds
 from penstock.queue.placed import Placed
 from penstock.queue.policies.choice import Choice
 from penstock.queue.presence import Presence
+from penstock.queue.promises import Promises
 from penstock.queue.seats import Credit
 from penstock.queue.waiting import WaitingTicket
 
@@ -43,6 +44,7 @@ class Shard:
     max_tokens: int = 1_000_000
     now: float = START
     order: Choice = DEFAULT_ORDER
+    promises: Promises = field(default_factory=Promises)
     said: list = field(default_factory=list)
 
     def __post_init__(self):
@@ -50,6 +52,7 @@ class Shard:
             bounds=Bounds(self.max_depth, self.max_tokens),
             presence=Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START),
             placed=Placed(MEMORY),
+            promises=self.promises,
             new_order=self.order,
         )
         for edge in ("e", "f"):

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 PRIOR = 256  # tokens; an answer of which nothing at all is known
-ENOUGH = 4  # answers of a tenant before its own history counts
+ENOUGH = 4  # answers before a history counts
 SLOWEST = 1 / 64  # gain; about as many answers are remembered
 MAX_HISTORIES = 65_536  # tenants by model; the one that was not heard of for longest is forgotten
 
@@ -47,8 +47,8 @@ class Lengths:
 
     def predict(self, model: str, tenant_id: str, most: int) -> int:
         """Return 1 to `most` tokens."""
-        own = self._of_tenants.get((model, tenant_id))
-        history = own if own and own.answers >= ENOUGH else self._of_models.get(model)
+        histories = self._of_tenants.get((model, tenant_id)), self._of_models.get(model)
+        history = next((each for each in histories if each and each.answers >= ENOUGH), None)
         expected = history.predict(most) if history else PRIOR
         return max(1, min(most, round(expected)))
 

@@ -1,0 +1,246 @@
+"""Who is refused at the door because it would be late, who is dropped when it turns out, and what service costs."""
+
+import pytest
+
+from penstock.queue import effects as out
+from penstock.queue.charges import Service
+from penstock.queue.promises import Promises
+from penstock.queue.shelves import STALE
+from penstock.queue.speed import Speed
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, Shard, leased, only, sheds
+
+RATE = 1_000.0  # tokens/s; ten tickets
+TTFT = 2.0  # s
+
+
+def shard_at_full_speed(**fields):
+    """A shard whose workers are measured as they are with all that they can hold."""
+    shard = Shard(promises=Promises({STANDARD: TTFT, INTERACTIVE: TTFT}), **fields)
+    shard.join()
+    shard.book.shelves["m"].forecast.rate.full = RATE
+    report(shard)
+    return shard
+
+
+def report(shard, scheduler="s", **fields):
+    shard.book.pace(scheduler, "m", Speed(shard.now, tokens_per_second=RATE, **fields))
+
+
+def enqueue_many(shard, count, **fields):
+    return [effect for number in range(count) for effect in shard.enqueue(f"t{number}", **fields)]
+
+
+def error_of(effects):
+    return only(out.Shed, effects).error
+
+
+def test_what_would_come_later_than_its_class_is_promised_is_refused_at_once():
+    shard = shard_at_full_speed()
+    refused = sheds(enqueue_many(shard, 40))
+    assert set(refused.values()) == {"OVERLOADED"}
+    assert len(refused) == 40 - 18, "18 tickets of 0.1 s fit into 0.9 of 2 s"
+    assert refused == {f"t{number}": "OVERLOADED" for number in range(18, 40)}
+
+
+def test_a_refused_client_is_told_when_it_would_be_in_time():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 18)
+    error = error_of(shard.enqueue("late", tokens=100))
+    assert error.retry_after == pytest.approx(0.1)
+    assert "1.9 s" in str(error)
+    assert "retry in 0.1 s" in str(error)
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_can_is_not():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 9, priority=BATCH)
+    assert sheds(shard.enqueue("soon", priority=BATCH, deadline=shard.now + 1.0)) == {"soon": "OVERLOADED"}
+    assert not sheds(shard.enqueue("later", priority=BATCH, deadline=shard.now + 1.2))
+
+
+def test_a_class_without_a_promise_waits_for_as_long_as_it_takes():
+    shard = shard_at_full_speed()
+    assert not sheds(enqueue_many(shard, 200, priority=BATCH))
+
+
+def test_work_ahead_is_that_ahead_in_the_order():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 200, priority=BATCH)
+    assert not sheds(shard.enqueue("better class", priority=INTERACTIVE))
+    for number in range(17):
+        assert not sheds(shard.enqueue(f"greedy {number}"))
+    assert sheds(shard.enqueue("greedy 18")) == {"greedy 18": "OVERLOADED"}
+    assert not sheds(shard.enqueue("modest", tenant_id="modest"))
+
+
+def test_resumed_work_and_what_another_shard_let_in_are_not_refused_for_being_late():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 18)
+    assert not sheds(shard.enqueue("resumed", attempt=2))
+    assert not sheds(shard.enqueue("from a shard that died", enqueued=shard.now - 5))
+
+
+def test_without_a_fresh_report_nothing_is_refused_but_for_want_of_room():
+    shard = shard_at_full_speed(max_depth=50)
+    shard.wait(STALE + 0.1)
+    refused = sheds(enqueue_many(shard, 60, enqueued=shard.now))
+    assert set(refused.values()) == {"QUEUE_FULL"}
+    assert len(refused) == 10
+
+
+def test_before_anything_is_measured_nothing_is_refused_but_for_want_of_room():
+    shard = Shard(max_depth=50, promises=Promises({STANDARD: TTFT}))
+    shard.join()
+    assert set(sheds(enqueue_many(shard, 60)).values()) == {"QUEUE_FULL"}
+
+
+def test_frozen_reports_do_not_stop_offers():
+    shard = shard_at_full_speed()
+    shard.enqueue("a", priority=BATCH)
+    shard.wait(10 * STALE)
+    assert shard.credit(1) == ["a"]
+
+
+def test_what_waited_past_its_promise_is_not_offered_any_more():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 3)
+    shard.now += TTFT
+    assert shard.credit(3) == []
+    assert sheds(shard.said) == {f"t{number}": "OVERLOADED" for number in range(3)}
+
+
+def test_a_deadline_that_its_prefill_would_pass_is_not_offered_any_more():
+    shard = shard_at_full_speed()
+    report(shard, prefill_tokens_per_second=90.0)  # a prompt of 90 takes 1 s
+    shard.enqueue("a", deadline=shard.now + 3, priority=BATCH)
+    shard.enqueue("b", deadline=shard.now + 9, priority=BATCH)
+    shard.now += 2.1
+    assert shard.credit(2) == ["b"]
+    assert sheds(shard.said) == {"a": "DEADLINE"}
+
+
+def test_a_ticket_in_time_pays_for_no_late_one():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 5, tenant_id="late")
+    shard.now += TTFT
+    shard.enqueue("a", tenant_id="late", enqueued=shard.now)
+    shard.enqueue("b", tenant_id="other", enqueued=shard.now)
+    assert shard.credit(2) == ["a", "b"]
+
+
+def test_what_is_predicted_learns_from_what_came():
+    shard = shard_at_full_speed()
+    for number in range(200):
+        shard.enqueue(f"warm {number}", priority=BATCH, enqueued=shard.now)
+        shard.enqueue(f"more {number}", priority=BATCH, enqueued=shard.now)
+        shard.now += 0.4
+        report(shard)
+        for ticket_id in shard.credit(2):
+            shard.place(ticket_id)
+    assert shard.book.shelves["m"].forecast.correction > 1.5
+
+
+def test_a_prediction_is_told_to_the_edge():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 4)
+    queued = only(out.Queued, shard.enqueue("a"))
+    assert (queued.ahead, queued.predicted_wait) == (4, pytest.approx(0.5))
+
+
+# Service.
+
+
+def run_one(shard, name, **fields):
+    shard.enqueue(name, enqueued=shard.now, **fields)
+    assert shard.credit(1) == [name]
+    assert leased(shard.place(name)) == ["lease"]
+
+
+def counter(shard, tenant="acme"):
+    return shard.book.shelves["m"].order[STANDARD].line.counter(tenant)
+
+
+def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):
+    shard.book.served([Service(name, prompt, output, ended, attempt)])
+
+
+def test_a_tenant_pays_for_what_it_was_served_in_the_end():
+    shard = shard_at_full_speed()
+    run_one(shard, "a")
+    assert counter(shard) == 90 + 2 * 10
+    served(shard, "a", prompt=30, output=2)
+    served(shard, "a", output=3)
+    assert counter(shard) == 90 + 2 * 10, "the prediction stands while it runs"
+    served(shard, "a", ended=True)
+    assert counter(shard) == 30 + 2 * 5
+    assert len(shard.book.charges) == 0
+
+
+def test_more_than_was_predicted_is_paid_for_as_it_comes():
+    shard = shard_at_full_speed()
+    for number in range(10):
+        run_one(shard, f"short {number}")
+        served(shard, f"short {number}", prompt=90, output=2, ended=True)
+    before = counter(shard)
+    run_one(shard, "long")
+    assert counter(shard) == before + 90 + 2 * 2
+    served(shard, "long", prompt=90, output=6)
+    assert counter(shard) == before + 90 + 2 * 6
+
+
+def test_a_recalled_lease_costs_nothing():
+    shard = shard_at_full_speed()
+    run_one(shard, "a")
+    shard.withdraw("a")
+    assert counter(shard) == 0
+    served(shard, "a", ended=True)
+    assert counter(shard) == 0
+
+
+def test_a_lease_that_lapsed_costs_nothing():
+    shard = shard_at_full_speed()
+    run_one(shard, "a")
+    served(shard, "a", ended=True)
+    assert counter(shard) == 0
+
+
+def test_the_end_of_an_older_attempt_ends_no_younger_one():
+    shard = shard_at_full_speed()
+    run_one(shard, "a")
+    served(shard, "a", prompt=90, output=4, ended=True)
+    run_one(shard, "a", attempt=2)
+    served(shard, "a", ended=True, attempt=1)
+    assert len(shard.book.charges) == 1
+    assert counter(shard) == 90 + 2 * 4 + 2 * 10, "the prompt of resumed work is free"
+
+
+def test_service_of_unknown_tickets_is_ignored():
+    shard = shard_at_full_speed()
+    served(shard, "nobody's", prompt=5, output=5, ended=True)
+    assert counter(shard) == 0
+
+
+# Room.
+
+
+def test_no_more_is_offered_than_fits_together():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 5)
+    assert shard.credit(5, room=250) == ["t0", "t1"]
+    assert shard.credit(0, room=50) == ["t2"]
+    assert shard.credit(0) == []
+
+
+def test_room_goes_with_the_credit_that_was_void():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 5)
+    assert shard.credit(2, room=10_000) == ["t0", "t1"]
+    shard.decline("t0")
+    assert shard.credit(3) == [], "no room is left"
+    assert shard.credit(0, room=100) == ["t0"]
+
+
+def test_credit_that_names_no_room_is_for_any():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 3)
+    assert len(shard.credit(3)) == 3

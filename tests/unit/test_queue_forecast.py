@@ -1,0 +1,119 @@
+"""When a first token is expected: from work ahead, measured rates and how well it was said before."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.queue.forecast import CORRECTION_BOUNDS, ERRORS, SETTLING, Forecast
+from penstock.queue.lengths import ENOUGH, PRIOR, Lengths
+from penstock.queue.policies.order import Ahead
+from penstock.queue.speed import ServiceRate, Speed
+from queue_tickets import START, ticket
+
+FULL = Speed(START, tokens_per_second=1_000.0, prefill_tokens_per_second=500.0, prefill_backlog=100, step_time=0.01)
+
+
+def measured():
+    forecast = Forecast()
+    forecast.rate.full = 1_000.0
+    return forecast
+
+
+def test_a_first_token_takes_the_wait_the_backlog_the_own_prompt_and_a_step():
+    found = measured().predict(ticket("t", tokens=60), Ahead(9, 900), [FULL], 0, START)
+    assert found.wait == pytest.approx(1.0), "nine tickets ahead and a place for its own"
+    assert found.prefill == pytest.approx(50 / 500 + 0.01)
+    assert found.first_token == pytest.approx(1.0 + 100 / 500 + 50 / 500 + 0.01)
+
+
+def test_free_slots_take_a_burst_at_once_however_slow_a_batch_of_one_was():
+    idle = Speed(START, tokens_per_second=20.0, free_slots=64)
+    found = Forecast().predict(ticket("t"), Ahead(40, 4_000), [idle], 0, START)
+    assert found.wait == 0
+
+
+def test_free_slots_are_not_believed_in_once_tickets_wait_beside_them():
+    forecast = measured()
+    forecast.note_waiting(3, START)
+    roomy = Speed(START, free_slots=64)
+    assert forecast.predict(ticket("t"), Ahead(3, 300), [roomy], 0, START + SETTLING / 2).wait == 0
+    assert forecast.predict(ticket("t"), Ahead(3, 300), [roomy], 0, START + 2 * SETTLING).wait == pytest.approx(0.4)
+    forecast.note_waiting(0, START + 1)
+    assert forecast.predict(ticket("t"), Ahead(3, 300), [roomy], 0, START + 1 + 2 * SETTLING).wait == 0
+
+
+def test_nothing_is_said_of_what_was_never_measured():
+    assert Forecast().predict(ticket("t"), Ahead(5, 500), [], 0, START).first_token is None
+    assert Forecast().predict(ticket("t"), Ahead(5, 500), [FULL], 0, START).first_token is None
+
+
+def test_the_rate_of_a_small_batch_neither_counts_nor_lowers_that_of_a_full_one():
+    rate = ServiceRate()
+    rate.note([Speed(START, tokens_per_second=20.0)], is_saturated=False)
+    assert rate.full == 0
+    rate.note([Speed(START, tokens_per_second=900.0), Speed(START, tokens_per_second=100.0)], is_saturated=True)
+    rate.note([Speed(START, tokens_per_second=20.0)], is_saturated=False)
+    assert rate.full == 1_000
+    rate.note([Speed(START, tokens_per_second=1_200.0)], is_saturated=False)
+    assert rate.full == 1_200
+    rate.note([Speed(START, tokens_per_second=500.0)], is_saturated=True)
+    assert rate.full == 500
+
+
+@pytest.mark.parametrize("truth", [0.5, 1.0, 2.0])
+def test_predictions_that_are_off_by_a_factor_are_soon_right(truth):
+    forecast = measured()
+    for _ in range(300):
+        found = forecast.predict(ticket("t"), Ahead(9, 900), [FULL], 0, START)
+        forecast.note_wait(found.wait, found.raw, truth * found.raw)
+    assert forecast.correction == pytest.approx(truth, rel=0.01)
+    assert abs(forecast.errors[-1]) < 0.02
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(0, 1e6)), max_size=50))
+def test_no_history_makes_a_correction_leave_its_bounds(waits):
+    forecast = Forecast()
+    for raw, realised in waits:
+        forecast.note_wait(raw, raw, realised)
+    assert CORRECTION_BOUNDS[0] <= forecast.correction <= CORRECTION_BOUNDS[1]
+    assert len(forecast.errors) <= ERRORS
+
+
+def test_answers_are_predicted_as_long_as_their_tenants_were():
+    lengths = Lengths()
+    for _ in range(50):
+        lengths.note("m", "short", 1_000, 20)
+        lengths.note("m", "long", 1_000, 600)
+    assert lengths.predict("m", "short", 1_000) == 20
+    assert lengths.predict("m", "long", 1_000) == 600
+    assert lengths.predict("m", "long", 100) == 100, "never more than was asked for"
+    assert 20 < lengths.predict("m", "new", 1_000) < 600
+
+
+def test_where_callers_ask_for_what_they_need_the_bound_is_believed():
+    lengths = Lengths()
+    for number in range(200):
+        lengths.note("m", "exact", 100 + 90 * (number % 10), (100 + 90 * (number % 10)) // 2)
+    assert lengths.predict("m", "exact", 400) == pytest.approx(200, abs=2)
+
+
+def test_of_an_unknown_model_little_is_assumed():
+    assert Lengths().predict("m", "t", 100_000) == PRIOR
+    assert Lengths().predict("m", "t", 5) == 5
+
+
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1)), max_size=40), st.integers(1, 10_000))
+def test_a_prediction_is_at_least_one_and_at_most_what_was_asked_for(answers, most):
+    lengths = Lengths()
+    for asked, share in answers:
+        lengths.note("m", "t", asked, max(1, round(asked * share)))
+    assert 1 <= lengths.predict("m", "t", most) <= most
+
+
+def test_a_new_tenant_is_like_the_others_until_it_has_a_history():
+    lengths = Lengths()
+    for _ in range(20):
+        lengths.note("m", "others", 1_000, 50)
+    for _ in range(ENOUGH):
+        lengths.note("m", "new", 1_000, 500)
+    assert lengths.predict("m", "new", 1_000) == 500
