@@ -118,8 +118,8 @@ def test_a_crowd_sees_tokens_that_an_engine_swallows_or_changes(fault):
 
 
 def test_a_step_that_neighbours_disturbed_does_not_lengthen_what_a_step_takes():
-    quiet = [Turn(wall=0.010, cpu=0.0198, forward=0.0, work=NO_WORK)] * 5
-    disturbed = [Turn(wall=0.020, cpu=0.0200, forward=0.0, work=NO_WORK)] * 20
+    quiet = [Turn(wall=0.010, cpu=0.0198, forward=0.0, waited=0.0001, work=NO_WORK)] * 5
+    disturbed = [Turn(wall=0.020, cpu=0.0200, forward=0.0, waited=0.018, work=NO_WORK)] * 20
     cores = cores_had(quiet + disturbed)
     assert cores == pytest.approx(1.98)
     assert settled(quiet + disturbed, cores) == pytest.approx(0.010)

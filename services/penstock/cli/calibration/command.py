@@ -47,7 +47,7 @@ def calibrate(asked: CalibrationOptions) -> None:
 
 def outcome_of(turns: Turns, model: str, threads: int) -> Outcome:
     turns = {point: found for point, found in turns.items() if found}
-    cores = cores_had(turn for found in turns.values() for turn in found)
+    cores = cores_had([turn for found in turns.values() for turn in found])
     steps = [Measured(typical_work(found), settled(found, cores)) for found in turns.values()]
     found = fit(steps)
     facts: Facts = {

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from penstock.cli.calibration.points import BLOCK_SIZE, BUDGET, Point, blocks_for, lengths_for, points_within
-from penstock.cli.calibration.watching import FEWEST, Turn, WatchedEngine, calm, cores_had
+from penstock.cli.calibration.watching import FEWEST, Turn, WatchedEngine, calm
 from penstock.worker.engine.build_torch import build_torch_engine
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.loaders import load_card
@@ -13,6 +13,7 @@ from penstock.worker.engine.options import EngineOptions
 SLOTS = 40  # above the largest crowd
 DECODE_STEPS = 6  # measured of a crowd in a round
 CHUNK_STEPS = 2
+FILLER = 512  # tokens
 EXTRA = 2  # as many rounds more for points that neighbours disturbed, as were asked for
 
 Turns = dict[Point, list[Turn]]
@@ -47,8 +48,7 @@ def measure(rounds: "Rounds", count: int, say: Say) -> Turns:
 
 
 def disturbed(turns: Turns) -> list[Point]:
-    cores = cores_had(turn for found in turns.values() for turn in found)
-    return [point for point, found in turns.items() if len(calm(found, cores)) < FEWEST]
+    return [point for point, found in turns.items() if len(calm(found)) < FEWEST]
 
 
 class Rounds:
@@ -69,6 +69,11 @@ class Rounds:
             say(f"prefilling {place + 1} of {len(self._texts)} contexts: {len(text)} tokens")
             self._add(place, len(text), 1, 1)
             self._watched.finish()
+        say("touching the rest of the KV memory, which the system gives as it is first written")
+        capacity, filler = self._engine.capacity(), min(FILLER, self._engine.batch.context_length - 1)
+        for _ in range((capacity.blocks_free - capacity.blocks_cached) // (1 + filler // BLOCK_SIZE)):
+            self._add(0, 0, filler, 1)
+        self._watched.finish()
 
     def round(self, turns: Turns, points: Sequence[Point], say: Say) -> None:
         """Measure each of the points once more, in an order of its own."""

@@ -2,20 +2,21 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.cli.bench.report import quantile
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.plan import StepPlan
 from penstock.worker.engine.runner import Runner
 from penstock.worker.engine.step_law import Work, work_of
 from penstock.worker.engine.torch_engine import TorchEngine
 
-CALM = 0.85  # of the cores that the engine can have
+CALM = 0.03  # of a step's time: what its threads may have waited for a core
 FEWEST = 3  # calm steps for their wall time to count
+THREADS = Path("/proc/self/task")
 
 
 class Turn(NamedTuple):
@@ -24,6 +25,7 @@ class Turn(NamedTuple):
     wall: float
     cpu: float  # of all threads
     forward: float  # wall time inside the model
+    waited: float  # of all threads, for a core that others had
     work: Work
 
 
@@ -37,9 +39,10 @@ class WatchedEngine:
 
     def step(self) -> tuple[StepResult, Turn]:
         self._runner.seconds = 0.0
-        wall, cpu = time.perf_counter(), time.process_time()
+        waited, cpu, wall = time_waited(), time.process_time(), time.perf_counter()
         result = self.engine.step()
-        turn = time.perf_counter() - wall, time.process_time() - cpu, self._runner.seconds
+        spent = time.perf_counter() - wall, time.process_time() - cpu
+        turn = *spent, self._runner.seconds, time_waited() - waited
         plan = self._runner.plan
         return result, Turn(*turn, work_of(plan.decodes, plan.prefills) if plan else Work(0, 0, 0, 0))
 
@@ -65,19 +68,25 @@ class _WatchedRunner:
         return logits
 
 
-def cores_had(turns: Iterable[Turn]) -> float:
-    """Cores that the engine computes on where it is let: the best of its steps say so."""
-    return quantile([turn.cpu / turn.wall for turn in turns], 0.95)
+def time_waited() -> float:
+    """s that this process's threads were ready to run and had no core; 0 for ever where the system does not tell."""
+    return sum(int(file.read_text().split()[1]) for file in THREADS.glob("*/schedstat")) * 1e-9
 
 
-def calm(turns: Sequence[Turn], cores: float) -> list[Turn]:
-    """Those that had their cores: a step that neighbours took a core from has less CPU time for its wall time."""
-    return [turn for turn in turns if turn.cpu / turn.wall >= CALM * cores]
+def calm(turns: Iterable[Turn]) -> list[Turn]:
+    """Those that neighbours took no core from."""
+    return [turn for turn in turns if turn.waited <= CALM * turn.wall]
+
+
+def cores_had(turns: Sequence[Turn]) -> float:
+    """Cores that the engine computes on where it is let: in its typical calm step, or in its best one."""
+    shares = [turn.cpu / turn.wall for turn in calm(turns)]
+    return median(shares) if shares else max(turn.cpu / turn.wall for turn in turns)
 
 
 def settled(turns: Sequence[Turn], cores: float) -> float:
     """What such a step takes with the machine to itself, s: by the wall where it was calm often enough, else by CPU."""
-    undisturbed = calm(turns, cores)
+    undisturbed = calm(turns)
     if len(undisturbed) >= FEWEST:
         return median(turn.wall for turn in undisturbed)
     return median(turn.cpu for turn in turns) / cores

@@ -29,6 +29,7 @@ def prove(asked: EngineProofOptions, model: str, console: Console) -> Card:
 
         say(f"loading {model}")
         bench = open_bench(model, cores_here())
+        bench.warm()
         decodes = measure_decodes(bench, say)
         texts = compare_texts(bench, asked.seed, say)
         crowds = _crowds(bench, asked, say)

@@ -43,7 +43,7 @@ def measure_decodes(bench: Bench, say: Callable[[str], None]) -> list[Decode]:
         for batch in BATCHES:
             turns[batch] += bench.decode_steps(prompts(bench, batch), STEPS)
             reads[batch] = max(reads[batch], reading_rate(_read_by(bench, batch), bench))
-    cores = cores_had(turn for each in turns.values() for turn in each)
+    cores = cores_had([turn for each in turns.values() for turn in each])
     return [_decode(batch, turns[batch], cores, _read_by(bench, batch) / reads[batch]) for batch in BATCHES]
 
 
@@ -58,7 +58,7 @@ def prompts(bench: Bench, batch: int) -> list[SequenceSpec]:
 
 
 def _decode(batch: int, turns: Sequence[Turn], cores: float, roofline: float) -> Decode:
-    outside = median((turn.wall - turn.forward) / turn.wall for turn in calm(turns, cores) or turns)
+    outside = median((turn.wall - turn.forward) / turn.wall for turn in calm(turns) or turns)
     return Decode(batch, settled(turns, cores), outside, roofline)
 
 
