@@ -32,7 +32,7 @@ def split_length(context_length: int) -> int:
 def attend_decodes(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, split: int) -> None:
     """Attention of the leading `step.decodes` rows; 0 where a row's position is -1.
 
-    qkv: [rows, heads + 2 * kv_heads, head_size]; out: [rows, heads, head_size]
+    qkv: [rows, heads + 2 * kv_heads, head_size]; out: [rows, heads, head_size]; split: a multiple of KEYS.
     """
     rows, heads, kv_heads, head_size = step.decodes, out.shape[1], kv.k.shape[2], out.shape[2]
     partials = torch.empty(rows, heads, MOST_SPLITS, head_size, dtype=torch.float32, device=out.device)

@@ -1,0 +1,135 @@
+"""The GPU's forward as a whole: plain torch's logits in any batch, and on a GPU the same from a graph."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cuda_device import DEVICE, DTYPES, HAS_GPU
+from forwards import BLOCKS, SHAPE, logits_of, random_weights, text_of
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.cuda.runner import CudaRunner
+from penstock.worker.engine.interface import SamplingParams, SequenceSpec
+from penstock.worker.engine.model import Model
+from penstock.worker.engine.runner import TorchRunner
+from penstock.worker.engine.sampler import Draw, sample
+from penstock.worker.engine.torch_engine import TorchEngine
+
+SLOTS = 8
+SMALL = replace(SHAPE, context_length=200)
+
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no GPU; graphs need one")]
+
+
+def weights_of(dtype, **options):
+    weights = random_weights(SMALL, dtype, **options)
+    for layer in weights.layers:
+        for name in layer.__slots__:
+            value = getattr(layer, name)
+            setattr(layer, name, value if value is None else value.to(DEVICE))
+    is_tied = weights.head is weights.embedding
+    weights.embedding, weights.norm = weights.embedding.to(DEVICE), weights.norm.to(DEVICE)
+    weights.head = weights.embedding if is_tied else weights.head.to(DEVICE)
+    return weights
+
+
+@torch.inference_mode()
+def runner_of(dtype, **options):
+    return CudaRunner(SMALL, weights_of(dtype, **options), BLOCKS, 16, SLOTS)
+
+
+def plain_of(dtype, **options):
+    return TorchRunner(Model(SMALL, weights_of(dtype, **options)), BLOCKS, 16)
+
+
+@pytest.mark.parametrize("extras", [False, True], ids=["llama", "qwen"])
+def test_float32_logits_are_plain_torchs(extras):
+    texts = [text_of(3), text_of(20, 2), text_of(134, 3)]
+    plain, ours = (
+        logits_of(make(torch.float32, extras=extras), texts, budget=60, prompt_share=0.95)
+        for make in (plain_of, runner_of)
+    )
+    assert plain.keys() == ours.keys()
+    for place, row in plain.items():
+        torch.testing.assert_close(ours[place], row, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason="no GPU, and the interpreter multiplies no bfloat16")
+def test_bfloat16_logits_are_as_near_to_float32_as_plain_torchs():
+    texts = [text_of(150)]
+    exact = logits_of(plain_of(torch.float32), texts)
+
+    def error(runner):
+        logits = logits_of(runner, texts)
+        return max(float((logits[place] - exact[place]).norm() / exact[place].norm()) for place in exact)
+
+    assert error(runner_of(torch.bfloat16)) < max(1.5 * error(plain_of(torch.bfloat16)), 0.02)
+
+
+def run_out(runner, seq_ids):
+    """Text of each sequence, and how often one was preempted, with room for three blocks."""
+    batch = Batch(pool=BlockPool(3, 16), batching=Continuous(token_budget=24), slots=2, context_length=200)
+    engine = TorchEngine(runner, batch)
+    for seq_id in seq_ids:
+        engine.add(SequenceSpec(seq_id=seq_id, token_ids=text_of(14, seq_id + 5), max_output_tokens=5))
+    texts, preempted = {seq_id: [] for seq_id in seq_ids}, 0
+    while engine.has_work:
+        result = engine.step()
+        preempted += result.preempted
+        for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
+            texts[seq_id].append(token)
+    return texts, preempted
+
+
+def test_a_preempted_sequences_text_is_plain_torchs():
+    made, preempted = run_out(runner_of(torch.float32), [0, 1])
+    assert preempted > 0
+    plain = plain_of(torch.float32)
+    assert made == {**run_out(plain, [0])[0], **run_out(plain, [1])[0]}
+
+
+class OneStep:
+    """A decode step of `count` sequences, ready to be computed over and over."""
+
+    def __init__(self, runner, count):
+        batch = Batch(pool=BlockPool(BLOCKS, 16), batching=Continuous(512), slots=SLOTS, context_length=200)
+        for seq_id in range(count):
+            batch.add(SequenceSpec(seq_id=seq_id, token_ids=text_of(20 + seq_id), max_output_tokens=4))
+        plan = batch.plan()
+        runner.forward(plan)
+        batch.commit(plan, [1] * count, [0.0] * count)
+        self.plan = batch.plan()
+        assert len(self.plan.decodes) == count
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_padding_a_batch_changes_no_rows_logits(count):
+    with torch.inference_mode():
+        runner = runner_of(torch.float32)
+        step = OneStep(runner, count)
+        padded = runner.forward(step.plan).clone()
+        plain = plain_of(torch.float32)
+        expected = plain.forward(OneStep(plain, count).plan)
+    assert padded.shape == expected.shape
+    torch.testing.assert_close(padded, expected, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=needs_gpu, id=str(dtype)) for dtype in DTYPES])
+def test_a_step_waits_for_the_gpu_for_its_tokens_alone(dtype):
+    draws = [Draw(SamplingParams(temperature=0.7, top_p=0.9), seed, [1, 2, 3], 3) for seed in range(3)]
+    with torch.inference_mode():
+        runner = runner_of(dtype)
+        plan = OneStep(runner, 3).plan
+        first = sample(runner.forward(plan), draws)
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as waits:
+                warnings.simplefilter("always")
+                again = sample(runner.forward(plan), draws)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert again == first
+    assert len(waits) == 1
