@@ -1,6 +1,6 @@
 """What the book asks its surroundings to say. Streams are named by keys that the service chose."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
@@ -86,6 +86,7 @@ class Head:
     waiting: int
     waiting_tokens: int
     key: Key | None  # None: nothing waits
+    tokens: int = field(default=0, compare=False)  # of the ticket that the key is of
 
 
 @dataclass(frozen=True, slots=True)

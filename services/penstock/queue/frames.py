@@ -45,6 +45,7 @@ def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:
 def _head(effect: out.Head) -> pb.Head:
     head = pb.Head(model=effect.model, waiting=effect.waiting, waiting_tokens=effect.waiting_tokens)
     if effect.key:
+        head.tokens = effect.tokens
         head.priority = effect.key.priority  # type: ignore[assignment]  # an int that came from this very enum
         head.virtual_tokens = effect.key.virtual_tokens
         head.enqueue_unix_nano = round(effect.key.enqueued * NANOS)

@@ -23,7 +23,8 @@ class Shelf:
     def news(self) -> Head | None:
         """Return the head where schedulers are to hear of it; they are then taken to know it."""
         found, load = self.order.head(), self.order.load
-        head = Head("", self.model, load.tickets, load.tokens, found[1] if found else None)
+        ticket, key = found or (None, None)
+        head = Head("", self.model, load.tickets, load.tokens, key, ticket.tokens if ticket else 0)
         if not self._is_due and (head == self._told or (self._told is None and not found)):
             return None
         self._told, self._is_due = head, False

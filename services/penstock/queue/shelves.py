@@ -86,7 +86,7 @@ class Shelves:
         for model in sorted(changed):
             if head := self[model].news():
                 for scheduler in self._seats.serving(model):
-                    yield Head(scheduler, model, head.waiting, head.waiting_tokens, head.key)
+                    yield Head(scheduler, model, head.waiting, head.waiting_tokens, head.key, head.tokens)
 
     # Predictions.
 

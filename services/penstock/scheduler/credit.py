@@ -13,6 +13,8 @@ from penstock.mesh.v1.queue_pb2 import Head
 from penstock.scheduler.shard import Shard
 
 STANDING = 64  # most credit that a shard holds while nothing waits; more than arrives in one round trip
+LARGER = 2.0  # times the mean
+MEMORY = 0.02  # weight of the last ticket: about the last fifty count
 STEPS = 8  # turns in which several shards fill what is free: many tickets at once while much is free, then one by one
 
 
@@ -20,8 +22,18 @@ class Space(NamedTuple):
     """What the workers of a model can take now."""
 
     room: int  # tickets
-    tokens: int  # over all of them
-    largest: int  # tokens of one
+    tokens: int  # free on all workers
+    largest: int  # tokens of one ticket
+    open: int = 0  # workers that have room
+    ever: int = 0  # tokens of the largest ticket that could run on any of them, were it empty
+
+    def packed(self, size: float) -> int:
+        """Return how many tokens find a place in whatever order they come, in tickets of at most `size`.
+
+        A ticket finds none only where each worker's free tokens are fewer than its own, so no more than `size` are
+        ever left unused on each. Tickets that together are no more than `largest` always fit on the roomiest.
+        """
+        return max(self.largest, round(self.tokens - size * self.open))
 
 
 class Grant(NamedTuple):
@@ -34,10 +46,9 @@ class Grant(NamedTuple):
     is_unbounded: bool = False  # for tickets of any size
 
     def lifted(self, shard: Shard) -> "Grant":
-        """Lift the bounds if the shard's head is to be tried."""
-        if not shard.is_to_be_probed:
-            return self
-        return self._replace(tokens=max(self.tokens, shard.lacks(shard.head.waiting_tokens)), is_unbounded=True)
+        """Lift the bounds, so that the shard's head is tried."""
+        size = shard.head.tokens or shard.head.waiting_tokens
+        return self._replace(tokens=max(self.tokens, shard.lacks(size)), is_unbounded=True)
 
 
 class CreditBook:
@@ -45,6 +56,9 @@ class CreditBook:
 
     def __init__(self, queues: Iterable[str] = ()) -> None:
         self.shards = {queue: Shard() for queue in queues}
+        # Start-time fair queueing's clock, by class: the virtual tokens of the head that was served last.
+        self.virtual_time: dict[int, float] = {}
+        self.large = 0.0  # tokens that few tickets exceed
 
     def __repr__(self) -> str:
         waiting = sum(shard.head.waiting for shard in self.shards.values())
@@ -69,6 +83,7 @@ class CreditBook:
         self.shards = {queue: Shard() for queue in self.shards}
 
     def offered(self, queue: str, tokens: int) -> None:
+        self.large += (LARGER * tokens - self.large) * MEMORY
         self.shards[queue].offered(tokens)
 
     def returned(self, queue: str, tickets: int) -> None:
@@ -79,7 +94,7 @@ class CreditBook:
         self.shards[queue].voided()
 
     def head(self, queue: str, head: Head) -> None:
-        self.shards[queue].hear(head)
+        self.shards[queue].hear(head, self.virtual_time.get(head.priority, 0.0))
 
     def stir(self) -> None:
         for shard in self.shards.values():
@@ -94,6 +109,7 @@ class CreditBook:
 
     def grants(self, space: Space) -> list[Grant]:
         """Give credit for what there is space for; what is returned counts as held from now."""
+        space = space._replace(tokens=space.packed(self.large))
         waiting = [queue for queue, shard in self.shards.items() if shard.waits]
         if not waiting:
             found = self._standing(space)
@@ -128,14 +144,15 @@ class CreditBook:
             return found
         heads = [self.shards[queue].head for queue in ready]
         if space.room >= sum(head.waiting for head in heads) and space.tokens >= sum(h.waiting_tokens for h in heads):
-            return [*found, *(self._turn(queue, space.room, space.tokens) for queue in ready)]
+            return [*found, *(self._turn(queue, space.room, space) for queue in ready)]
         best = min(ready, key=lambda queue: self.shards[queue].urgency)
-        return [*found, self._turn(best, max(1, space.room // STEPS), space.tokens)]
+        return [*found, self._turn(best, max(1, space.room // STEPS), space)]
 
-    def _turn(self, queue: str, most: int, tokens: int) -> Grant:
+    def _turn(self, queue: str, most: int, space: Space) -> Grant:
         shard = self.shards[queue]
         tickets = min(shard.head.waiting, most)
-        return Grant(queue, tickets, shard.lacks(tokens), once=True).lifted(shard)
+        grant = Grant(queue, tickets, shard.lacks(space.tokens), once=True)
+        return grant.lifted(shard) if shard.is_to_be_probed(space.ever) else grant
 
     def _recalls(self, queues: Iterable[str]) -> list[Grant]:
         return [
@@ -150,15 +167,21 @@ class CreditBook:
             for queue, shard in self.shards.items()
             if shard.held and shard.waits and not shard.is_asked and queue not in told
         ]
-        return [
-            Grant(queue, 0, shard.lacks(space.tokens)).lifted(shard)
+        probed = [Grant(queue).lifted(shard) for queue, shard in idle if shard.is_to_be_probed(space.ever)]
+        tried = {grant.queue for grant in probed}
+        renewed = [
+            Grant(queue, 0, shard.lacks(space.tokens))
             for queue, shard in idle
-            if shard.told < space.largest or shard.is_to_be_probed
+            if shard.told < space.largest and queue not in tried
         ]
+        return [*probed, *renewed]
 
     def _note(self, grant: Grant, largest: int) -> Grant:
         shard = self.shards[grant.queue]
         shard.held += grant.tickets
+        if grant.tickets and shard.waits:
+            passed = self.virtual_time.get(shard.head.priority, 0.0)
+            self.virtual_time[shard.head.priority] = max(passed, shard.virtual_tokens)
         shard.tokens += grant.tokens
         shard.told = largest
         shard.is_asked = shard.is_asked or grant.once

@@ -270,7 +270,8 @@ class Dispatcher:
 
 
 def _space(pool: Pool) -> Space:
-    return Space(pool.totals.room, pool.totals.tokens, max(NOTHING_FITS, pool.largest))
+    totals = pool.totals
+    return Space(totals.room, totals.tokens, max(NOTHING_FITS, pool.largest), totals.is_open, pool.ever)
 
 
 def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:

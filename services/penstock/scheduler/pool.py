@@ -21,6 +21,7 @@ class Pool:
         self._ranking = Ranking()
         self._changed: list[Worker] = []
         self._totals = Share()
+        self.ever = 0  # tokens of the largest ticket that could run on any of them, were it empty
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -32,6 +33,7 @@ class Pool:
         self._workers[worker.key] = worker
         worker.changed, worker.is_listed = self._changed, False
         worker.list()
+        self.ever = max(self.ever, worker.ever)
 
     def remove(self, worker: Worker) -> None:
         self._settle()
@@ -39,6 +41,7 @@ class Pool:
         self._ranking.remove(worker.key)
         self._count(self._counted.pop(worker.key), -1)
         worker.changed = []
+        self.ever = max((each.ever for each in self), default=0)
 
     @property
     def totals(self) -> Share:

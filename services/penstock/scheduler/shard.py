@@ -15,6 +15,7 @@ class Shard:
     tokens: int = 0  # that this credit may still be used for
     told: int = 0  # largest ticket that may be offered, as last said
     head: Head = field(default_factory=Head)
+    lifts: dict[int, float] = field(default_factory=dict)  # to be added to virtual tokens, by class, while it waits
     is_asked: bool = False  # to hand back what it holds; the answer is on its way
     is_stale: bool = False  # has offered since its head was heard
     is_stuck: bool = False  # has tickets waiting, and handed credit back all the same
@@ -39,14 +40,18 @@ class Shard:
         """Nothing is under way that would change what it has to say."""
         return not (self.held or self.is_asked or self.is_stale)
 
-    @property
-    def is_to_be_probed(self) -> bool:
-        """Its head may be too large for every worker, which only an offer tells."""
-        return self.refusals >= PROBE_AFTER and not self.is_probed
+    def is_to_be_probed(self, ever: int) -> bool:
+        """Its head may be too large for every worker, which only an offer tells it; the largest can run `ever`."""
+        may_be_too_large = self.head.tokens > ever or not self.head.tokens
+        return may_be_too_large and self.refusals >= PROBE_AFTER and not self.is_probed
 
     @property
     def urgency(self) -> tuple[int, float, int]:
-        return self.head.priority, self.head.virtual_tokens, self.head.enqueue_unix_nano
+        return self.head.priority, self.virtual_tokens, self.head.enqueue_unix_nano
+
+    @property
+    def virtual_tokens(self) -> float:
+        return self.head.virtual_tokens + self.lifts.get(self.head.priority, 0.0)
 
     def offered(self, tokens: int) -> None:
         self.held = max(0, self.held - 1)
@@ -65,8 +70,13 @@ class Shard:
             self.is_stuck = True
             self.refusals += 1
 
-    def hear(self, head: Head) -> None:
+    def hear(self, head: Head, virtual_time: float) -> None:
+        """Who waits again, or for the first time, has neither credit nor debt: it is lifted to the class's time."""
         before, self.head = self.urgency, head
+        if not head.waiting:
+            self.lifts.clear()
+        elif head.priority not in self.lifts:
+            self.lifts[head.priority] = max(0.0, virtual_time - head.virtual_tokens)
         self.is_stale = self.is_stuck = False
         if self.urgency != before:
             self.refusals, self.is_probed = 0, False

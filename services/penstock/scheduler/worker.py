@@ -21,6 +21,7 @@ class Share(NamedTuple):
 
     room: int = 0  # leases
     tokens: int = 0  # that fit into what is not promised, where there is room
+    is_open: int = 0  # whether there is
     running: int = 0
     slots: int = 0
     tokens_per_second: int = 0  # whole, so that sums come back to zero
@@ -95,14 +96,20 @@ class Worker:
         free = self.profile.kv_blocks - self.promised_blocks
         tokens = free * self.profile.block_size if self.room else 0
         rate = round(self.report.tokens_per_second)
-        return Share(self.room, tokens, self.report.running, self.profile.slots, rate)
+        return Share(self.room, tokens, int(self.room > 0), self.report.running, self.profile.slots, rate)
+
+    @property
+    def ever(self) -> int:
+        """Tokens of the largest ticket it could run, were it empty."""
+        return min(self.profile.kv_blocks * self.profile.block_size, self.profile.context_length)
 
     def blocks_for(self, ticket: Ticket) -> int:
         return -(-tokens_of(ticket) // self.profile.block_size)
 
     def can_ever_run(self, ticket: Ticket) -> bool:
-        fits = tokens_of(ticket) <= min(self.profile.kv_blocks * self.profile.block_size, self.profile.context_length)
-        return fits and self.model == ticket.model and self.worker_id not in ticket.avoid_workers
+        return (
+            tokens_of(ticket) <= self.ever and self.model == ticket.model and self.worker_id not in ticket.avoid_workers
+        )
 
     def can_take(self, ticket: Ticket) -> bool:
         return tokens_of(ticket) <= self.largest and self.can_ever_run(ticket)

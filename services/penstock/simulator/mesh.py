@@ -3,11 +3,12 @@
 A link takes `link_delay` each way and keeps the order. Nothing else happens here: every method is a frame under way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.edge.links.shards import home
+from penstock.mesh.v1 import queue_pb2
 from penstock.mesh.v1.queue_pb2 import DispatchResponse
-from penstock.mesh.v1.scheduler_pb2 import Report
+from penstock.mesh.v1.scheduler_pb2 import Report, ServedLease
 from penstock.queue import effects as queue_out
 from penstock.queue.seats import Credit
 from penstock.queue.waiting import WaitingTicket
@@ -132,12 +133,16 @@ class SimMesh:
     def to_shards(self, scheduler: str, effect: scheduler_out.ToQueue | scheduler_out.Catalog) -> None:
         match effect:
             case scheduler_out.GiveCredit():
-                given = Credit(effect.tickets, effect.max_tokens, effect.tokens_per_second)
+                given = Credit(effect.tickets, effect.max_tokens, effect.tokens_per_second, effect.total_tokens)
                 self._send(self.shards[effect.queue].credit, scheduler, effect.model, given, effect.once)
             case scheduler_out.Place():
                 self._send(self.shards[effect.queue].place, scheduler, effect.lease)
             case scheduler_out.Decline():
                 self._send(self.shards[effect.queue].decline, scheduler, effect.ticket_id, effect.reason)
+            case scheduler_out.TellPace():
+                self._send(self.shards[effect.queue].pace, scheduler, effect.pace)
+            case scheduler_out.TellServed():
+                self._send(self.shards[effect.queue].served, queue_pb2.Served(tickets=effect.tickets))
             case scheduler_out.Catalog():
                 for shard in self.shards.values():
                     self._send(shard.catalog, scheduler, effect.entries)
@@ -150,8 +155,11 @@ class SimMesh:
     def started(self, worker: str, lease_id: str) -> None:
         self._send(self._scheduler_of[worker].started, worker, lease_id)
 
-    def released(self, worker: str, lease_id: str) -> None:
-        self._send(self._scheduler_of[worker].released, worker, lease_id)
+    def progress(self, worker: str, served: Sequence[ServedLease]) -> None:
+        self._send(self._scheduler_of[worker].progress, worker, served)
+
+    def released(self, worker: str, served: Sequence[ServedLease]) -> None:
+        self._send(self._scheduler_of[worker].released, worker, served)
 
     def report(self, worker: str, report: Report) -> None:
         self._send(self._scheduler_of[worker].report, worker, report)

@@ -1,10 +1,10 @@
 """A scheduler under virtual time: the real dispatcher, its effects on their way to shards and workers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from penstock.mesh.v1.queue_pb2 import DispatchResponse
-from penstock.mesh.v1.scheduler_pb2 import Profile, Report
+from penstock.mesh.v1.scheduler_pb2 import Profile, Report, ServedLease
 from penstock.scheduler import effects as out
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
@@ -59,9 +59,13 @@ class SimScheduler:
         if worker in self.dispatcher.fleet:
             self.dispatcher.started(worker, lease_id)
 
-    def released(self, worker: str, lease_id: str) -> None:
+    def progress(self, worker: str, served: Sequence[ServedLease]) -> None:
         if worker in self.dispatcher.fleet:
-            self._perform(self.dispatcher.released(worker, (lease_id,)))
+            self.dispatcher.progress(worker, served)
+
+    def released(self, worker: str, served: Sequence[ServedLease]) -> None:
+        if worker in self.dispatcher.fleet:
+            self._perform(self.dispatcher.released(worker, [each.lease_id for each in served], served))
 
     def _tick(self) -> None:
         self._perform(self.dispatcher.tick(self._events.now))

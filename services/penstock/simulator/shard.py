@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.mesh.v1.queue_pb2 import DispatchResponse
+from penstock.mesh.v1.queue_pb2 import DispatchResponse, Pace, Served
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
 from penstock.queue.book import TicketBook
 from penstock.queue.bounds import Bounds
-from penstock.queue.frames import to_scheduler
+from penstock.queue.frames import services_of, speed_of, to_scheduler
 from penstock.queue.placed import Placed
 from penstock.queue.presence import Presence
 from penstock.queue.seats import Credit
@@ -68,6 +68,12 @@ class SimShard:
 
     def credit(self, scheduler: str, model: str, given: Credit, once: bool) -> None:
         self._perform(self.book.credit(scheduler, model, given, self._events.now, once=once))
+
+    def pace(self, scheduler: str, pace: Pace) -> None:
+        self._perform(self.book.pace(scheduler, pace.model, speed_of(pace, self._events.now)))
+
+    def served(self, served: Served) -> None:
+        self._perform(self.book.served(services_of(served)))
 
     def place(self, scheduler: str, lease: Lease) -> None:
         self._perform(self.book.place(scheduler, lease, self._events.now))

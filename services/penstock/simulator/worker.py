@@ -1,9 +1,10 @@
 """A worker under virtual time: runs that edges start, an engine that takes its law's time, reports to a scheduler."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.mesh.v1.scheduler_pb2 import Profile, Report
+from penstock.mesh.v1.scheduler_pb2 import Profile, Report, ServedLease
 from penstock.simulator.engine import NEVER, ExactEngine, Run, SimulatedEngine, Stepped
 from penstock.simulator.fast_engine import FastEngine
 from penstock.simulator.heap import Events
@@ -11,6 +12,7 @@ from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.load import Load
 from penstock.worker.pace import Pace
+from penstock.worker.runs import PROGRESS_EVERY
 
 MODEL = "simulated"
 
@@ -20,7 +22,9 @@ class WorkerPeers(Protocol):
 
     def started(self, worker: str, lease_id: str) -> None: ...
 
-    def released(self, worker: str, lease_id: str) -> None: ...
+    def progress(self, worker: str, served: Sequence[ServedLease]) -> None: ...
+
+    def released(self, worker: str, served: Sequence[ServedLease]) -> None: ...
 
     def report(self, worker: str, report: Report) -> None: ...
 
@@ -56,6 +60,7 @@ class SimWorker:
         self._is_stepping = False
         self._pace = Pace()
         self._told: Load | None = None
+        self._told_at = 0.0  # s; the last progress
         self._noted = StepResult(0)  # one for all steps: only its counts are read
 
     @property
@@ -123,18 +128,34 @@ class SimWorker:
             return
         self.ends.append(self._events.now)
         self._peers.stepped(self)
-        for run in (*stepped.finished, *stepped.cancelled):
-            del self.runs[run.run_id]
-            self._peers.released(self.name, self.leases.pop(run.run_id))
+        if over := [*stepped.finished, *stepped.cancelled]:
+            self._peers.released(self.name, [self._served(run) for run in over])
+        for run in over:
+            del self.runs[run.run_id], self.leases[run.run_id]
             self._peers.run_over(self, run)
         self._report(stepped)
+        if self._events.now >= self._told_at + PROGRESS_EVERY:
+            self._tell_progress()
         self._is_stepping = False
         self._go_on()
+
+    def _served(self, run: Run) -> ServedLease:
+        return ServedLease(
+            lease_id=self.leases[run.run_id],
+            prompt_tokens=run.prefilled,
+            output_tokens=self.emitted(run),
+        )
+
+    def _tell_progress(self) -> None:
+        self._told_at = self._events.now
+        if served := [self._served(run) for run in self.runs.values() if run.prefilled]:
+            self._peers.progress(self.name, served)
 
     def _report(self, stepped: Stepped) -> None:
         self._noted.prefill_tokens, self._noted.decode_seqs = stepped.prefill_tokens, stepped.decode_seqs
         self._pace.note(self._noted, stepped.duration)
-        load = Load(*self.engine.fill(), self._pace.step_time, self._pace.tokens_per_second)
+        pace = self._pace
+        load = Load(*self.engine.fill(), pace.step_time, pace.tokens_per_second, pace.prefill_tokens_per_second)
         if load.is_news_after(self._told):
             self._told = load
             report = Report(
@@ -142,6 +163,7 @@ class SimWorker:
                 free_kv_blocks=load.free_blocks,
                 prefill_backlog_tokens=load.prefill_backlog_tokens,
                 tokens_per_second=load.tokens_per_second,
+                prefill_tokens_per_second=load.prefill_tokens_per_second,
             )
             report.step_time.FromNanoseconds(round((load.step_time or 0.0) * 1e9))
             self._peers.report(self.name, report)

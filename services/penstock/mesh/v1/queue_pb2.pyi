@@ -738,6 +738,7 @@ class Head(_message.Message):
     VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     ENQUEUE_UNIX_NANO_FIELD_NUMBER: _builtins.int
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Which model."""
     waiting: _builtins.int
@@ -750,6 +751,8 @@ class Head(_message.Message):
     """Its first enqueue."""
     waiting_tokens: _builtins.int
     """Prompt plus output tokens over all waiting tickets."""
+    tokens: _builtins.int
+    """Prompt plus output tokens of the best ticket, so that a scheduler knows whether it could ever be run. 0: unknown."""
     def __init__(
         self,
         *,
@@ -759,10 +762,11 @@ class Head(_message.Message):
         virtual_tokens: _builtins.float = ...,
         enqueue_unix_nano: _builtins.int = ...,
         waiting_tokens: _builtins.int = ...,
+        tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enqueue_unix_nano", b"enqueue_unix_nano", "model", b"model", "priority", b"priority", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enqueue_unix_nano", b"enqueue_unix_nano", "model", b"model", "priority", b"priority", "tokens", b"tokens", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
