@@ -169,9 +169,9 @@ def test_a_tenant_pays_for_what_it_was_served_in_the_end():
     run_one(shard, "a")
     assert counter(shard) == 90 + 2 * 10
     served(shard, "a", prompt=30, output=2)
-    served(shard, "a", output=3)
+    served(shard, "a", prompt=30, output=5)
     assert counter(shard) == 90 + 2 * 10, "the prediction stands while it runs"
-    served(shard, "a", ended=True)
+    served(shard, "a", prompt=30, output=5, ended=True)
     assert counter(shard) == 30 + 2 * 5
     assert len(shard.book.charges) == 0
 
@@ -186,6 +186,17 @@ def test_more_than_was_predicted_is_paid_for_as_it_comes():
     assert counter(shard) == before + 90 + 2 * 2
     served(shard, "long", prompt=90, output=6)
     assert counter(shard) == before + 90 + 2 * 6
+
+
+def test_an_end_that_is_taken_back_costs_nothing_twice():
+    shard = shard_at_full_speed()
+    run_one(shard, "a")
+    served(shard, "a", prompt=90, output=3, ended=True)
+    assert counter(shard) == 90 + 2 * 3
+    served(shard, "a", prompt=90, output=4)
+    assert (counter(shard), len(shard.book.charges)) == (90 + 2 * 10, 1)
+    served(shard, "a", prompt=90, output=8, ended=True)
+    assert (counter(shard), len(shard.book.charges)) == (90 + 2 * 8, 0)
 
 
 def test_a_recalled_lease_costs_nothing():

@@ -7,11 +7,12 @@ from penstock.queue.policies.cost import cost_of
 from penstock.queue.waiting import WaitingTicket
 
 MAX_RUNS = 131_072  # tickets; of older ones the predicted charge stands
+MAX_ENDED = 4_096  # tickets; an end may be taken back when a worker turns out to live
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a scheduler says that a ticket was served since it last said so."""
+    """What a scheduler says that a ticket was served so far."""
 
     ticket_id: str
     prompt_tokens: int
@@ -23,7 +24,7 @@ class Service:
 @dataclass(slots=True)
 class Run:
     ticket: WaitingTicket
-    prompt_tokens: int = 0  # served so far
+    prompt_tokens: int = 0  # served
     output_tokens: int = 0
     ended: bool = False
 
@@ -42,30 +43,43 @@ class Run:
 
 @dataclass(slots=True)
 class Charges:
+    """Counts those that run; those that have ended are remembered for a while."""
+
     _runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
+    _ended: OrderedDict[str, Run] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def begin(self, ticket: WaitingTicket) -> None:
         """Follow a ticket that got a lease; an earlier attempt of it keeps the charge it has come to."""
+        self._ended.pop(ticket.ticket_id, None)
         self._runs[ticket.ticket_id] = Run(ticket)
         self._runs.move_to_end(ticket.ticket_id)
         if len(self._runs) > MAX_RUNS:
             self._runs.popitem(last=False)
 
     def served(self, service: Service) -> Run | None:
-        """Add to a ticket's run and return it where its charge changes; it is forgotten when it has ended."""
-        run = self._runs.get(service.ticket_id)
+        """Put a ticket's run right and return it where its charge changes."""
+        ticket_id = service.ticket_id
+        run = self._runs.get(ticket_id) or self._ended.get(ticket_id)
         if run is None or run.ticket.attempt != service.attempt:
             return None
-        run.prompt_tokens += service.prompt_tokens
-        run.output_tokens += service.output_tokens
-        run.ended = service.ended
-        if run.ended:
-            del self._runs[service.ticket_id]
-        return run if run.ended or run.cost != run.ticket.charged else None
+        run.prompt_tokens = max(run.prompt_tokens, service.prompt_tokens)
+        run.output_tokens = max(run.output_tokens, service.output_tokens)
+        is_news = self._move(ticket_id, run, ended=service.ended)
+        return run if is_news or run.cost != run.ticket.charged else None
 
     def revoke(self, ticket_id: str) -> Run | None:
         """Stop following a ticket whose lease is void before anything was served."""
         return self._runs.pop(ticket_id, None)
+
+    def _move(self, ticket_id: str, run: Run, *, ended: bool) -> bool:
+        if run.ended == ended:
+            return False
+        run.ended = ended
+        before, after = (self._runs, self._ended) if ended else (self._ended, self._runs)
+        after[ticket_id] = before.pop(ticket_id)
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+        return True
