@@ -109,7 +109,7 @@ class CreditBook:
 
     def grants(self, space: Space) -> list[Grant]:
         """Give credit for what there is space for; what is returned counts as held from now."""
-        space = space._replace(tokens=space.packed(self.large))
+        space = Space(space.room, space.packed(self.large), space.largest, space.open, space.ever)
         waiting = [queue for queue, shard in self.shards.items() if shard.waits]
         if not waiting:
             found = self._standing(space)

@@ -270,8 +270,8 @@ class Dispatcher:
 
 
 def _space(pool: Pool) -> Space:
-    totals = pool.totals
-    return Space(totals.room, totals.tokens, max(NOTHING_FITS, pool.largest), totals.is_open, pool.ever)
+    totals, largest = pool.totals, pool.largest
+    return Space(totals.room, totals.tokens, largest or NOTHING_FITS, totals.is_open, pool.ever)
 
 
 def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:

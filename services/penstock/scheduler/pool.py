@@ -8,6 +8,7 @@ from penstock.scheduler.placement import Placement
 from penstock.scheduler.ranking import Ranking
 from penstock.scheduler.worker import Share, Worker, tokens_of
 
+NOTHING = Share()
 CANDIDATES = 4  # least loaded workers that are compared for a ticket
 
 
@@ -39,7 +40,7 @@ class Pool:
         self._settle()
         del self._workers[worker.key]
         self._ranking.remove(worker.key)
-        self._count(self._counted.pop(worker.key), -1)
+        self._totals.swap(self._counted.pop(worker.key), NOTHING)
         worker.changed = []
         self.ever = max((each.ever for each in self), default=0)
 
@@ -62,11 +63,17 @@ class Pool:
 
     def place(self, ticket: Ticket) -> Worker | None:
         """Return the worker for a ticket; None when none can take it now."""
-        self._settle()
-        avoided = set(ticket.avoid_workers)
-        able = (self._workers[key] for key in self._ranking.search(tokens_of(ticket)))
-        found = list(islice((worker for worker in able if worker.worker_id not in avoided), CANDIDATES))
+        found = list(islice(self._able(ticket), CANDIDATES))
         return self._placement.choose(found, ticket) if found else None
+
+    def _able(self, ticket: Ticket) -> Iterator[Worker]:
+        """Yield those that can take it now, least loaded first."""
+        self._settle()
+        avoided = ticket.avoid_workers
+        for key in self._ranking.search(tokens_of(ticket)):
+            worker = self._workers[key]
+            if not avoided or worker.worker_id not in avoided:
+                yield worker
 
     def can_ever_run(self, ticket: Ticket) -> bool:
         return any(worker.can_ever_run(ticket) for worker in self)
@@ -83,11 +90,8 @@ class Pool:
     def _settle(self) -> None:
         for worker in self._changed:
             worker.is_listed = False
-            self._count(self._counted.get(worker.key, Share()), -1)
-            self._counted[worker.key] = share = worker.share
-            self._count(share, 1)
+            share = worker.share
+            self._totals.swap(self._counted.get(worker.key, NOTHING), share)
+            self._counted[worker.key] = share
             self._ranking.put(worker.key, self._placement.load(worker), worker.largest)
         self._changed.clear()
-
-    def _count(self, share: Share, sign: int) -> None:
-        self._totals = Share(*(total + sign * part for total, part in zip(self._totals, share, strict=True)))

@@ -1,7 +1,6 @@
 """One worker attached to a scheduler: what it promised, what it has left, how fast it is."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from penstock.mesh.v1.scheduler_pb2 import Profile, Report
 from penstock.mesh.v1.ticket_pb2 import Ticket
@@ -16,8 +15,9 @@ def tokens_of(ticket: Ticket) -> int:
     return ticket.prompt_tokens + ticket.max_output_tokens
 
 
-class Share(NamedTuple):
-    """What a worker adds to the totals of its model."""
+@dataclass(slots=True)
+class Share:
+    """What a worker adds to the totals of its model; and those totals."""
 
     room: int = 0  # leases
     tokens: int = 0  # that fit into what is not promised, where there is room
@@ -25,6 +25,15 @@ class Share(NamedTuple):
     running: int = 0
     slots: int = 0
     tokens_per_second: int = 0  # whole, so that sums come back to zero
+
+    def swap(self, before: "Share", now: "Share") -> None:
+        """Take `before` out of the totals and `now` in."""
+        self.room += now.room - before.room
+        self.tokens += now.tokens - before.tokens
+        self.is_open += now.is_open - before.is_open
+        self.running += now.running - before.running
+        self.slots += now.slots - before.slots
+        self.tokens_per_second += now.tokens_per_second - before.tokens_per_second
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +55,6 @@ class Worker:
     # What follows from the promises. Decisions read it more often than it changes.
     room: int = field(init=False)  # leases it can still take
     largest: int = field(init=False)  # tokens of the largest ticket it can take now
-    used_share: float = field(init=False)  # of slots or blocks, whichever is scarcer
     prefill_rate: float = PREFILL_RATE  # tokens per s
     step_s: float = STEP
 
@@ -92,6 +100,12 @@ class Worker:
         return self.report.prefill_backlog_tokens + self.unstarted_tokens
 
     @property
+    def used_share(self) -> float:
+        """Of slots or of promised blocks, whichever is scarcer."""
+        profile = self.profile
+        return max(len(self.promised) / max(1, profile.slots), self.promised_blocks / max(1, profile.kv_blocks))
+
+    @property
     def share(self) -> Share:
         free = self.profile.kv_blocks - self.promised_blocks
         tokens = free * self.profile.block_size if self.room else 0
@@ -119,5 +133,4 @@ class Worker:
         free_blocks = max(0, profile.kv_blocks - self.promised_blocks)
         self.room = max(0, profile.slots + self.look_ahead - leases) if free_blocks else 0
         self.largest = min(free_blocks * profile.block_size, profile.context_length) if self.room else 0
-        self.used_share = max(leases / max(1, profile.slots), self.promised_blocks / max(1, profile.kv_blocks))
         self.list()

@@ -20,15 +20,15 @@ class Load:
     def is_news_after(self, told: "Load | None") -> bool:
         if told is None or self.counts != told.counts:
             return True
-        return any(_moved(value, before) for value, before in zip(self.rates, told.rates, strict=True))
+        return (
+            _moved(self.step_time or 0.0, told.step_time or 0.0)
+            or _moved(self.tokens_per_second, told.tokens_per_second)
+            or _moved(self.prefill_tokens_per_second, told.prefill_tokens_per_second)
+        )
 
     @property
     def counts(self) -> tuple[int, int, int]:
         return self.running, self.free_blocks, self.prefill_backlog_tokens
-
-    @property
-    def rates(self) -> tuple[float, float, float]:
-        return self.step_time or 0.0, self.tokens_per_second, self.prefill_tokens_per_second
 
 
 def load_of(capacity: Capacity, pace: Pace) -> Load:
