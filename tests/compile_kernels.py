@@ -1,0 +1,58 @@
+"""Compile the GPU's kernels to machine code for a Hopper GPU, which takes no GPU. Prints a line for each.
+
+A program of its own, as a process either compiles kernels or interprets them.
+"""
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from penstock.worker.engine.cuda import attention_kernels, row_kernels
+
+TARGET = GPUTarget("cuda", 90, 32)
+LLAMA_1B = {
+    "HEADS": 32,
+    "KV_HEADS": 8,
+    "HEAD_SIZE": 64,
+    "WIDTH": 64,
+    "HALF": 32,
+    "DIM": 2048,
+    "HIDDEN": 8192,
+    "BLOCK_SIZE": 16,
+    "SCALE": 0.1,
+    "EPS": 1e-5,
+    "KEYS": 64,
+    "SPLIT": 128,
+    "MOST_SPLITS": 64,
+    "COLUMNS": 1024,
+    "NORMS": True,
+    "UPDATES": True,
+}
+POINTERS = {
+    **dict.fromkeys(("qkv", "k", "v", "update", "gate_up", "out"), "*bf16"),
+    **dict.fromkeys(("partials", "weights", "residual", "weight", "cos", "sin", "norms"), "*fp32"),
+    **dict.fromkeys(("positions", "owners", "first_rows", "table_offsets", "tables"), "*i32"),
+}
+KERNELS = [
+    (attention_kernels.decode_kernel, {"LANES": 16}),
+    (attention_kernels.combine_kernel, {}),
+    (attention_kernels.prefill_kernel, {"LANES": 64, "TOKENS": 16}),
+    (row_kernels.norm_kernel, {"WIDTH": 2048}),
+    (row_kernels.rotate_kernel, {"WIDTH": 32}),
+    (row_kernels.silu_kernel, {}),
+]
+
+
+def compiled(kernel, sizes):
+    names = kernel.arg_names
+    constants = {name: value for name, value in (LLAMA_1B | sizes).items() if name in names}
+    signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in names}
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name in POINTERS}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    return triton.compile(ASTSource(kernel, signature, places, aligned), target=TARGET)
+
+
+if __name__ == "__main__":
+    for kernel, sizes in KERNELS:
+        result = compiled(kernel, sizes)
+        print(kernel.__name__, len(result.asm["cubin"]), "mma" in result.asm["ptx"], result.metadata.shared)  # noqa: T201 - the test reads it

@@ -1,0 +1,22 @@
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from paths import REPO
+
+MOST_SHARED = 99 * 1024  # bytes a block may have on the smallest GPUs that are served, of compute capability 8.6
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: it comes with torch's CUDA build")
+def test_kernels_compile_for_a_gpu_and_multiply_on_its_tensor_cores(tmp_path):
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", str(REPO / "tests" / "compile_kernels.py")]
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 6
+    assert all(int(cubin) > 0 and int(shared) <= MOST_SHARED for _, cubin, _, shared in lines)
+    assert {name for name, _, multiplies, _ in lines if multiplies == "True"} == {"decode_kernel", "prefill_kernel"}
