@@ -7,7 +7,7 @@ from rich.console import Console
 from penstock.cli.calibration.watching import Turn, cores_had, settled
 from penstock.cli.scorecard.engine.crowd import BLOCKS, Crowd
 from penstock.cli.scorecard.engine.fairness import DECODES, LONG, LongPrompt, long_prompt, simulated
-from penstock.cli.scorecard.engine.mixed import Flow, padded, requests
+from penstock.cli.scorecard.engine.mixed import Flow, flow_of, padded, requests
 from penstock.cli.scorecard.engine.options import EngineProofOptions
 from penstock.cli.scorecard.engine.proof import decode_lines, flow_lines, long_lines, prove
 from penstock.cli.scorecard.engine.roofline import Decode, step_bytes
@@ -46,17 +46,25 @@ def test_the_load_is_the_same_for_the_same_seed_and_no_other():
     assert all(8 <= prompt <= 128 and 4 <= output <= 512 for prompt, output in lengths(1))
 
 
-def test_gains_are_of_the_engines_own_time_and_the_goal_is_against_batches_that_pad():
+def test_the_goal_is_against_batches_that_pad():
     flows = {
-        "continuous": Flow(tokens=600, wall=9.0, own=2.0, steps=10),
-        "naive": Flow(tokens=600, wall=9.0, own=4.0, steps=30),
-        "padded": Flow(tokens=600, wall=9.0, own=5.9, steps=30),
+        "continuous": Flow(seconds=[1.0, 2.0], tokens=[300, 600]),
+        "naive": Flow(seconds=[1.0, 2.0, 3.0, 3.5, 4.0, 4.0], tokens=[100, 200, 300, 400, 500, 600]),
+        "padded": Flow(seconds=[1.0, 2.0, 3.0, 5.9], tokens=[100, 200, 300, 600]),
     }
     lines = lines_of(flow_lines(flows))
     assert lines["continuous over static batches that do not"].measured == pytest.approx(2.0)
     goal = lines["continuous over static batches that pad"]
     assert (goal.measured, goal.is_met) == (pytest.approx(2.95), False)
     assert lines["steps of static batches over continuous"].measured == pytest.approx(3.0)
+
+
+def test_a_disturbed_step_of_a_flow_counts_with_the_time_it_would_have_taken():
+    calm = Turn(wall=0.010, cpu=0.020, forward=0.0, waited=0.0, work=NO_WORK)
+    disturbed = Turn(wall=0.030, cpu=0.022, forward=0.0, waited=0.02, work=NO_WORK)
+    flow = flow_of([(calm, 3), (disturbed, 4)], cores=2.0)
+    assert flow.seconds == pytest.approx([0.010, 0.021])
+    assert flow.tokens == [3, 7]
 
 
 @pytest.mark.parametrize(("outside", "is_met"), [(0.1, True), (0.101, False)])

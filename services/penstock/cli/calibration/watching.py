@@ -84,12 +84,12 @@ def cores_had(turns: Sequence[Turn]) -> float:
     return median(shares) if shares else max(turn.cpu / turn.wall for turn in turns)
 
 
-def settled(turns: Sequence[Turn], cores: float) -> float:
+def settled(turns: Sequence[Turn], cores: float, fewest: int = FEWEST) -> float:
     """What such a step takes with the machine to itself, s: by the wall where it was calm often enough, else by CPU."""
     undisturbed = calm(turns)
-    if len(undisturbed) >= FEWEST:
+    if len(undisturbed) >= fewest:
         return median(turn.wall for turn in undisturbed)
-    return median(turn.cpu for turn in turns) / cores
+    return median(min(turn.cpu / cores, turn.wall) for turn in turns)
 
 
 def typical_work(turns: Sequence[Turn]) -> Work:

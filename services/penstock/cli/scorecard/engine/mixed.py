@@ -5,10 +5,11 @@ so it is measured as well: what it still wastes is slots.
 """
 
 import random
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
+from penstock.cli.calibration.watching import Turn, cores_had, settled
 from penstock.cli.scorecard.engine.bench import SLOTS, Bench
 from penstock.simulator.lengths import LogNormal
 from penstock.worker.engine.batching import Batching, Continuous, Naive
@@ -16,17 +17,23 @@ from penstock.worker.engine.interface import SequenceSpec
 
 PROMPT = LogNormal(mean=32, sigma=0.7, low=8, high=128)
 OUTPUT = LogNormal(mean=48, sigma=1.4, low=4, high=512)
+PADDED = 3 * SLOTS  # requests, as no batch that pads knows of the next; they take the longest by far
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Flow:
-    """How a load went through."""
+    """How a load went through: after each step the s that it had taken and the tokens made that were asked for.
 
-    tokens: int = 0  # that were asked for
-    wall: float = 0.0  # s
-    own: float = 0.0  # s of the engine's own: on a CPU of all its threads, as neighbours lengthen the wall time
-    steps: int = 0
-    curve: list[tuple[float, int]] = field(default_factory=list)  # s from the start and tokens by then
+    The s are those of an engine that has the machine to itself.
+    """
+
+    seconds: Sequence[float]
+    tokens: Sequence[int]
+
+    @property
+    def rate(self) -> float:
+        """Tokens/s."""
+        return self.tokens[-1] / self.seconds[-1]
 
 
 def requests(ids: Sequence[int], seed: int, count: int) -> list[SequenceSpec]:
@@ -55,34 +62,36 @@ def measure_flows(bench: Bench, seed: int, count: int, say: Callable[[str], None
     context = bench.card.context_length
     specs = [_of_length(spec, spec.max_output_tokens, context) for spec in requests(bench.ids, seed, count)]
     wanted = [spec.max_output_tokens for spec in specs]
-    computed = padded(wanted, SLOTS)
     kinds: dict[str, tuple[Batching, list[int]]] = {
         "continuous": (Continuous(), wanted),
         "naive": (Naive(), wanted),
-        "padded": (Naive(), computed),
+        "padded": (Naive(), padded(wanted[:PADDED], SLOTS)),
     }
-    flows = {}
+    taken = {}
     for name, (batching, outputs) in kinds.items():
-        say(f"{len(specs)} requests of mixed lengths through {name} batches")
-        flows[name] = _flow(bench, batching, specs, outputs)
-    return flows
+        say(f"{len(outputs)} requests of mixed lengths through {name} batches")
+        longer = [_of_length(spec, output, context) for spec, output in zip(specs, outputs, strict=False)]
+        bench.begin(longer, batching=batching)
+        taken[name] = _steps(bench, wanted)
+    cores = cores_had([turn for steps in taken.values() for turn, _ in steps])
+    return {name: flow_of(steps, cores) for name, steps in taken.items()}
 
 
-def _flow(bench: Bench, batching: Batching, specs: Sequence[SequenceSpec], outputs: Sequence[int]) -> Flow:
-    wanted = [spec.max_output_tokens for spec in specs]
-    context = bench.card.context_length
-    longer = [_of_length(spec, output, context) for spec, output in zip(specs, outputs, strict=True)]
-    bench.begin(longer, batching=batching)
-    flow = Flow()
-    start, cpu = time.perf_counter(), time.process_time()
+def _steps(bench: Bench, wanted: Sequence[int]) -> list[tuple[Turn, int]]:
+    """Every step to the end, and the tokens of it that were asked for."""
+    steps = []
     while bench.watched.engine.has_work:
-        result = bench.watched.engine.step()
-        flow.steps += 1
-        flow.tokens += sum(index < wanted[seq_id] for seq_id, index in zip(result.seq_ids, result.indexes, strict=True))
-        flow.curve.append((time.perf_counter() - start, flow.tokens))
-    flow.wall = time.perf_counter() - start
-    flow.own = time.process_time() - cpu if bench.device == "cpu" else flow.wall
-    return flow
+        result, turn = bench.watched.step()
+        places = zip(result.seq_ids, result.indexes, strict=True)
+        steps.append((turn, sum(index < wanted[seq_id] for seq_id, index in places)))
+    return steps
+
+
+def flow_of(steps: Sequence[tuple[Turn, int]], cores: float) -> Flow:
+    return Flow(
+        seconds=list(accumulate(settled([turn], cores, fewest=1) for turn, _ in steps)),
+        tokens=list(accumulate(tokens for _, tokens in steps)),
+    )
 
 
 def _of_length(spec: SequenceSpec, output: int, context: int) -> SequenceSpec:

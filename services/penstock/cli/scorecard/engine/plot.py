@@ -23,8 +23,7 @@ def plot_engine(decodes: Sequence[Decode], flows: Mapping[str, Flow], path: Path
     steps.scatter(names, [each.roofline * 1e3 for each in decodes], marker="_", s=1500, color="black", label="roofline")
     steps.set(title="Decode step", xlabel="sequences", ylabel="ms")
     for name, flow in flows.items():
-        times, tokens = zip(*flow.curve, strict=True)
-        load.plot(times, tokens, label=f"{name}: {flow.tokens / flow.wall:,.0f} tokens/s")
+        load.plot(flow.seconds, flow.tokens, label=f"{name}: {flow.rate:,.0f} tokens/s")
     load.set(title="Requests of mixed lengths", xlabel="s", ylabel="output tokens that were asked for")
     for axes in (steps, load):
         axes.grid(alpha=0.3)
