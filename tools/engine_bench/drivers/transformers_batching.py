@@ -20,6 +20,10 @@ def load(setup: Setup) -> Callable[[Cell], Trace]:
     model: Any = AutoModelForCausalLM.from_pretrained(
         setup.model, dtype=getattr(torch, setup.dtype), attn_implementation="sdpa"
     )
+    return begin(model, setup, setup.vocab_size)
+
+
+def begin(model: Any, setup: Setup, vocab_size: int) -> Callable[[Cell], Trace]:
     pages = setup.concurrent * (-(-setup.context // _PAGE) + 1)
     manager = model.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
@@ -32,7 +36,7 @@ def load(setup: Setup) -> Callable[[Cell], Trace]:
         ),
     )
     manager.start()
-    return lambda cell: run(manager, cell, setup.vocab_size)
+    return lambda cell: run(manager, cell, vocab_size)
 
 
 def run(manager: Any, cell: Cell, vocab_size: int) -> Trace:

@@ -1,0 +1,167 @@
+"""Decode steps of our engine on a GPU: a model of Llama 3.2 1B's shape, weights random, bfloat16, context of 1,024.
+
+Beside them stand the least time that the GPU's own measured rates allow, plain torch on the same weights where asked
+for, and transformers' continuous batching where that is installed.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from engine_bench.cells import Cell, Trace, figures
+from engine_bench.checkpoints import config
+from engine_bench.drivers.ours import run
+from engine_bench.drivers.protocol import Setup
+from engine_bench.roofline import roofline_ms, step_work
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.model import Model
+from penstock.worker.engine.runner import Runner, TorchRunner
+from penstock.worker.engine.torch_engine import TorchEngine
+from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_frequencies
+
+Turn = Callable[[Cell], Trace]
+
+_LLAMA_1B = ModelShape(
+    dim=2048,
+    hidden=8192,
+    layers=16,
+    heads=32,
+    kv_heads=8,
+    head_size=64,
+    vocab_size=128_256,
+    context_length=4096,
+    norm_eps=1e-5,
+)
+_ROPE_THETA = 500_000.0
+_BLOCK_SIZE = 16
+_TOKEN_BUDGET = 8192
+_COPIED = 2 << 30  # bytes: far beyond any cache
+_SIDE = 8192  # of the matrices multiplied
+_REPEATS = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrent", help="sequences at once (1,32,256)", default="1,32,256")
+    parser.add_argument("--rounds", help="turns of every engine at every cell (%(default)s)", type=int, default=3)
+    parser.add_argument("--plain", help="measure plain torch too", action="store_true")
+    asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "there is no GPU that torch can use; run this where there is one, with torch's CUDA build\n")
+    _measure([Cell(int(count), 960, 128) for count in asked.concurrent.split(",")], asked.rounds, plain=asked.plain)
+
+
+@torch.inference_mode()
+def _measure(cells: list[Cell], rounds: int, *, plain: bool) -> None:
+    device = torch.device("cuda")
+    rates = {"bytes_per_s": _memory_rate(device), "flops_per_s": _multiply_rate(device)}
+    print(torch.cuda.get_device_name(device), *(f"{name} {rate:.3g}" for name, rate in rates.items()))
+    described = config(_LLAMA_1B, tied=True, rope_theta=_ROPE_THETA)
+    for name, turn in _engines(cells, device, plain=plain):
+        for cell in cells:
+            turn(cell)  # compiles, and fills caches
+            steps = [figures(cell, turn(cell), others=0.0).step_ms for _ in range(rounds)]
+            least = roofline_ms(step_work(described, "bfloat16", cell), **rates)
+            took = f"{median(steps):7.3f} ms a step ({min(steps):.3f} to {max(steps):.3f})"
+            print(f"{name:12} {cell.concurrent:4}  {took}, {least / median(steps):.0%} of the roofline's {least:.3f}")
+
+
+def _engines(cells: list[Cell], device: torch.device, *, plain: bool) -> Iterator[tuple[str, Turn]]:
+    from penstock.worker.engine.cuda.runner import CudaRunner  # noqa: PLC0415 - needs Triton
+
+    slots = max(cell.concurrent for cell in cells)
+    blocks = slots * (-(-max(cell.prompt + cell.output for cell in cells) // _BLOCK_SIZE) + 1)
+    weights = random_weights(_LLAMA_1B, device)
+    yield "penstock", driven(CudaRunner(_LLAMA_1B, weights, blocks, _BLOCK_SIZE, slots), _LLAMA_1B, blocks, slots)
+    if plain:
+        yield (
+            "plain torch",
+            driven(TorchRunner(Model(_LLAMA_1B, weights), blocks, _BLOCK_SIZE), _LLAMA_1B, blocks, slots),
+        )
+    if find_spec("transformers"):
+        yield "transformers", _transformers(cells, device, slots)
+
+
+def driven(runner: Runner, shape: ModelShape, blocks: int, slots: int) -> Turn:
+    batch = Batch(
+        pool=BlockPool(blocks, _BLOCK_SIZE),
+        batching=Continuous(token_budget=_TOKEN_BUDGET),
+        slots=slots,
+        context_length=shape.context_length,
+    )
+    engine = TorchEngine(runner, batch)
+    return lambda cell: run(engine, cell, shape.vocab_size)
+
+
+def _transformers(cells: list[Cell], device: torch.device, slots: int) -> Turn:
+    from transformers import AutoModelForCausalLM, LlamaConfig  # noqa: PLC0415 - where it is installed
+
+    from engine_bench.drivers.transformers_batching import begin  # noqa: PLC0415 - the same
+
+    described = LlamaConfig(**config(_LLAMA_1B, tied=True, rope_theta=_ROPE_THETA))
+    with torch.inference_mode(mode=False), device:
+        model = AutoModelForCausalLM.from_config(described, dtype=torch.bfloat16, attn_implementation="sdpa")
+    context = max(cell.prompt + cell.output for cell in cells)
+    return begin(model, Setup("", "bfloat16", 1, slots, context), _LLAMA_1B.vocab_size)
+
+
+def random_weights(shape: ModelShape, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Weights:
+    """Matrices of deviation 0.02 and norms of 1; the head is the embedding."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.empty(rows, columns, dtype=dtype, device=device).normal_(0, 0.02, generator=generator)
+
+    q, kv, ones = shape.heads * shape.head_size, shape.kv_heads * shape.head_size, torch.ones(shape.dim, device=device)
+    embedding = matrix(shape.vocab_size, shape.dim)
+    layers = [
+        Layer(
+            attention_norm=ones,
+            qkv=matrix(q + 2 * kv, shape.dim),
+            qkv_bias=None,
+            q_norm=None,
+            k_norm=None,
+            out=matrix(shape.dim, q),
+            mlp_norm=ones,
+            gate_up=matrix(2 * shape.hidden, shape.dim),
+            down=matrix(shape.dim, shape.hidden),
+        )
+        for _ in range(shape.layers)
+    ]
+    frequencies = rope_frequencies(shape.head_size, _ROPE_THETA)
+    return Weights(embedding=embedding, layers=layers, norm=ones, head=embedding, inverse_frequencies=frequencies)
+
+
+def _memory_rate(device: torch.device) -> float:
+    """Bytes/s that a copy reads and writes together."""
+    source = torch.zeros(_COPIED, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * _COPIED / _best(lambda: target.copy_(source))
+
+
+def _multiply_rate(device: torch.device) -> float:
+    left = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16, device=device)
+    return 2 * _SIDE**3 / _best(lambda: left @ left)
+
+
+def _best(call: Callable[[], object]) -> float:
+    """Seconds."""
+    times = []
+    for _ in range(_REPEATS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+if __name__ == "__main__":
+    main()
