@@ -4,12 +4,10 @@ import pytest
 
 from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import Report, RunningLease, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report, RunningLease, ServedLease
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Catalog, Decline, Expect, GiveCredit, Place, Revoke, TellPace, TellServed
-from penstock.scheduler.fleet import Fleet
 from penstock.scheduler.leases import LeaseBook
-from penstock.scheduler.placement import QuickestStart
 from penstock.scheduler.served import KEPT_FOR
 
 
@@ -270,15 +268,30 @@ def test_the_worker_with_the_least_prefill_before_it_gets_the_ticket(scheduler):
     assert workers == ["b", "b", "a"]  # a prompt of 199 counts from its lease on
 
 
-def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there():
-    cached = {"b": 300}
-    fleet = Fleet(QuickestStart(overlap=lambda worker, _: cached.get(worker.worker_id, 0)))
-    scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0, fleet=fleet)
-    scheduler.queue_joined("q")
-    attach(scheduler, "a")
-    attach(scheduler, "b")
-    scheduler.report("b", Report(prefill_backlog_tokens=200))
-    assert only(Place, offer(scheduler)).lease.worker_id == "b"
+def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there(scheduler):
+    attach(scheduler, "a", kv_blocks=64)
+    attach(scheduler, "b", kv_blocks=64)
+    scheduler.cache_changed("b", CacheNews(added=[1, 2, 3], anew=True))
+    scheduler.report("b", Report(prefill_backlog_tokens=40))
+    assert placed_at(scheduler, "first", prefix=[1, 2, 3, 4]) == "b"
+    assert scheduler.fleet["b"].unstarted_tokens == 79 - 3 * 16  # and only the rest of the prompt is in the way there
+    scheduler.cache_changed("b", CacheNews(removed=[2, 3]))
+    assert placed_at(scheduler, "second", prefix=[1, 2, 3, 4]) == "a"
+
+
+def test_a_cache_never_draws_a_ticket_to_a_worker_that_has_no_room_or_is_avoided(scheduler):
+    attach(scheduler, "a", kv_blocks=64)
+    attach(scheduler, "b", kv_blocks=64, slots=1)
+    scheduler.cache_changed("b", CacheNews(added=[1, 2, 3], anew=True))
+    assert placed_at(scheduler, "avoids", prefix=[1, 2, 3], avoid=["b"]) == "a"
+    assert placed_at(scheduler, "fills", prefix=[1, 2, 3]) == "b"
+    assert placed_at(scheduler, "late", prefix=[1, 2, 3]) == "a"
+
+
+def placed_at(scheduler, name, *, prefix, **ticket):
+    asked = ticket_of(name, tokens=80, **ticket)
+    asked.prefix_hashes.extend(prefix)
+    return only(Place, scheduler.offer("q", asked, START)).lease.worker_id
 
 
 def test_look_ahead_leases_one_more_than_there_are_slots():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import Profile, Report, RunningLease, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
 from penstock.scheduler.credit import CreditBook, Grant, Space
 from penstock.scheduler.effects import Catalog, Decline, Effect, Expect, GiveCredit, Place, Revoke
@@ -117,6 +117,10 @@ class Dispatcher:
         if entry := self.leases.start(lease_id, key):
             self.fleet[key].expect(-entry.prompt_tokens)  # from now on its own reports count this prompt
 
+    def cache_changed(self, key: str, news: CacheNews) -> None:
+        prefixes = self.fleet.pools[self.fleet[key].model].prefixes
+        prefixes.change(key, news.added, news.removed, anew=news.anew)
+
     def progress(self, key: str, leases: Iterable[ServedLease]) -> None:
         for each in leases:
             if entry := self.leases.of(each.lease_id, key):
@@ -158,7 +162,7 @@ class Dispatcher:
             worker=worker.key,
             worker_id=worker.worker_id,
             blocks=worker.blocks_for(ticket),
-            prompt_tokens=ticket.prompt_tokens,
+            prompt_tokens=ticket.prompt_tokens - self.fleet.pools[ticket.model].cached(worker, ticket),
             expires_at=now + self.leases.ttl,
         )
         self.leases.add(entry)

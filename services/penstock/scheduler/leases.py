@@ -15,7 +15,7 @@ class LeaseEntry:
     worker: str  # stream of the worker, as long as that is attached
     worker_id: str
     blocks: int  # KV blocks it may grow to
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # to be computed
     prompt_served: int = 0  # tokens that its worker has told of, like the next
     output_served: int = 0
     expires_at: float = 0.0

@@ -9,12 +9,7 @@ from penstock.scheduler.worker import Worker
 TYPICAL = 512  # tokens of a prompt, to rank workers by before there is a ticket
 CROWDING = 10.0  # steps that a ticket would rather wait than share with a full batch
 
-# Tokens at the beginning of a ticket's prompt that a worker has in its cache.
-Overlap = Callable[[Worker, Ticket], int]
-
-
-def no_overlap(_worker: Worker, _ticket: Ticket) -> int:
-    return 0
+Cached = Callable[[Worker], int]  # tokens at the beginning of a ticket's prompt that a worker has in its cache
 
 
 class Placement(Protocol):
@@ -23,7 +18,7 @@ class Placement(Protocol):
     def load(self, worker: Worker) -> float:
         """Rank workers before there is a ticket: those with the lowest are the candidates."""
 
-    def choose(self, workers: Sequence[Worker], ticket: Ticket) -> Worker: ...
+    def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: Cached) -> Worker: ...
 
 
 class QuickestStart:
@@ -36,15 +31,12 @@ class QuickestStart:
     for what comes next. Rates are each worker's own, so that unequal ones get unequal shares.
     """
 
-    def __init__(self, overlap: Overlap = no_overlap) -> None:
-        self._overlap = overlap
-
     def load(self, worker: Worker) -> float:
         return _seconds(worker, TYPICAL)
 
-    def choose(self, workers: Sequence[Worker], ticket: Ticket) -> Worker:
+    def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: Cached) -> Worker:
         def load(worker: Worker) -> tuple[float, str]:
-            return _seconds(worker, ticket.prompt_tokens - self._overlap(worker, ticket)), worker.worker_id
+            return _seconds(worker, ticket.prompt_tokens - cached(worker)), worker.worker_id
 
         return min(workers, key=load)
 

@@ -5,6 +5,7 @@ from itertools import islice
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
 from penstock.scheduler.placement import Placement
+from penstock.scheduler.prefixes import PrefixIndex
 from penstock.scheduler.ranking import Ranking
 from penstock.scheduler.worker import Share, Worker, tokens_of
 
@@ -22,6 +23,7 @@ class Pool:
         self._ranking = Ranking()
         self._changed: list[Worker] = []
         self._totals = Share()
+        self.prefixes = PrefixIndex()
         self.ever = 0  # tokens of the largest ticket that could run on any of them, were it empty
 
     def __len__(self) -> int:
@@ -40,6 +42,7 @@ class Pool:
         self._settle()
         del self._workers[worker.key]
         self._ranking.remove(worker.key)
+        self.prefixes.forget(worker.key)
         self._totals.swap(self._counted.pop(worker.key), NOTHING)
         worker.changed = []
         self.ever = max((each.ever for each in self), default=0)
@@ -63,8 +66,14 @@ class Pool:
 
     def place(self, ticket: Ticket) -> Worker | None:
         """Return the worker for a ticket; None when none can take it now."""
-        found = list(islice(self._able(ticket), CANDIDATES))
-        return self._placement.choose(found, ticket) if found else None
+        found = [*islice(self._able(ticket), CANDIDATES), *islice(self._acquainted(ticket), CANDIDATES)]
+        if not found:
+            return None
+        return self._placement.choose(found, ticket, lambda worker: self.cached(worker, ticket))
+
+    def cached(self, worker: Worker, ticket: Ticket) -> int:
+        """Tokens at the beginning of a ticket's prompt that a worker has in its cache."""
+        return self.prefixes.blocks(worker.key, ticket.prefix_hashes) * worker.profile.block_size
 
     def _able(self, ticket: Ticket) -> Iterator[Worker]:
         """Yield those that can take it now, least loaded first."""
@@ -73,6 +82,14 @@ class Pool:
         for key in self._ranking.search(tokens_of(ticket)):
             worker = self._workers[key]
             if not avoided or worker.worker_id not in avoided:
+                yield worker
+
+    def _acquainted(self, ticket: Ticket) -> Iterator[Worker]:
+        """Yield those that can take it now, of those that have most of its prompt in their caches."""
+        tokens = tokens_of(ticket)
+        for key in self.prefixes.longest(ticket.prefix_hashes) if ticket.prefix_hashes else ():
+            worker = self._workers[key]
+            if tokens <= worker.largest and worker.worker_id not in ticket.avoid_workers:
                 yield worker
 
     def can_ever_run(self, ticket: Ticket) -> bool:

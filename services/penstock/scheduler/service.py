@@ -99,6 +99,8 @@ class SchedulerService(SchedulerServiceServicer):
                 self._dispatcher.started(key, frame.started.lease_id)
             case "released":
                 return self._dispatcher.released(key, frame.released.lease_ids, frame.released.served)
+            case "cache_news":
+                self._dispatcher.cache_changed(key, frame.cache_news)
             case "progress":
                 self._dispatcher.progress(key, frame.progress.leases)
         return []

@@ -20,6 +20,7 @@ def figures(dispatcher: Dispatcher) -> dict[str, float]:
         "room": sum(worker.room for worker in fleet),
         "credits": sum(credit.held for credit in dispatcher.credits.values()),
         "declines": dispatcher.declines,
+        "prefix_blocks": sum(len(pool.prefixes) for pool in fleet.pools.values()),
         "served_untold": len(dispatcher.served),
     }
 

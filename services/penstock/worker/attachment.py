@@ -17,8 +17,9 @@ from penstock.chassis.streams import Link
 from penstock.mesh.v1 import scheduler_pb2 as pb
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.v1.stream_pb2 import Hello
+from penstock.worker.cache_news import CacheChange
 from penstock.worker.effects import LeasesReleased
-from penstock.worker.frames import progress_frame, released_frame, report_frame
+from penstock.worker.frames import cache_frame, progress_frame, released_frame, report_frame
 from penstock.worker.load import Load
 from penstock.worker.run import Served
 
@@ -80,6 +81,9 @@ class Attachment:
 
     def progress(self, served: Sequence[Served]) -> None:
         self._link.send(progress_frame(served))
+
+    def cache_changed(self, change: CacheChange) -> None:
+        self._link.send(cache_frame(change))
 
     def report(self, load: Load) -> None:
         """Tell the scheduler where that is news; to be called at most once per engine step."""

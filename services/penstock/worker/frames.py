@@ -12,6 +12,7 @@ from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
+from penstock.worker.cache_news import CacheChange
 from penstock.worker.effects import Ended, LeasesReleased, Tokens
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Capacity, Finished, FinishReason, SamplingParams, SequenceSpec
@@ -126,6 +127,10 @@ def grant_from(lease: Lease) -> Grant:
 
 def progress_frame(served: Iterable[Served]) -> scheduler_pb2.AttachRequest:
     return scheduler_pb2.AttachRequest(progress=scheduler_pb2.Progress(leases=map(_served, served)))
+
+
+def cache_frame(change: CacheChange) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(cache_news=scheduler_pb2.CacheNews(**change._asdict()))
 
 
 def released_frame(released: LeasesReleased) -> scheduler_pb2.AttachRequest:

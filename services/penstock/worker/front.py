@@ -19,6 +19,7 @@ from penstock.v1.stream_pb2 import End, Hello
 from penstock.worker import refusals
 from penstock.worker.accounts import RunAccounts
 from penstock.worker.attachment import Attachment
+from penstock.worker.cache_news import CacheNews
 from penstock.worker.config import WorkerConfig
 from penstock.worker.effects import AddSequence, CancelSequence, Effect, Ended, LeasesReleased, LeaseStarted, Tokens
 from penstock.worker.engine.card import ModelCard
@@ -45,6 +46,7 @@ class Front:
         self.on_ready: Callable[[bool], None] = lambda _: None  # hears when the engine can take runs, and when no more
         self.book = RunBook(leases=LeaseBook(hello.instance_id), park_for=config.park_for)
         self.state = EngineState()
+        self.cache = CacheNews()
         self.engine = EngineLink(
             config.engine_options(),
             on_message=self._hear_engine,
@@ -134,6 +136,7 @@ class Front:
     def _profile(self) -> scheduler_pb2.Profile:
         assert self.state.card, "attached before the engine was ready"
         assert self.state.capacity
+        self.cache.begin()
         return profile_message(self.state.card, self.state.capacity, self.book.running.values())
 
     # What the engine does.
@@ -156,8 +159,16 @@ class Front:
         self.state.note_step(result, capacity, took)
         self._perform(self.book.stepped(result, now - took, now))
         self.attachment.report(self.state.load)
-        if self.attachment.is_up and (served := self.book.progress(now)):  # told to nobody, it would be told never
+        self.cache.note(result.cache_news)
+        if self.attachment.is_up:  # what is told to nobody would never be told
+            self._tell_news(now)
+
+    def _tell_news(self, now: float) -> None:
+        if served := self.book.progress(now):
             self.attachment.progress(served)
+        # Once nothing runs there may be no step for long, in which to tell the rest.
+        if change := self.cache.take(now, at_once=not self.book.running):
+            self.attachment.cache_changed(change)
 
     def _load(self, card: ModelCard, capacity: Capacity) -> None:
         self.state.note_ready(card, capacity)
@@ -172,6 +183,7 @@ class Front:
 
     def _lose_engine(self) -> None:
         self.state.note_lost()
+        self.cache.clear()
         self.on_ready(False)
         self._perform(self.book.engine_lost(refusals.engine_died(), time.time()))
         self.attachment.detach("the engine died")

@@ -5,16 +5,20 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 MAX_HASHES = 64
+NAME = 16  # bytes
 
 
 def prefix_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[int]:
-    """Return a 64-bit hash of each leading full KV block, chained and salted per tenant; none without a salt."""
+    """Return 64 bits of the name that engines give each leading full KV block, chained and salted; none without a salt.
+
+    A worker tells its scheduler the same of the blocks in its cache, so both must name them alike; a test holds this.
+    """
     hashes: list[int] = []
     if not salt or not block_size:
         return hashes
-    chain = salt
+    name = blake2b(salt, digest_size=NAME).digest()
     for end in range(block_size, min(len(token_ids), MAX_HASHES * block_size) + 1, block_size):
-        block = array("I", token_ids[end - block_size : end]).tobytes()
-        chain = blake2b(chain + block, digest_size=8).digest()
-        hashes.append(int.from_bytes(chain, "little"))
+        block = array("q", token_ids[end - block_size : end]).tobytes()
+        name = blake2b(name + block, digest_size=NAME).digest()
+        hashes.append(int.from_bytes(name[:8], "little"))
     return hashes

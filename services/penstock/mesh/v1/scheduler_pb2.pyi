@@ -35,6 +35,7 @@ class AttachRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    CACHE_NEWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -67,6 +68,10 @@ class AttachRequest(_message.Message):
     def progress(self) -> Global___Progress:
         """What running leases have had."""
 
+    @_builtins.property
+    def cache_news(self) -> Global___CacheNews:
+        """What has changed in its prefix cache."""
+
     def __init__(
         self,
         *,
@@ -78,12 +83,13 @@ class AttachRequest(_message.Message):
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
         progress: Global___Progress | None = ...,
+        cache_news: Global___CacheNews | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "profile", "report", "started", "released", "heartbeat", "end", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "profile", "report", "started", "released", "heartbeat", "end", "progress", "cache_news"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 

@@ -25,6 +25,8 @@ from penstock.worker.engine.masks import build_mask
 from penstock.worker.engine.plan import Slice, StepPlan
 from penstock.worker.engine.sequence import Sequence
 
+TOLD = 64  # leading blocks of a sequence, as far as tickets name their prompts
+
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
@@ -100,6 +102,7 @@ class Batch:
         self._emit(plan.sampled, tokens, logprobs, plan.result)
         if plan.result.finished:
             self._remove_from_running({done.seq_id for done in plan.result.finished})
+        plan.result.cache_news = self.pool.take_news()
         return plan.result
 
     def capacity(self) -> Capacity:
@@ -250,7 +253,7 @@ class Batch:
         if full > sequence.published:
             names = sequence.name_blocks(full, self.pool.block_size)
             for block in range(sequence.published, full):
-                self.pool.publish(sequence.table[block], names[block])
+                self.pool.publish(sequence.table[block], names[block], is_news=block < TOLD)
             sequence.published = full
 
     def _emit(

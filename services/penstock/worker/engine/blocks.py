@@ -27,6 +27,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
         self._writers: dict[int, int] = {}  # of named blocks whose content is still to come
+        self._news: dict[bytes, bool] = {}  # names that can be found since they were last asked for, or no more
 
     def __repr__(self) -> str:
         return f"<BlockPool {self.used}/{self.blocks} used, {self.cached} cached>"
@@ -83,10 +84,12 @@ class BlockPool:
             self._name_of[block] = name
             self._writers[block] = writer
 
-    def publish(self, block: int, name: bytes) -> None:
+    def publish(self, block: int, name: bytes, *, is_news: bool = True) -> None:
         """Make the content of a held, full block findable, announced or not. The first block of a name keeps it."""
         self.announce(block, name, NOBODY)
         self._writers.pop(block, None)
+        if is_news:
+            self._news[name] = True
 
     def writer(self, block: int) -> int | None:
         """Who is to fill the block; None once it is full."""
@@ -109,11 +112,17 @@ class BlockPool:
         table.clear()
         return freed
 
+    def take_news(self) -> dict[bytes, bool]:
+        """Return the names whose content came, if that was to be news, or was given up since the last call."""
+        news, self._news = self._news, {}
+        return news
+
     def _take(self) -> int:
         if self._unused:
             block = self._unused.pop()
         else:
             block, _ = self._cached.popitem(last=False)
+            self._news[self._name_of[block]] = False
             self._forget(block)
         self._references[block] = 1
         return block

@@ -106,6 +106,7 @@ class StepResult:
     cancelled: list[Cancelled] = field(default_factory=list)  # let go before this step: it spent nothing on them
     admitted: list[Admitted] = field(default_factory=list)
     prefilled: list[Prefilled] = field(default_factory=list)
+    cache_news: dict[bytes, bool] = field(default_factory=dict)  # names of KV blocks: in the prefix cache from now on
     preempted: int = 0
     prefill_tokens: int = 0
     decode_seqs: int = 0

@@ -1,0 +1,50 @@
+"""Which worker has which beginnings of prompts in its cache: exactly what the workers tell of it."""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class PrefixIndex:
+    """KV blocks by name. Names are chained: a block is found in a cache only where those before it are.
+
+    Caches give up the end of a chain before its beginning, so the longest known beginning is found by bisection.
+    """
+
+    _holders: dict[int, set[str]] = field(default_factory=dict)  # workers, by name of a block
+    _held: dict[str, set[int]] = field(default_factory=dict)  # by worker
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def change(self, worker: str, added: Iterable[int], removed: Iterable[int], *, anew: bool) -> None:
+        if anew:
+            self.forget(worker)
+        held = self._held.setdefault(worker, set())
+        for name in added:
+            held.add(name)
+            self._holders.setdefault(name, set()).add(worker)
+        for name in removed:
+            held.discard(name)
+            self._drop(name, worker)
+
+    def forget(self, worker: str) -> None:
+        for name in self._held.pop(worker, ()):
+            self._drop(name, worker)
+
+    def longest(self, names: Sequence[int]) -> Collection[str]:
+        """Return the workers that hold the longest beginning that any holds; none where none holds the first block."""
+        depth = bisect_left(names, x=True, key=lambda name: name not in self._holders)
+        return self._holders[names[depth - 1]] if depth else ()
+
+    def blocks(self, worker: str, names: Sequence[int]) -> int:
+        """Return how many of the first blocks a worker holds."""
+        held = self._held.get(worker)
+        return bisect_left(names, x=True, key=lambda name: name not in held) if held else 0
+
+    def _drop(self, name: int, worker: str) -> None:
+        holders = self._holders.get(name, set())
+        holders.discard(worker)
+        if not holders:
+            self._holders.pop(name, None)
