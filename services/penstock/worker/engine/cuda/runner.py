@@ -20,12 +20,18 @@ class CudaRunner:
 
     `forward` never waits for the GPU: a step's one wait is for the sampled ids. So a chunk of a prefill that samples
     nothing is still being computed while the next step is planned, packed and launched.
+
+    Attention gives a row the same bits in any batch and any chunks of its prefill. cuBLAS does not promise that between
+    numbers of rows, nor do a decode and a prefill of the same position agree to the bit: a text that is resumed may
+    leave its path where two tokens all but tie.
     """
 
     def __init__(self, shape: ModelShape, weights: Weights, blocks: int, block_size: int, slots: int) -> None:
         """Takes seconds: kernels are compiled and graphs captured. To be asked after `check_cuda`."""
         self._decoder = Decoder(shape, weights)
         self._device = weights.embedding.device
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # Triton launches on the current one
         self._packer = Packer()
         self._kv = allocate_kv(shape, blocks, block_size, weights.embedding.dtype, self._device)
         buckets = [1 << power for power in range((slots - 1).bit_length() + 1)]
