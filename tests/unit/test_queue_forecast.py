@@ -22,7 +22,7 @@ def measured():
 def test_a_first_token_takes_the_wait_the_backlog_the_own_prompt_and_a_step():
     found = measured().predict(ticket("t", tokens=60), Ahead(9, 900), [FULL], 0, START)
     assert found.wait == pytest.approx(1.0), "nine tickets ahead and a place for its own"
-    assert found.prefill == pytest.approx(50 / 500 + 0.01)
+    assert found.after_lease == pytest.approx(100 / 500 + 50 / 500 + 0.01)
     assert found.first_token == pytest.approx(1.0 + 100 / 500 + 50 / 500 + 0.01)
 
 

@@ -37,7 +37,7 @@ class Admission:
         limit, first_token = self._promises.limit(ticket, now), prediction.first_token
         if limit is None:
             return None
-        ticket.due = now + limit - prediction.prefill
+        ticket.due = now + limit - prediction.after_lease
         if first_token is None or self._promises.is_kept(ticket, first_token, limit):
             return None
         excess = first_token - limit * self._promises.headroom

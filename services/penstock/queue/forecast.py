@@ -26,7 +26,7 @@ class Prediction(NamedTuple):
     ahead: int  # tickets
     wait: float | None = None  # s to a lease
     first_token: float | None = None  # s
-    prefill: float = 0.0  # s of it from the own prompt on
+    after_lease: float = 0.0  # s of it
     raw: float = 0.0  # s; the wait before correction
 
 
@@ -70,17 +70,17 @@ class Forecast:
         if not speeds:
             return Prediction(tickets)
         nearest = min(speeds, key=lambda each: each.backlog + each.prefill(ticket.prompt_tokens))
-        prefill = nearest.prefill(ticket.prompt_tokens)
+        after_lease = nearest.backlog + nearest.prefill(ticket.prompt_tokens)
         free = 0 if self._is_short(now) else max(credit, sum(each.free_slots for each in speeds))
         if ahead.tickets < free:
-            return Prediction(tickets, 0.0, nearest.backlog + prefill, prefill)
+            return Prediction(tickets, 0.0, after_lease, after_lease)
         if not self.rate.full:
-            return Prediction(tickets, prefill=prefill)
+            return Prediction(tickets, after_lease=after_lease)
         # Its own place has to come free as well: by what one ticket of the line comes to.
         mean = ahead.work / ahead.tickets if ahead.tickets >= 1 else ticket.work
         raw = mean * (ahead.tickets - free + 1) / self.rate.full
         wait = raw * self.correction
-        return Prediction(tickets, wait, wait + nearest.backlog + prefill, prefill, raw)
+        return Prediction(tickets, wait, wait + after_lease, after_lease, raw)
 
     def _is_short(self, now: float) -> bool:
         return self._short_since is not None and now - self._short_since > SETTLING

@@ -65,6 +65,10 @@ class Seat:
         self.void[ticket_id] -= 1
         return False
 
+    def workers(self, model: str) -> int:
+        """One at least, whatever was heard."""
+        return max(1, self.catalog[model].workers_hint) if model in self.catalog else 1
+
     def take_back(self, ticket_id: str) -> None:
         self.offered.discard(ticket_id)
         self.void[ticket_id] += 1
@@ -104,8 +108,11 @@ class Seats(dict[str, Seat]):
             scheduler, ticket.tried = (fresh[0], ticket.tried) if fresh else (scheduler, ())
         ticket.tried = (*ticket.tried, scheduler)
         ticket.scheduler = scheduler
-        self[scheduler].offered.add(ticket.ticket_id)
-        self[scheduler].credits[ticket.model].use(ticket)
+        seat = self[scheduler]
+        seat.offered.add(ticket.ticket_id)
+        seat.credits[ticket.model].use(ticket)
+        if speed := seat.speeds.get(ticket.model):
+            seat.speeds[ticket.model] = speed.after(ticket.prompt_tokens / seat.workers(ticket.model))
 
     def _able(self, ticket: WaitingTicket) -> Iterator[str]:
         for key, seat in self.items():

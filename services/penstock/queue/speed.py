@@ -1,7 +1,7 @@
 """How fast a model's workers are, by what their schedulers report."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,9 +11,17 @@ class Speed:
     at: float  # s; when it was heard
     tokens_per_second: float = 0.0  # prompt and output, while busy
     prefill_tokens_per_second: float = 0.0  # of one worker, beside its decodes
-    prefill_backlog: int = 0  # tokens, on the worker that is next
+    prefill_backlog: float = 0  # tokens, on the worker that is next
     step_time: float = 0.0  # s
     free_slots: int = 0  # sequences
+
+    def after(self, prompt_tokens: float) -> "Speed":
+        """Count a ticket that has gone there since, as what comes before the next report must not all seem first."""
+        return replace(
+            self,
+            prefill_backlog=self.prefill_backlog + prompt_tokens,
+            free_slots=max(0, self.free_slots - 1),
+        )
 
     def prefill(self, prompt_tokens: int) -> float:
         """Return the s from a lease to the first token, but for what is before it."""
