@@ -66,6 +66,45 @@ async def test_a_released_lease_is_new_credit_at_once():
         assert (figures["leases"], figures["promised_blocks"], figures["room"]) == (0, 0, 2)
 
 
+async def test_what_a_worker_tells_of_its_runs_reaches_the_shard_that_they_came_from():
+    async with one_of_each() as (shard, _, worker):
+        shard.offer(ticket("a"))
+        lease = (await shard.hear("place")).lease
+        assert lease.queue_id == "queue-1"
+        worker.started(lease.lease_id)
+        worker.say(progress=scheduler_pb2.Progress(leases=[served(lease.lease_id, 10, 1)]))
+        (told,) = (await shard.hear("served")).tickets
+        assert (told.ticket_id, told.attempt, told.prompt_tokens, told.output_tokens) == ("a", lease.attempt, 10, 1)
+        assert not told.ended
+        ended = scheduler_pb2.Released(lease_ids=[lease.lease_id], served=[served(lease.lease_id, 10, 7)])
+        worker.say(released=ended)
+        (told,) = (await shard.hear("served")).tickets
+        assert (told.output_tokens, told.ended) == (7, True)
+
+
+async def test_a_shard_hears_how_fast_the_workers_are():
+    async with one_of_each() as (shard, _, worker):
+        assert (await shard.hear("pace")).slots == 2
+        worker.say(report=scheduler_pb2.Report(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0))
+        while not (pace := await shard.hear("pace")).running:
+            pass
+        assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == ("m", 100.0, 900.0)
+
+
+async def test_a_prompt_goes_where_its_beginning_is_cached():
+    async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2") as second:
+        second.say(cache_news=scheduler_pb2.CacheNews(added=[5, 6], anew=True))
+        second.say(report=scheduler_pb2.Report(running=3))
+        while not (await shard.hear("pace")).running:  # so it has heard of the cache as well
+            pass
+        shard.offer(ticket("a", prefix_hashes=[5, 6, 7]))
+        assert (await shard.hear("place")).lease.worker_id == "w2"
+
+
+def served(lease_id, prompt_tokens, output_tokens):
+    return scheduler_pb2.ServedLease(lease_id=lease_id, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+
+
 async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_for_good():
     async with one_of_each() as (shard, _, _):
         shard.offer(ticket("a", max_output_tokens=1_000, prompt_tokens=10))

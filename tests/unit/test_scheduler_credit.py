@@ -219,3 +219,84 @@ def test_shards_that_wait_never_hold_more_than_there_is_room_for(heads, room):
     held = [shard.held for shard in book.shards.values() if shard.waits]
     assert sum(held) <= room
     assert sum(held) > 0 or not held or room == 0
+
+
+def test_tokens_are_granted_for_what_fits_together_and_taken_off_by_each_offer():
+    book = CreditBook("a")
+    book.head("a", head(5, tokens=300))
+    assert book.grants(Space(8, 1_000, 1_000)) == [Grant("a", 5, 1_000)]
+    book.offered("a", 300)
+    book.head("a", head(4, tokens=300))
+    assert book.shards["a"].tokens == 700
+    assert book.grants(Space(8, 700, 700)) == []
+
+
+def test_freed_tokens_are_granted_to_tickets_that_have_credit_and_not_enough_of_them():
+    book = CreditBook("a")
+    book.head("a", head(5, tokens=300))
+    book.grants(Space(8, 100, 100))
+    assert book.grants(Space(8, 400, 400)) == [Grant("a", 0, 300)]
+    assert book.grants(Space(8, 400, 400)) == []
+
+
+def test_what_is_handed_back_takes_its_tokens_along():
+    book = CreditBook("ab")
+    book.grants(Space(4, 500, 500))
+    book.head("a", head(9, tokens=300))
+    book.grants(Space(4, 500, 500))
+    book.returned("b", 4)
+    assert (book.shards["b"].held, book.shards["b"].tokens) == (0, 0)
+
+
+@given(
+    free=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    sizes=st.lists(st.integers(1, 60), max_size=40),
+    choose=st.randoms(use_true_random=False),
+)
+def test_tickets_within_what_is_granted_find_a_place_wherever_each_of_them_goes(free, sizes, choose):
+    most = choose.randint(1, 60)
+    space = Space(len(sizes), sum(free), max(free), len(free))
+    left, largest = space.packed(most), min(most, max(free))
+    for size in sizes:
+        if size <= min(left, largest):
+            able = [place for place, tokens in enumerate(free) if tokens >= size]
+            assert able
+            free[choose.choice(able)] -= size
+            left -= size
+
+
+def test_a_head_that_some_worker_could_hold_is_never_tried_against_its_size():
+    book = CreditBook("a")
+    waiting = head(1)
+    waiting.tokens = 500
+    book.head("a", waiting)
+    book.grants(Space(1, 100, 100, 1, 500))
+    for _ in range(9):
+        book.tick()
+        assert book.grants(Space(1, 100, 100, 1, 500)) == []
+    assert book.grants(Space(1, 100, 100, 1, 499)) == [Grant("a", 0, 400, is_unbounded=True)]
+
+
+def test_a_shard_that_was_idle_is_lifted_to_the_time_of_those_that_waited():
+    book = CreditBook("ab")
+    book.head("a", head(5, at=1, virtual=1_000.0))
+    assert grants(book, 1, LARGE) == [Grant("a", 1)]
+    offered(book, "a", head(4, at=2, virtual=1_100.0))
+    book.head("b", head(5, at=3, virtual=0.0))  # counts from its own beginning
+    assert book.shards["b"].virtual_tokens == 1_000.0
+    assert grants(book, 1, LARGE) == [Grant("b", 1, once=True)]
+    offered(book, "b", head(4, at=4, virtual=300.0))
+    book.returned("b", 0)
+    assert grants(book, 1, LARGE) == [Grant("a", 1, once=True)]
+
+
+def test_a_lift_holds_while_a_shard_waits_and_is_found_anew_after():
+    book = CreditBook("ab")
+    book.head("a", head(5, virtual=1_000.0))
+    grants(book, 1, LARGE)
+    book.head("b", head(1, virtual=0.0))
+    book.head("b", head(1, virtual=50.0))
+    assert book.shards["b"].virtual_tokens == 1_050.0
+    book.head("b", head(0))
+    book.head("b", head(1, virtual=1_200.0))
+    assert book.shards["b"].virtual_tokens == 1_200.0

@@ -4,10 +4,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
+from dispatch_mesh import BLOCK, MODEL, START, TTL, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
+from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report, ServedLease
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.scheduler.effects import Decline, Expect, Place, Revoke
+from penstock.scheduler.effects import Decline, Expect, Place, Revoke, TellServed
 from penstock.scheduler.leases import LeaseBook
 
 QUEUES = ["q1", "q2"]
@@ -25,6 +26,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.now = START
         self.streams = 0
         self.issued = set()
+        self.placed = set()  # shard, ticket and attempt
+        self.ended = {}  # as was told last, by shard, ticket and attempt
         self.perform(self.scheduler.queue_joined("q1"))
         self.perform(self.scheduler.queue_joined("q2"))
 
@@ -33,8 +36,12 @@ class DispatcherMachine(RuleBasedStateMachine):
             if isinstance(effect, Expect):
                 assert effect.lease.lease_id not in self.issued
                 self.issued.add(effect.lease.lease_id)
+            elif isinstance(effect, Place):
+                self.placed.add((effect.queue, effect.lease.ticket_id, effect.lease.attempt))
             elif isinstance(effect, Revoke):
                 assert effect.lease_id in self.issued
+            elif isinstance(effect, TellServed):
+                self.ended |= {(effect.queue, each.ticket_id, each.attempt): each.ended for each in effect.tickets}
         return effects
 
     @rule(
@@ -46,6 +53,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     )
     def offer(self, queue, name, tokens, attempt, avoid):
         ticket = ticket_of(f"t{name}", tokens=tokens, attempt=attempt, avoid=avoid)
+        ticket.prefix_hashes.extend(range(1, 1 + (tokens - 1) // BLOCK))
         effects = self.perform(self.scheduler.offer(queue, ticket, self.now))
         answers = [effect for effect in effects if isinstance(effect, Place | Decline)]
         assert len(answers) == 1
@@ -79,6 +87,9 @@ class DispatcherMachine(RuleBasedStateMachine):
             running = {each: blocks for each, blocks in former.promised.items() if each not in unstarted}
         self.streams += 1
         profile = profile_of(slots=SLOTS, kv_blocks=KV_BLOCKS, running=running)
+        for each in profile.running:
+            entry = self.scheduler.leases.leases[each.lease_id]
+            each.ticket_id, each.attempt, each.queue_id = entry.ticket_id, entry.attempt, entry.queue
         self.perform(self.scheduler.worker_attached(f"{worker}/{self.streams}", worker, f"{worker}:1", profile))
 
     @precondition(lambda self: len(self.scheduler.fleet))
@@ -89,15 +100,26 @@ class DispatcherMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.issued and len(self.scheduler.fleet))
-    @rule(choose=st.data(), does=st.sampled_from(["start", "release"]))
-    def speak(self, choose, does):
+    @rule(choose=st.data(), does=st.sampled_from(["start", "progress", "release"]), tokens=st.integers(0, 9))
+    def speak(self, choose, does, tokens):
         """A worker speaks of a lease, of its own or not, current or not."""
         worker = self.one_of_the_workers(choose)
         lease_id = choose.draw(st.sampled_from(sorted(self.issued)))
+        served = [ServedLease(lease_id=lease_id, prompt_tokens=tokens, output_tokens=tokens)]
         if does == "start":
             self.scheduler.started(worker, lease_id)
+        elif does == "progress":
+            self.scheduler.progress(worker, served)
         else:
-            self.perform(self.scheduler.released(worker, [lease_id]))
+            self.perform(self.scheduler.released(worker, [lease_id], served))
+
+    @precondition(lambda self: len(self.scheduler.fleet))
+    @rule(choose=st.data(), news=st.tuples(*[st.lists(st.integers(1, 4))] * 2), anew=st.booleans())
+    def change_cache(self, choose, news, anew):
+        added, removed = news
+        worker = self.one_of_the_workers(choose)
+        self.scheduler.cache_changed(worker, CacheNews(added=added, removed=removed, anew=anew))
+        self.scheduler.report(worker, Report(prefill_backlog_tokens=sum(added), running=len(removed)))
 
     def one_of_the_workers(self, choose):
         return choose.draw(st.sampled_from([each.key for each in self.scheduler.fleet]))
@@ -125,17 +147,30 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @invariant()
     def credit_is_never_negative(self):
-        assert all(shard.held >= 0 for credit in self.scheduler.credits.values() for shard in credit.shards.values())
+        shards = [shard for credit in self.scheduler.credits.values() for shard in credit.shards.values()]
+        assert all(shard.held >= 0 and shard.tokens >= 0 for shard in shards)
+
+    @invariant()
+    def sums_are_what_the_workers_add_up_to(self):
+        for pool in self.scheduler.fleet.pools.values():
+            totals = pool.totals
+            assert totals.room == sum(worker.room for worker in pool)
+            assert totals.tokens == sum((KV_BLOCKS - each.promised_blocks) * BLOCK for each in pool if each.room)
+            assert (totals.slots, totals.is_open) == (SLOTS * len(pool), sum(worker.room > 0 for worker in pool))
+            assert pool.largest == max(worker.largest for worker in pool)
 
     def teardown(self):
-        self.perform(self.scheduler.tick(self.now + TTL))
-        for worker in self.scheduler.fleet:
-            self.perform(self.scheduler.released(worker.key, list(worker.promised)))
-        assert (len(self.scheduler.leases), self.scheduler.leases.unstarted, self.scheduler.promised_blocks) == (
-            0,
-            0,
-            0,
-        )
+        scheduler = self.scheduler
+        self.perform(scheduler.tick(self.now + TTL))
+        for worker in scheduler.fleet:
+            self.perform(scheduler.released(worker.key, list(worker.promised)))
+        self.perform(scheduler.tick(self.now + TTL))
+        assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.promised_blocks) == (0, 0, 0)
+        assert self.ended == dict.fromkeys(self.placed, True)
+        assert len(scheduler.served) == 0
+        for worker in list(scheduler.fleet):
+            self.perform(scheduler.worker_lost(worker.key))
+        assert not scheduler.fleet.pools
 
 
 TestDispatcher = DispatcherMachine.TestCase

@@ -42,7 +42,8 @@ class SchedulerService(SchedulerServiceServicer):
         self._dispatcher = dispatcher
         self._hello = hello
         self._now = now
-        self._queues: dict[str, QueueLink] = {}
+        self._queues: dict[str, QueueLink] = {}  # of those that are up, by instance id
+        self._names_of: dict[QueueLink, str] = {}
         self._workers: dict[str, WorkerPeer] = {}
         self._names = count(1)
         self._shards = PeerSet(queues, self._dispatch)
@@ -114,15 +115,30 @@ class SchedulerService(SchedulerServiceServicer):
                 lambda: QueueServiceStub(to_queue_shard).Dispatch(),
                 queue_pb2.DispatchRequest,
                 self._hello,
-                on_frame=lambda frame: self._perform(self._from_queue(address, frame)),
-                on_up=lambda _: self._perform(self._dispatcher.queue_joined(address)),
-                on_down=lambda _: self._perform(self._dispatcher.queue_lost(address)),
+                on_frame=lambda frame: self._hear_queue(link, frame),
+                on_up=lambda hello: self._join(link, hello.instance_id),
+                on_down=lambda _: self._part(link),
             )
-            self._queues[address] = link
             try:
                 await link.run()
             finally:
-                del self._queues[address]
+                self._part(link)
+
+    def _join(self, link: QueueLink, queue: str) -> None:
+        """Know a shard by its instance id, as every scheduler does, whatever address it was found at."""
+        if former := self._queues.get(queue):
+            self._part(former)
+        self._queues[queue], self._names_of[link] = link, queue
+        self._perform(self._dispatcher.queue_joined(queue))
+
+    def _part(self, link: QueueLink) -> None:
+        if queue := self._names_of.pop(link, ""):
+            del self._queues[queue]
+            self._perform(self._dispatcher.queue_lost(queue))
+
+    def _hear_queue(self, link: QueueLink, frame: queue_pb2.DispatchResponse) -> None:
+        if queue := self._names_of.get(link):  # none: the same shard is here on a newer stream
+            self._perform(self._from_queue(queue, frame))
 
     def _from_queue(self, queue: str, frame: queue_pb2.DispatchResponse) -> list[out.Effect]:
         match frame.WhichOneof("frame"):
