@@ -39,7 +39,7 @@ class Outcome:
     def law_table(self) -> Table:
         table = _table(("term", "left"), ("us", "right"), ("for", "left"))
         for name, field in FIELDS.items():
-            table.add_row(name, f"{getattr(self.fit.law, field) * 1e6:,.4g}", MEANINGS[name])
+            table.add_row(name.removesuffix("_ms"), f"{getattr(self.fit.law, field) * 1e6:,.5g}", MEANINGS[name])
         return table
 
     def error_table(self) -> Table:

@@ -27,6 +27,6 @@ def plot_engine(decodes: Sequence[Decode], flows: Mapping[str, Flow], path: Path
     load.set(title="Requests of mixed lengths", xlabel="s", ylabel="output tokens that were asked for")
     for axes in (steps, load):
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(markerscale=0.4)
     figure.savefig(path, dpi=150)
     plt.close(figure)
