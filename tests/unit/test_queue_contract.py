@@ -6,6 +6,7 @@ from penstock.mesh.v1 import queue_pb2, scheduler_pb2, worker_pb2
 
 # Everything with room for text or for a list of numbers that their frames have, each known to carry neither.
 ALLOWED = {
+    "added",
     "address",
     "attempt",
     "avoid_workers",
@@ -21,6 +22,7 @@ ALLOWED = {
     "prefix_hashes",
     "queue_id",
     "reason",
+    "removed",
     "subject",
     "tenant_id",
     "ticket_id",

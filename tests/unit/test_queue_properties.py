@@ -161,7 +161,7 @@ class Mesh(RuleBasedStateMachine):
         for model in MODELS:
             for each in book.shelves[model].order._classes.values():
                 stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.line))
-        stands.update(entry[-1].ticket_id for entry in book._pauses)
+        stands.update(entry[-1].ticket_id for entry in book._timers.pauses)
         for seat in book.seats.values():
             stands.update(seat.offered)
         assert stands == Counter(book.tickets.keys())

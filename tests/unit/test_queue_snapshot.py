@@ -2,7 +2,7 @@
 
 from dispatch_mesh import MODEL, START, book_of, ticket_of
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
-from penstock.queue.snapshot import MAX_TENANTS, tables
+from penstock.queue.snapshot import MAX_TENANTS, prediction_figures, tables
 from penstock.queue.waiting import from_frame
 
 
@@ -25,12 +25,12 @@ def test_depth_is_counted_by_class_and_tenant_and_forgotten_at_zero():
     enqueue(shard, "a", "acme", priority=1, tokens=10)
     enqueue(shard, "b", "acme", priority=1, tokens=20)
     enqueue(shard, "c", "acme", priority=3, tokens=40)
-    assert tables(shard.shelves)["depth"] == [
+    assert tables(shard)["depth"] == [
         {"class": "interactive", "tenant_id": "acme", "waiting": 2, "waiting_tokens": 30},
         {"class": "batch", "tenant_id": "acme", "waiting": 1, "waiting_tokens": 40},
     ]
     shard.withdraw("edge", ["a", "b", "c"])
-    assert tables(shard.shelves)["depth"] == []
+    assert tables(shard)["depth"] == []
     assert shard.shelves.by_tenant == {}
 
 
@@ -39,6 +39,29 @@ def test_only_the_deepest_tenants_are_shown():
     for number in range(MAX_TENANTS + 10):
         for each in range(1 + number % 2):
             enqueue(shard, f"{number}/{each}", f"tenant-{number}")
-    rows = tables(shard.shelves)["depth"]
+    rows = tables(shard)["depth"]
     assert len(rows) == MAX_TENANTS
     assert [row["waiting"] for row in rows] == [2] * 30 + [1] * 20
+
+
+def test_predictions_are_told_beside_what_came_of_them():
+    shard = book()
+    enqueue(shard, "a", "acme")
+    assert prediction_figures(shard.shelves) == {}
+    forecast = shard.shelves[MODEL].forecast
+    for realised in range(100, 200):
+        forecast.note_wait(100.0, 100.0, float(realised))
+    row = tables(shard)["predictions"][0]
+    assert (row["model"], row["waits"]) == (MODEL, 100)
+    assert 0 <= row["error_p5"] < row["error_p50"] < row["error_p95"] < 0.5
+    assert prediction_figures(shard.shelves)["wait_error_p95"] == row["error_p95"]
+
+
+def test_sheds_are_counted_by_class_and_reason():
+    shard = book()
+    enqueue(shard, "a", "acme", priority=1, deadline=START - 1)
+    enqueue(shard, "b", "acme", priority=3, deadline=START - 1)
+    assert tables(shard)["sheds"] == [
+        {"class": "interactive", "reason": "DEADLINE", "tickets": 1},
+        {"class": "batch", "reason": "DEADLINE", "tickets": 1},
+    ]

@@ -32,7 +32,7 @@ async def run(config: QueueConfig) -> None:
         config.listen,
         [(add_QueueServiceServicer_to_server, service)],
         admin=AdminService(
-            "queue", config.instance_id, service.figures, lambda: tables(book.shelves), token=config.admin_token
+            "queue", config.instance_id, service.figures, lambda: tables(book), token=config.admin_token
         ),
         drain_grace=config.drain_grace,
         advertise=config.advertise,

@@ -7,7 +7,6 @@ order of its model, except for a short pause once every scheduler has declined i
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TypeAlias
 
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
@@ -27,7 +26,6 @@ from penstock.queue.effects import (
 )
 from penstock.queue.errors import Evicted, NoWorker
 from penstock.queue.forecast import Prediction
-from penstock.queue.lazy_heap import LazyHeap
 from penstock.queue.lengths import Lengths
 from penstock.queue.placed import Placed
 from penstock.queue.policies.choice import Choice
@@ -38,15 +36,12 @@ from penstock.queue.seats import Credit, Seat, Seats
 from penstock.queue.shelves import Shelves
 from penstock.queue.speed import Speed
 from penstock.queue.tally import Tally
+from penstock.queue.timers import Timers
 from penstock.queue.waiting import WaitingTicket
-
-PAUSE = 0.1  # s after a decline too many; without it a ticket that only its avoided workers have room for would circle
 
 DROPS = 1_000  # tickets per tick and reason; a whole edge's sheds at once would overflow its stream
 
 DEFAULT_ORDER = Choice()
-
-Timed: TypeAlias = tuple[float, int, WaitingTicket]  # when, arrival, ticket
 
 
 class TicketBook:
@@ -71,8 +66,7 @@ class TicketBook:
         self._presence = presence
         self._admission = Admission(bounds, presence, promises, self.shelves)
         self._models: tuple[CatalogEntry, ...] = ()
-        self._dues: LazyHeap[Timed] = LazyHeap(self._is_here)
-        self._pauses: LazyHeap[Timed] = LazyHeap(self._is_here)
+        self._timers = Timers(self._is_here)
         self._refused: dict[str, WaitingTicket] = {}  # tickets that some scheduler can never run
         self._given_up: list[str] = []  # models
         self._unmatched: set[str] = set()  # models whose tickets were not offered: too many are to be dropped first
@@ -209,9 +203,9 @@ class TicketBook:
     def tick(self, now: float) -> list[Effect]:
         """Drop what ran out of time, end pauses; to be called several times a second."""
         effects = self._drop_overdue(now)
-        while (due := self._pauses.first()) and due[0] <= now:
-            self._show(self._pauses.pop()[-1], now)
-            self._unmatched.add(due[-1].model)
+        for ticket in self._timers.paused(now):
+            self._show(ticket, now)
+            self._unmatched.add(ticket.model)
         unmatched, self._unmatched = sorted(self._unmatched), set()
         for model in unmatched:
             effects += self._match(model, now)
@@ -226,14 +220,14 @@ class TicketBook:
     def _match(self, model: str, now: float) -> list[Effect]:
         """Offer what waits, but nothing that is past its due time."""
         effects = self._drop_overdue(now)
-        if (due := self._dues.first()) and due[0] <= now:
+        if self._timers.has_overdue(now):
             self._unmatched.add(model)
             return effects
         return [*effects, *self.shelves.match(model, now)]
 
     def _drop_overdue(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for ticket in islice(self._overdue(now), DROPS):
+        for ticket in islice(self._timers.overdue(now), DROPS):
             effects += self._drop(ticket, self._admission.expiry(ticket, now))
         return effects
 
@@ -256,8 +250,7 @@ class TicketBook:
         self._arrivals += 1
         ticket.arrived, ticket.arrival = now, self._arrivals
         self.tickets[ticket.ticket_id] = ticket
-        if ticket.due:
-            self._dues.push((ticket.due, ticket.arrival, ticket))
+        self._timers.admit(ticket)
         self.shelves.count(ticket, 1)
         self._show(ticket, now)
         return [_queued(ticket, prediction), *self._match(ticket.model, now)]
@@ -273,7 +266,8 @@ class TicketBook:
         ticket.scheduler = ""
         self.shelves.count(ticket, 1)
         if ticket.declines > len(self.seats):
-            self._pauses.push((now + PAUSE, ticket.arrival, ticket))
+            self.shelves.charge(ticket, 0.0)
+            self._timers.pause(ticket, now)
         else:
             self._show(ticket, now)
 
@@ -296,13 +290,8 @@ class TicketBook:
         gone = self._recall([ticket.ticket_id], error.reason)
         return [*gone, Shed(ticket.edge, ticket.ticket_id, error)]
 
-    def _overdue(self, now: float) -> Iterator[WaitingTicket]:
-        """Yield tickets past their due times; the caller drops each before it asks for the next."""
-        while (due := self._dues.first()) and due[0] <= now:
-            yield due[-1]
-
     def _abandoned(self) -> Iterator[WaitingTicket]:
-        """Yield, likewise, those that wait for a model for which nobody came back in time."""
+        """Yield those whose model nobody came back for in time; the caller drops each before it asks for the next."""
         while self._given_up:
             model = self._given_up[0]
             while model not in self._presence.served and (found := self.shelves[model].order.head()):
@@ -350,8 +339,8 @@ class TicketBook:
             return NoWorker.left(ticket.model, len(ticket.avoid_workers), self._presence.patience)
         return NoWorker.large_enough(ticket.model, ticket.tokens)
 
-    def _is_here(self, entry: Timed) -> bool:
-        return self.tickets.get(entry[-1].ticket_id) is entry[-1]
+    def _is_here(self, ticket: WaitingTicket) -> bool:
+        return self.tickets.get(ticket.ticket_id) is ticket
 
 
 def _queued(ticket: WaitingTicket, prediction: Prediction) -> Queued:

@@ -14,6 +14,7 @@ from penstock.queue import effects as out
 from penstock.queue import record
 from penstock.queue.book import TicketBook
 from penstock.queue.frames import credit_of, services_of, speed_of, to_edge, to_scheduler
+from penstock.queue.snapshot import prediction_figures
 from penstock.queue.validation import TicketInvalid, check
 from penstock.queue.waiting import from_frame
 from penstock.v1.stream_pb2 import End, Hello
@@ -87,6 +88,8 @@ class QueueService(QueueServiceServicer):
             "credits": book.seats.credit,
             "edges": len(self._edges),
             "schedulers": len(self._schedulers),
+            "running": len(book.charges),
+            **prediction_figures(book.shelves),
             **{f"shed_{reason.lower()}": tickets for reason, tickets in book.tally.shed.items()},
         }
 

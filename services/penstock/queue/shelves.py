@@ -32,6 +32,9 @@ class Shelves:
             self._shelves[model] = Shelf(model, self._new_order())
         return self._shelves[model]
 
+    def __iter__(self) -> Iterator[Shelf]:
+        return iter(self._shelves.values())
+
     def count(self, ticket: WaitingTicket, sign: int) -> None:
         self.waiting = Load(self.waiting.tickets + sign, self.waiting.tokens + sign * ticket.tokens)
         self.by_class[ticket.priority] = self.by_class.get(ticket.priority, 0) + sign
