@@ -29,7 +29,7 @@ class ComputeKind(StrEnum):
 
 
 class DType(StrEnum):
-    AUTO = "auto"  # bfloat16 on GPUs, and on CPUs where a text stays exact across a fault with it; else float32
+    AUTO = "auto"  # bfloat16 on GPUs and on CPUs where texts stay exact with it, else float32
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 

@@ -52,9 +52,9 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
 def _choose(options: EngineOptions, shape: ModelShape, device: torch.device) -> tuple[torch.dtype, bool]:
     """Type to compute in, and whether natively.
 
-    `auto` is bfloat16 natively on CPUs with arithmetic for it, where a row rounds alike in every batch. In plain torch on
-    a CPU it does not, and a text that goes on elsewhere after a fault could leave its path where two tokens all but tie;
-    there it is float32. On GPUs it is bfloat16 for its speed, at that price, which comes with the products of cuBLAS.
+    `auto` is bfloat16 natively on CPUs with arithmetic for it, where a row rounds alike in every batch. In plain torch
+    on a CPU it does not, and a text that goes on elsewhere after a fault could leave its path where two tokens all but
+    tie: float32. On GPUs it is bfloat16 for its speed, at that price, which the products of cuBLAS have.
     """
     if device.type != "cpu" or options.compute == "torch":
         return _DTYPES[_named(options.dtype, "float32" if device.type == "cpu" else "bfloat16")], False
