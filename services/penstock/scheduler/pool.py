@@ -106,7 +106,7 @@ class Pool:
 
     def _settle(self) -> None:
         for worker in self._changed:
-            worker.is_listed = False
+            worker.settle()
             share = worker.share
             self._totals.swap(self._counted.get(worker.key, NOTHING), share)
             self._counted[worker.key] = share

@@ -81,9 +81,14 @@ class Worker:
 
     def hear(self, report: Report) -> None:
         self.report = report
-        self.prefill_rate = report.prefill_tokens_per_second or PREFILL_RATE
-        self.step_s = (report.step_time.ToNanoseconds() / 1e9) or STEP
         self.list()
+
+    def settle(self) -> None:
+        """Work out what the last report comes to: there are more of them than decisions."""
+        self.is_listed = False
+        self.prefill_rate = self.report.prefill_tokens_per_second or PREFILL_RATE
+        step = self.report.step_time
+        self.step_s = (step.seconds + step.nanos / 1e9) or STEP
 
     def list(self) -> None:
         if not self.is_listed:
