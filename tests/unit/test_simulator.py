@@ -105,6 +105,7 @@ def test_a_worker_that_dies_loses_no_request_and_no_token():
         duration=20.0,
         load=1.5,
         workers=[{"count": 2}],
+        queues={"policy": "fair"},
         losses=[{"worker": 0, "at": 5.0, "back_after": 5.0}, {"worker": 1, "at": 15.0}],
     )
     run = finished(scenario)
@@ -201,8 +202,8 @@ def test_plain_vtc_holds_the_bound_of_its_theorem_where_fifo_does_not():
     rushed = {**steady, "arrivals": {"kind": "regular", "rate": 24.0}}
 
     def run(policy):
-        workers = [{"kv_blocks": 625, "slots": 19}]
-        fields = {"workers": workers, "queues": {"policy": policy}, "schedulers": {"look_ahead": 0}, "sample_every": 1.0}
+        fields = {"workers": [{"kv_blocks": 625, "slots": 19}], "schedulers": {"look_ahead": 0}, "sample_every": 1.0}
+        fields |= {"queues": {"policy": policy}}
         return figures_of(finished(world(steady, rushed, duration=120.0, drain=0.0, **fields)))
 
     vtc, fifo = run("vtc"), run("fifo")

@@ -33,8 +33,8 @@ class SimMesh:
         self._scenario = scenario
         self._events = events
         self._delay = scenario.link_delay
-        queues = scenario.queues
-        self.shards = {name: SimShard(name, queues, events, self) for name in _names("queue", queues.shards)}
+        queues, ttft = scenario.queues, scenario.targets.ttft
+        self.shards = {name: SimShard(name, queues, ttft, events, self) for name in _names("queue", queues.shards)}
         self.schedulers = {
             name: SimScheduler(name, scenario.schedulers, events, self)
             for name in _names("scheduler", scenario.schedulers.count)

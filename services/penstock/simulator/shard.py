@@ -32,7 +32,8 @@ class ShardPeers(Protocol):
 
 
 class SimShard:
-    def __init__(self, name: str, queues: Queues, events: Events, peers: ShardPeers) -> None:
+    def __init__(self, name: str, queues: Queues, ttft: float, events: Events, peers: ShardPeers) -> None:
+        """`ttft`: s to the first token, which a policy that promises one promises."""
         self.name = name
         self.policy: Policy = POLICIES[queues.policy]
         self._events = events
@@ -43,7 +44,8 @@ class SimShard:
         presence = Presence(patience=10.0, warm_up=5.0, started_at=0.0)
         placed = Placed(10.0)
         if self.order is None:
-            self.book = TicketBook(bounds=bounds, presence=presence, placed=placed)
+            promises = self.policy.promises(ttft, queues.policy_options)
+            self.book = TicketBook(bounds=bounds, presence=presence, placed=placed, promises=promises)
         else:
             order = self.order  # one model, so one order
             self.book = TicketBook(bounds=bounds, presence=presence, placed=placed, new_order=lambda: order)

@@ -6,13 +6,19 @@ from typing import Protocol
 
 from penstock.chassis.errors import Overloaded
 from penstock.queue.policies.order import Order
+from penstock.queue.promises import Promises
 from penstock.queue.waiting import WaitingTicket
 from penstock.simulator.baselines.adaptive_lifo import AdaptiveLifo
 from penstock.simulator.baselines.dropping import AgeDrop, Dropping, FollyCodel, Never
+from penstock.simulator.baselines.gradient import Gradient, GradientLimit
 from penstock.simulator.baselines.plain_vtc import PlainVtc
+from penstock.simulator.baselines.round_robin import RoundRobin
+from penstock.v1.inference_pb2 import Priority
 
 Clock = Callable[[], float]
 Options = Mapping[str, float]
+
+HEADROOM = "ttft_headroom"  # share of the promise that a prediction may take; a policy without it promises nothing
 
 
 class BaselineOrder(Order, Protocol):
@@ -29,6 +35,14 @@ class Policy:
 
     def order(self, clock: Clock, given: Options) -> BaselineOrder | None:
         return self.make(clock, {**self.options, **given}) if self.make else None
+
+    def promises(self, ttft: float, given: Options) -> Promises:
+        """Batch is promised nothing, as the queue has it by default."""
+        options = {**self.options, **given}
+        if HEADROOM not in options:
+            return Promises()
+        classes = Priority.PRIORITY_INTERACTIVE, Priority.PRIORITY_STANDARD
+        return Promises({int(each): ttft for each in classes}, options[HEADROOM])
 
     def refusal(self) -> Overloaded:
         return Overloaded("waited too long in line; retry in 1 s", reason="DROPPED_AT_HEAD", retry_after=1.0)
@@ -54,13 +68,24 @@ def _vtc(_: Clock, options: Options) -> PlainVtc:
     return PlainVtc(options["input_weight"], options["output_weight"])
 
 
+def _gradient(clock: Clock, _: Options) -> GradientLimit:
+    return GradientLimit(Gradient(), clock)
+
+
+def _round_robin(clock: Clock, options: Options) -> RoundRobin:
+    return RoundRobin(options["ttl"], clock)
+
+
 POLICIES: Mapping[str, Policy] = {
-    "penstock": Policy(make=None),
+    "penstock": Policy(make=None, options={HEADROOM: Promises().headroom}),
+    "fair": Policy(make=None),  # the same without a promise: what comes waits for as long as it takes
     "fifo": Policy(make=_fifo, is_bounded=False, minds_clients=False),
     "fifo_connected": Policy(make=_fifo, is_bounded=False),
     "bounded_fifo": Policy(make=_fifo),
     "age_drop": Policy(make=_age_drop, options={"age_limit": 0.8}),
     "codel": Policy(make=_codel, options={"target": 0.005, "interval": 0.1}),
     "adaptive_lifo": Policy(make=_adaptive_lifo, options={"queue_is_short": 8}),
+    "gradient": Policy(make=_gradient),
+    "round_robin": Policy(make=_round_robin, options={"ttl": 1.0}),
     "vtc": Policy(make=_vtc, options={"input_weight": 1.0, "output_weight": 2.0}),
 }

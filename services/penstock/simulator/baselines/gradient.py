@@ -1,0 +1,97 @@
+"""A limit on how much is under way that follows a gradient of response times, first come first served below it.
+
+Source: Envoy's adaptive concurrency filter, gradient controller: every sampling window limit = limit * gradient +
+sqrt(limit), gradient = (least RTT + buffer) / the window's RTT, held to 0.5 .. 2; the least RTT is what a window gives
+in which no more than `least` are let through. Whatever comes above the limit is refused at once.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.queue.policies.class_fifo import ClassFifo
+from penstock.queue.policies.order import Ahead, FitOf, Key, Load
+from penstock.queue.waiting import WaitingTicket
+
+BUFFER = 0.25  # of the least RTT: Envoy's default
+GRADIENT = 0.5, 2.0
+
+
+@dataclass(slots=True)
+class Gradient:
+    """The controller. RTTs are waits for a lease, as what follows one is as long as its answer is."""
+
+    least: int = 3  # let through while the least RTT is measured
+    every: float = 60.0  # s between two measurements of it
+    window: float = 0.1  # s
+    limit: float = 3.0
+    _least_rtt: float = 0.0  # s; 0: being measured
+    _measured_at: float = 0.0
+    _window_ends: float = 0.0
+    _sampled: list[float] = field(default_factory=list)
+
+    def note(self, rtt: float, now: float) -> None:
+        self._sampled.append(max(rtt, 1e-3))
+        if now < self._window_ends:
+            return
+        self._window_ends = now + self.window
+        median = sorted(self._sampled)[len(self._sampled) // 2]
+        self._sampled.clear()
+        if not self._least_rtt:
+            self._least_rtt, self._measured_at = median, now
+            return
+        if now > self._measured_at + self.every:
+            self._least_rtt, self.limit = 0.0, float(self.least)
+            return
+        low, high = GRADIENT
+        gradient = min(high, max(low, self._least_rtt * (1 + BUFFER) / median))
+        self.limit = max(float(self.least), self.limit * gradient + math.sqrt(self.limit))
+
+
+class GradientLimit:
+    """A FIFO with room for as many as the controller lets wait; what comes above is dropped at once."""
+
+    def __init__(self, controller: Gradient, clock: Callable[[], float]) -> None:
+        self._controller = controller
+        self._clock = clock
+        self._fifo = ClassFifo()
+        self._dropped: list[WaitingTicket] = []
+
+    @property
+    def load(self) -> Load:
+        return self._fifo.load
+
+    def dropped(self) -> list[WaitingTicket]:
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def push(self, ticket: WaitingTicket) -> None:
+        self._fifo.push(ticket)
+        if self._fifo.load.tickets > self._controller.limit and not ticket.resumes:
+            self._dropped.append(ticket)
+
+    def remove(self, ticket: WaitingTicket) -> None:
+        self._fifo.remove(ticket)
+
+    def take(self, fit: FitOf) -> WaitingTicket | None:
+        ticket = self._fifo.take(fit)
+        if ticket:
+            now = self._clock()
+            self._controller.note(now - ticket.arrived, now)
+            self._dropped = [each for each in self._dropped if each is not ticket]
+        return ticket
+
+    def head(self) -> tuple[WaitingTicket, Key] | None:
+        return self._fifo.head()
+
+    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+        ticket.charged = cost
+
+    def ahead(self, ticket: WaitingTicket) -> Ahead:
+        return self._fifo.ahead(ticket)
+
+    def evictable(self, priority: int) -> Load:
+        return self._fifo.evictable(priority)
+
+    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+        return self._fifo.next_evicted(priority)
