@@ -5,7 +5,7 @@ import asyncio
 from mesh import at_rest, caller, greedy, read_all, running_mesh, until
 
 STREAMS = 8
-TOKENS = 120
+TOKENS = 450  # long enough to be killed amid them
 
 
 async def test_streams_of_a_killed_worker_go_on_elsewhere_with_the_very_same_text(tiny_model):
