@@ -94,6 +94,16 @@ def test_a_ticket_that_was_passed_often_holds_up_all_behind_it_until_it_fits():
     assert shard.credit(1, max_tokens=500)[0] == "large"
 
 
+def test_credit_that_lay_idle_for_a_ticket_to_be_let_pass_is_used_once_that_went_elsewhere():
+    shard = Shard(order=Choice(class_floor=0.0))
+    shard.join(), shard.join("t")
+    shard.enqueue("large", tokens=500)
+    for number in range(MAX_PASSES + 5):
+        shard.enqueue(f"small {number}")
+    assert len(shard.credit(100, "s", max_tokens=200)) == MAX_PASSES
+    assert len(shard.credit(1, "t", max_tokens=500)) == 1 + 5
+
+
 def test_a_held_up_class_does_not_hold_up_those_above_it(shard):
     shard.enqueue("large", tokens=500)
     for number in range(MAX_PASSES + 1):

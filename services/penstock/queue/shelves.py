@@ -70,6 +70,7 @@ class Shelves:
                 unfit.add(scheduler)
                 continue
             self._seats.offer(ticket, scheduler)
+            unfit.clear()  # it may be this very ticket, too large for the others, that was not to be passed by
             self.count(ticket, -1)
             self.tell_again(model)  # the scheduler counts on it to know what is next
             effects.append(Offer(ticket.scheduler, ticket))
