@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from penstock.queue.policies.choice import Between, Choice
 from penstock.queue.policies.cost import predicted_cost
-from penstock.queue.policies.lane import SAMPLE, Lane
+from penstock.queue.policies.lane import Lane
 from penstock.queue.policies.order import Fit
 from penstock.queue.policies.ranks import EarliestDeadline, TokenAware, Within
-from penstock.queue.policies.tenants import SWEEP, FairTenants
+from penstock.queue.policies.tenants import SAMPLE, SWEEP, FairTenants
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, START, ticket
 
 LARGEST = 110  # tokens of any ticket here; 210 weighted

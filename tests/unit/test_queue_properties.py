@@ -2,17 +2,23 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.queue import effects as out
+from penstock.queue.charges import Service
+from penstock.queue.policies.cost import predicted_cost
 from penstock.queue.policies.order import Load
+from penstock.queue.promises import Promises
+from penstock.queue.speed import Speed
 from queue_tickets import PATIENCE, Shard, entry
 
 MODELS = ("m", "n")
 EDGES = ("e", "f")
 SCHEDULERS = ("s", "t")
+TENANTS = ("acme", "umbrella", "initech")
 TICKETS = [f"t{number}" for number in range(12)]
 
 
@@ -21,15 +27,18 @@ class Mesh(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.shard = Shard(max_depth=8, max_tokens=2_000)
+        self.shard = Shard(max_depth=8, max_tokens=2_000, promises=Promises({1: 2.0, 2: 10.0}))
+        self.running = {}  # ticket: attempt, as schedulers believe
         self.held = {edge: {} for edge in EDGES}  # ticket: attempt, as each edge believes the shard to have
         self.unanswered = {}  # scheduler: offers in order
         self.credit = {}  # scheduler, model: as the scheduler believes the shard to have
         self.lease_ids = 0
+        self.told = []
 
     # What they hear.
 
     def hear(self, effects):
+        self.told = effects
         for effect in effects:
             match effect:
                 case out.Offer():
@@ -42,6 +51,7 @@ class Mesh(RuleBasedStateMachine):
                     self.credit[effect.scheduler, effect.model] -= effect.tickets
                     assert self.credit[effect.scheduler, effect.model] == 0
                 case out.Leased():
+                    self.running[effect.lease.ticket_id] = effect.lease.attempt
                     assert self.held[effect.edge].pop(effect.lease.ticket_id), "leased to one that did not wait"
                 case out.Shed():
                     assert self.held[effect.edge].pop(effect.ticket_id), "shed one that did not wait"
@@ -59,10 +69,12 @@ class Mesh(RuleBasedStateMachine):
         attempt=st.integers(1, 3),
         model=st.sampled_from(MODELS),
         priority=st.integers(1, 3),
+        tenant=st.sampled_from(TENANTS),
+        weight=st.sampled_from([0.5, 1.0, 4.0]),
         tokens=st.integers(11, 800),
         seconds_left=st.none() | st.integers(1, 60),
     )
-    def enqueue(self, *, ticket_id, edge, attempt, model, priority, tokens, seconds_left):
+    def enqueue(self, *, ticket_id, edge, attempt, model, priority, tenant, weight, tokens, seconds_left):
         other = next(each for each in EDGES if each != edge)
         if self.held[edge].get(ticket_id, 0) > attempt:
             return
@@ -72,6 +84,7 @@ class Mesh(RuleBasedStateMachine):
         self.held[edge][ticket_id] = attempt
         deadline = self.shard.now + seconds_left if seconds_left else 0.0
         fields = {"attempt": attempt, "model": model, "priority": priority, "tokens": tokens, "deadline": deadline}
+        fields |= {"tenant_id": tenant, "weight": weight}
         effects = self.hear(self.shard.enqueue(ticket_id, edge=edge, enqueued=self.shard.now, **fields))
         if is_same:
             assert [type(each) for each in effects] == [out.Queued]
@@ -107,12 +120,13 @@ class Mesh(RuleBasedStateMachine):
         model=st.sampled_from(MODELS),
         tickets=st.integers(0, 4),
         max_tokens=st.just(0) | st.integers(11, 900),
+        room=st.none() | st.integers(1, 2_000),
         once=st.booleans(),
     )
-    def give_credit(self, data, model, tickets, max_tokens, once):
+    def give_credit(self, *, data, model, tickets, max_tokens, room, once):
         scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
         self.credit[scheduler, model] += tickets
-        given = {"max_tokens": max_tokens, "rate": 100.0, "once": once, "model": model}
+        given = {"max_tokens": max_tokens, "rate": 100.0, "room": room, "once": once, "model": model}
         at = len(self.shard.said)
         self.shard.credit(tickets, scheduler, **given)
         self.hear(self.shard.said[at:])
@@ -126,13 +140,33 @@ class Mesh(RuleBasedStateMachine):
         ticket_id = self.unanswered[scheduler].pop(0)
         if answer == "place":
             self.lease_ids += 1
-            self.hear(self.shard.place(ticket_id, scheduler, f"lease {self.lease_ids}"))
+            known = self.shard.book.tickets.get(ticket_id)
+            attempt = known.attempt if known else 1
+            self.hear(self.shard.place(ticket_id, scheduler, f"lease {self.lease_ids}", attempt))
             return
         if answer == "NO_CAPACITY" and ticket_id in self.shard.book.seats[scheduler].offered:
             model = self.shard.book.tickets[ticket_id].model
             if not self.shard.book.seats[scheduler].void[ticket_id]:
                 self.credit[scheduler, model] = 0
         self.hear(self.shard.decline(ticket_id, answer, scheduler))
+
+    @precondition(lambda self: self.unanswered)
+    @rule(
+        data=st.data(),
+        model=st.sampled_from(MODELS),
+        rate=st.sampled_from([0.0, 50.0, 5_000.0]),
+        free=st.integers(0, 4),
+    )
+    def report(self, data, model, rate, free):
+        scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
+        speed = Speed(self.shard.now, rate, rate, prefill_backlog=100, step_time=0.05, free_slots=free)
+        self.hear(self.shard.book.pace(scheduler, model, speed))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), prompt=st.integers(0, 900), output=st.integers(0, 40), ended=st.booleans())
+    def tell_served(self, data, prompt, output, ended):
+        ticket_id = data.draw(st.sampled_from(sorted(self.running)))
+        self.hear(self.shard.book.served([Service(ticket_id, prompt, output, ended, self.running[ticket_id])]))
 
     @precondition(lambda self: self.unanswered)
     @rule(data=st.data())
@@ -177,6 +211,26 @@ class Mesh(RuleBasedStateMachine):
             assert book.shelves[model].order.load == Load(len(listed), sum(ticket.tokens for ticket in listed))
 
     @invariant()
+    def each_line_counts_what_is_in_it(self):
+        for model in MODELS:
+            for each in self.shard.book.shelves[model].order._classes.values():
+                for line in (each.resumed, each.line):
+                    tickets = list(line)
+                    assert (line.tickets, line.work) == (len(tickets), sum(ticket.work for ticket in tickets))
+                for account in each.line._accounts.values():
+                    assert account.waits == bool(account.lane and account.lane.tickets)
+                    costs = sum(predicted_cost(ticket) / ticket.weight for ticket in account.lane or ())
+                    assert account.virtual == pytest.approx(costs)
+
+    @invariant()
+    def nothing_that_waits_has_been_charged_for(self):
+        assert not any(ticket.charged for ticket in self.shard.book.tickets.values() if not ticket.scheduler)
+
+    @invariant()
+    def nothing_past_its_due_time_is_offered(self):
+        assert not any(isinstance(each, out.Offer) and 0 < each.ticket.due <= self.shard.now for each in self.told)
+
+    @invariant()
     def credit_is_as_the_schedulers_believe(self):
         for scheduler in self.unanswered:
             for model, credit in self.shard.book.seats[scheduler].credits.items():
@@ -187,7 +241,7 @@ class Mesh(RuleBasedStateMachine):
         book = self.shard.book
         for seat in book.seats.values():
             for model, credit in seat.credits.items():
-                if credit.tickets and not credit.max_tokens:
+                if credit.tickets and credit.largest is None:
                     head = book.shelves[model].order.head()
                     assert head is None or head[0].refused_by
 
@@ -201,7 +255,10 @@ class Mesh(RuleBasedStateMachine):
         for model in MODELS:
             self.credit["last", model] += 100
             for ticket_id in self.shard.credit(100, "last", model=model):
-                self.shard.place(ticket_id, "last")
+                self.hear(self.shard.place(ticket_id, "last", attempt=self.shard.book.tickets[ticket_id].attempt))
+        for ticket_id, attempt in self.running.items():
+            self.shard.book.served([Service(ticket_id, 0, 0, ended=True, attempt=attempt)])
+        assert len(self.shard.book.charges) == 0, "whatever ran has ended"
         self.shard.wait(PATIENCE)
         assert repr(self.shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
         assert self.shard.book.shelves.waiting == Load(0, 0)

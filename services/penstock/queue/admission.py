@@ -34,14 +34,14 @@ class Admission:
 
         Sets by when it is to have its lease.
         """
-        limit, first_token = self._promises.limit(ticket, now), prediction.first_token
+        limit = self._promises.limit(ticket, now)
         if limit is None:
             return None
         ticket.due = now + limit - prediction.after_lease
-        if first_token is None or self._promises.is_kept(ticket, first_token, limit):
+        least = prediction.after_lease if prediction.first_token is None else prediction.first_token
+        if ticket.due > now and self._promises.is_kept(ticket, least, limit):
             return None
-        excess = first_token - limit * self._promises.headroom
-        return TooLate(first_token, limit, retry_within_bounds(excess))
+        return TooLate(least, limit, retry_within_bounds(least - limit * self._promises.headroom))
 
     def expiry(self, ticket: WaitingTicket, now: float) -> PenstockError:
         """Return why a ticket goes that is past its due time."""

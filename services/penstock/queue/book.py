@@ -344,4 +344,4 @@ class TicketBook:
 
 
 def _queued(ticket: WaitingTicket, prediction: Prediction) -> Queued:
-    return Queued(ticket.edge, ticket.ticket_id, prediction.ahead, prediction.wait)
+    return Queued(ticket.edge, ticket.ticket_id, prediction.ahead, prediction.wait, prediction.first_token)

@@ -16,6 +16,7 @@ class Queued:
     ticket_id: str
     ahead: int
     predicted_wait: float | None  # s; None: no measured rate yet
+    first_token: float | None = field(default=None, compare=False)  # s; predicted as well, and not on the wire
 
 
 @dataclass(frozen=True, slots=True)

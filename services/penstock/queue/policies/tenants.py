@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from penstock.queue.lazy_heap import LazyHeap
 from penstock.queue.policies.cost import predicted_cost
-from penstock.queue.policies.lane import LOOK_PAST, SAMPLE, Lane, Taken
+from penstock.queue.policies.lane import LOOK_PAST, Lane, Taken
 from penstock.queue.policies.order import Ahead, FitOf
 from penstock.queue.policies.ranks import Rank, fifo
 from penstock.queue.waiting import WaitingTicket
 
 LOOK_PER_TENANT = 8  # tickets of one tenant that are looked at for one that fits, so that others are looked at as well
+SAMPLE = 32  # tenants that are looked at to tell how much goes before a ticket
 SWEEP = 64  # accounts not worth sweeping
 
 Turn = tuple[float, int, int, "Account"]  # counter, arrival of the ticket that is first, turn, whose
