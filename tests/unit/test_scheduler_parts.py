@@ -1,10 +1,15 @@
-"""Ranks and prefixes by plain calls, each against the naive way to know the same."""
+"""Ranks and prefixes against the naive way to know the same, and what the score makes of unequal workers."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dispatch_mesh import profile_of, ticket_of
+from penstock.mesh.v1.scheduler_pb2 import Report
+from penstock.scheduler.placement import QuickestStart
+from penstock.scheduler.pool import CANDIDATES, Pool
 from penstock.scheduler.prefixes import PrefixIndex
 from penstock.scheduler.ranking import VISITS, Ranking
+from penstock.scheduler.worker import Worker
 
 NAMES = [f"w{number}" for number in range(9)]
 puts = st.tuples(st.sampled_from(NAMES), st.integers(0, 4), st.integers(0, 4))
@@ -64,3 +69,51 @@ def test_a_prompt_that_nobody_knows_has_no_holders():
     assert not PrefixIndex().longest([])
     assert not PrefixIndex().longest([1, 2])
     assert PrefixIndex().blocks("w", [1]) == 0
+
+
+def pool_of(**workers):
+    """Workers by name with their slots, KV blocks and prefill rates."""
+    pool = Pool(QuickestStart())
+    for name, (slots, kv_blocks, rate) in workers.items():
+        worker = Worker(name, name, f"{name}:1", profile_of(slots=slots, kv_blocks=kv_blocks), look_ahead=0)
+        worker.hear(Report(prefill_tokens_per_second=rate))
+        pool.add(worker)
+    return pool
+
+
+def fill(pool, tickets, *, tokens=160):
+    """Place so many, none of which ends, and count them by worker."""
+    counts = {}
+    for number in range(tickets):
+        ticket = ticket_of(f"t{number}", tokens=tokens)
+        worker = pool.place(ticket)
+        worker.promise(ticket.ticket_id, worker.blocks_for(ticket))
+        worker.expect(ticket.prompt_tokens)
+        counts[worker.key] = counts.get(worker.key, 0) + 1
+    return counts
+
+
+def test_equal_workers_get_equal_shares():
+    assert fill(pool_of(a=(100, 1_000, 500.0), b=(100, 1_000, 500.0)), 40) == {"a": 20, "b": 20}
+
+
+def test_a_worker_that_prefills_twice_as_fast_gets_twice_as_much_of_what_comes_at_once():
+    counts = fill(pool_of(slow=(1_000, 100_000, 500.0), fast=(1_000, 100_000, 1_000.0)), 60)
+    assert abs(counts["fast"] - 40) <= 2
+
+
+def test_a_worker_with_a_larger_pool_gets_more_while_prefill_is_quick():
+    counts = fill(pool_of(large=(100, 1_000, 1e9), small=(100, 250, 1e9)), 40)
+    assert abs(counts["large"] - 32) <= 2
+
+
+def test_a_ticket_finds_the_only_worker_that_has_room_for_it():
+    pool = pool_of(**{f"full{number}": (1, 8, 500.0) for number in range(4 * CANDIDATES)}, roomy=(1, 64, 1.0))
+    assert pool.place(ticket_of("large", tokens=500)).key == "roomy"
+    assert pool.place(ticket_of("too-large", tokens=64 * 16 + 1)) is None
+
+
+def test_avoided_workers_do_not_hide_the_others():
+    names = [f"w{number}" for number in range(4 * CANDIDATES)]
+    pool = pool_of(**dict.fromkeys(names, (1, 8, 500.0)), slow=(1, 8, 1.0))
+    assert pool.place(ticket_of("t", avoid=names)).key == "slow"
