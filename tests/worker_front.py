@@ -36,6 +36,8 @@ class FakeScheduler(SchedulerServiceServicer):
         self.said = asyncio.Queue()  # started and released, in order
         self.left = asyncio.Queue()  # of each stream: whether it ended on purpose
         self.reports = asyncio.Queue()
+        self.served = {}  # by lease: all that was told, in order
+        self.cached = set()  # names of blocks in the worker's prefix cache
         self.worker = Hello()
         self.peer = None
 
@@ -59,8 +61,18 @@ class FakeScheduler(SchedulerServiceServicer):
         elif kind == "started":
             self.said.put_nowait(("started", frame.started.lease_id))
         elif kind == "released":
+            self.note_served(frame.released.served)
             for lease_id in frame.released.lease_ids:
                 self.said.put_nowait(("released", lease_id))
+        elif kind == "progress":
+            self.note_served(frame.progress.leases)
+        elif kind == "cache_news":
+            self.cached = (set() if frame.cache_news.anew else self.cached) - set(frame.cache_news.removed)
+            self.cached |= set(frame.cache_news.added)
+
+    def note_served(self, leases):
+        for each in leases:
+            self.served.setdefault(each.lease_id, []).append((each.prompt_tokens, each.output_tokens))
 
     async def reports_until(self, is_so):
         """All reports not asked for before, up to the first that `is_so`."""

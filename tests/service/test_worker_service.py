@@ -12,6 +12,7 @@ import pytest
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
+from penstock.edge.links.prefix import prefix_hashes
 from penstock.mesh.v1.worker_pb2 import GetModelCardRequest
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Sampling
@@ -24,6 +25,7 @@ def model(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+SALT = b"s" * 16
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384))
 
 
@@ -43,6 +45,20 @@ async def test_tokens_come_in_order_and_once_and_then_the_end(model):
         assert [await worker.scheduler.hear() for _ in range(2)] == [("started", "lease 1"), ("released", "lease 1")]
         figures = await worker.at_rest()
         assert (figures["tokens_generated"], figures["cancels"]) == (12, 0)
+
+
+async def test_the_scheduler_hears_what_a_lease_was_served_and_what_is_cached_since(model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        scheduler, prompt = worker.scheduler, list(range(1, 40))
+        for handle in (1, 2):  # one after the other
+            scheduler.expect(f"lease {handle}")
+            edge.start(handle, prompt=prompt, tokens=12, cache_salt=SALT)
+            await edge.end(handle)
+            await scheduler.hear(), await scheduler.hear()
+        assert scheduler.served["lease 1"][-1] == (39, 12)
+        assert scheduler.served["lease 2"][-1] == (39 - 2 * 16, 12)  # its beginning was in the cache
+        assert scheduler.served["lease 1"] == sorted(scheduler.served["lease 1"])
+        assert set(prefix_hashes(prompt, 16, SALT)) <= scheduler.cached
 
 
 async def test_runs_of_one_edge_share_a_frame_per_step(model):
