@@ -45,6 +45,14 @@ class Team {
  private:
   static constexpr int kSpins = 500;  // pauses: some 30 us, longer than nearly all phases
 
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
   void follow(int member) {
     for (;;) {
       gather();
@@ -65,7 +73,7 @@ class Team {
     }
     for (int spin = 0; spin < kSpins; ++spin) {
       if (round_.load(std::memory_order_acquire) != round) return;
-      __builtin_ia32_pause();
+      relax();
     }
     while (round_.load(std::memory_order_acquire) == round) round_.wait(round, std::memory_order_acquire);
   }
