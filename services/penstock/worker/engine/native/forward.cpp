@@ -120,8 +120,14 @@ class TypedModel final : public Model {
   }
 
  private:
+  // Positions of one sequence that attend together.
   struct Item {
     int part, row, position, count;
+  };
+
+  // Rows whose keys share cache lines, and so are put there by one thread.
+  struct Run {
+    int row, count;
   };
 
   void prepare(const Step& step) {
@@ -135,13 +141,17 @@ class TypedModel final : public Model {
     attended_.reserve(rows * stride(shape_.heads * shape_.head_size));
     hidden_.reserve(rows * stride(shape_.hidden));
     scratch_.reserve(scratch_size() * team_.size());
-    items_.clear(), row_part_.clear(), row_position_.clear();
+    items_.clear(), runs_.clear(), row_part_.clear(), row_position_.clear();
     parts_ = step.parts;
     for (int part = 0; part < step.part_count; ++part) {
       const Part& at = step.parts[part];
       for (int done = 0; done < at.count; done += per_item_) {
         const int count = at.count - done < per_item_ ? at.count - done : per_item_;
         items_.push_back({part, int(row_part_.size()) + done, at.start + done, count});
+      }
+      for (int done = 0, count; done < at.count; done += count) {
+        count = least(kLanes - (at.start + done) % kLanes, at.count - done);
+        runs_.push_back({int(row_part_.size()) + done, count});
       }
       for (int done = 0; done < at.count; ++done) row_part_.push_back(part), row_position_.push_back(at.start + done);
     }
@@ -167,7 +177,10 @@ class TypedModel final : public Model {
       store(out, first), store(out + kLanes, second);
     });
     const LayerCache<Type> cache{layer.k, layer.v, shape_.kv_heads, shape_.head_size, shape_.block_size};
-    team_.each(rows_, [&](int row) { place(layer, cache, row, qkv_.get() + size_t(row) * out_stride); });
+    team_.each(int(runs_.size()), [&](int index) {
+      const auto [first, count] = runs_[index];
+      for (int row = first; row < first + count; ++row) place(layer, cache, row, qkv_.get() + size_t(row) * out_stride);
+    });
     const AttentionScratch scratch = scratch_of(member);
     if constexpr (Tiles<Type>::kAvailable)
       if (tiles_) Tiles<Type>::configure_attention();
@@ -310,6 +323,7 @@ class TypedModel final : public Model {
   int rows_ = 0;
   const Part* parts_ = nullptr;
   std::vector<Item> items_;
+  std::vector<Run> runs_;
   std::vector<int> row_part_, row_position_;
   Buffer<float> x_, qkv_, scratch_;
   Buffer<Word> normed_, queries_, attended_, hidden_;
