@@ -3,6 +3,7 @@
 import gzip
 import json
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -31,7 +32,8 @@ def test_the_example_can_be_run_and_shows_the_defaults():
     scenario = read_scenario(EXAMPLE)
     assert scenario.load_sweep == (0.5, 1.0, 1.5, 3.0, 10.0)
     bare = scenario_of(tomllib.loads(TENANT))
-    for name in ("queues", "schedulers", "workers", "targets", "losses", "link_delay", "detect_loss", "drain"):
+    assert [replace(each, slots=256) for each in scenario.workers] == list(bare.workers), "slots are said to differ"
+    for name in ("queues", "schedulers", "targets", "losses", "link_delay", "detect_loss", "drain"):
         assert getattr(scenario, name) == getattr(bare, name), name
 
 

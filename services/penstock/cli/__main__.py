@@ -13,7 +13,7 @@ from penstock.cli.options import find_target, find_tier, json_option, mesh_optio
 from penstock.cli.plan import DEFAULT_MODEL, MeshOptions
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
-PROOFS = ("kill", "cancel", "drain", "freeze", "engine")
+PROOFS = ("kill", "cancel", "drain", "freeze", "engine", "overload", "recovery", "fairness", "neighbour", "order")
 PRIORITIES = ("interactive", "standard", "batch")
 
 
@@ -101,16 +101,18 @@ PROVING = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers":
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="clients that leave")
 @click.option("--requests", type=click.IntRange(32, 100_000), help="of mixed lengths, through the engine")
 @click.option("--crowd", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
+@click.option("--seeds", type=click.IntRange(2, 10_000), help="of each world under virtual time")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="write the engine's picture, .png or .svg"
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="write engine's or overload's picture, .png or .svg"
 )
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
-    """Prove promises on real processes: kill, cancel, drain, freeze, engine; all without a NAME.
+    """Prove promises: kill, cancel, drain, freeze on real processes, engine on the real engine, and overload, recovery,
+    fairness, neighbour, order under virtual time; all without a NAME.
 
-    Each but engine, which needs no mesh, starts one of its own, offers load, makes faults and holds what clients saw
-    against a run without faults.
+    Those on real processes start a mesh of their own, offer load, make faults and hold what clients saw against a run
+    without faults. Those under virtual time run the mesh's own queue, scheduler and batch, beside what others do.
     Ends with 1 when a goal was missed and with 3 when a run was void: the fault or the load was not real.
     """
     from penstock.cli.scorecard.command import scorecard as run_scorecard

@@ -67,6 +67,7 @@ class SimEdge:
         now, client = self._events.now, tenant.client
         history = History(len(self._ledger.requests), now, prompt_tokens=ask.prompt)
         request = Request(tenant, ask.prompt, ask.output, history, self._rngs[tenant.name])
+        request.declared = _declared(tenant, ask.output, request.rng)
         self._ledger.requests.append(request)
         self.open += 1
         if client.leave_share and request.rng.random() < client.leave_share:
@@ -105,9 +106,9 @@ class SimEdge:
 
     # What the queue says.
 
-    def queued(self, ticket_id: str, predicted_wait: float | None) -> None:
+    def queued(self, ticket_id: str, predicted_wait: float | None, first_token: float | None) -> None:
         if found := self._waiting.get(ticket_id):
-            found[0].predicted_wait = predicted_wait
+            found[0].predicted_wait, found[0].predicted_ttft = predicted_wait, first_token
 
     def leased(self, lease: Lease, waited: float) -> None:
         """Start the run; a lease that came after its client had left lapses or is recalled."""
@@ -122,6 +123,8 @@ class SimEdge:
         self._flights[run.run_id] = Flight(request, ticket, run, self._peers.worker(lease.worker_id))
         if request.ticket is ticket:
             request.run, request.worker = run, lease.worker_id
+        else:
+            self._ledger.note_left(run, 0)
         self._peers.start(lease.worker_id, lease.lease_id, run)
 
     def shed(self, ticket_id: str, error: PenstockError) -> None:
@@ -171,7 +174,7 @@ class SimEdge:
             priority=tenant.priority,
             weight=tenant.weight,
             prompt_tokens=request.prompt + emitted,
-            max_output_tokens=max(1, round(request.output * tenant.over_declare) - emitted),
+            max_output_tokens=max(1, request.declared - emitted),
             deadline=deadline if self._minds_clients else 0.0,
             enqueued=request.submitted,
             attempt=attempt,
@@ -199,7 +202,9 @@ class SimEdge:
         if ticket is None:
             return
         if run:
-            self._ledger.deliver(request, self._peers.worker(request.worker), run, self._events.now)
+            worker = self._peers.worker(request.worker)
+            self._ledger.deliver(request, worker, run, self._events.now)
+            self._ledger.note_left(run, worker.engine_tokens(run))
             if self._minds_clients:
                 self._peers.cancel(request.worker, run)
         elif self._minds_clients:
@@ -220,3 +225,9 @@ class SimEdge:
         for request in self._ledger.requests:
             if not request.is_over:
                 self._end(request, "UNFINISHED", "UNFINISHED")
+
+
+def _declared(tenant: Tenant, output: int, rng: Random) -> int:
+    """Never below what the answer comes to."""
+    noise = 1 + rng.uniform(-tenant.declare_noise, tenant.declare_noise) if tenant.declare_noise else 1.0
+    return max(output, round(output * tenant.over_declare * noise))

@@ -22,6 +22,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
         **bench,
         "goodput_weighted_tokens_per_s": sum(_weighted(each) for each in counted if is_good(each, slo)) / offered,
         **_work(simulation),
+        "engine_tokens_after_leaving": ledger.after_leaving,
         **_predictions(ledger.waits, ledger.unpredicted),
         "attempts_per_request": _share(sum(each.tries for each in ledger.requests), len(ledger.requests)),
         "first_tokens": ledger.first_tokens,

@@ -21,6 +21,8 @@ class Ledger:
     unpredicted: int = 0  # tickets that got a lease and no prediction
     first_tokens: int = 0  # tries that came as far
     late: int = 0  # and of them those beyond the target, from the moment of that try
+    after_leaving: int = 0  # positions that engines computed for clients that had left by then
+    left: dict[int, int] = field(default_factory=dict)  # positions computed when its client left, by run
     depth: dict[int, int] = field(default_factory=dict)  # tickets under way to a lease now, by class
 
     def count(self, ticket: WaitingTicket, change: int) -> None:
@@ -32,6 +34,9 @@ class Ledger:
             self.unpredicted += 1
         else:
             self.waits.append((request.predicted_wait, waited))
+
+    def note_left(self, run: Run, computed: int) -> None:
+        self.left[run.run_id] = computed
 
     def deliver(self, request: Request, worker: SimWorker, run: Run, now: float) -> None:
         """Give the client what of a run has come to its edge by now."""
@@ -50,6 +55,8 @@ class Ledger:
     def close_run(self, request: Request, worker: SimWorker, run: Run) -> None:
         """Account for a run that its engine has no more, whoever still cares."""
         request.engine_tokens += worker.engine_tokens(run)
+        if run.run_id in self.left:
+            self.after_leaving += worker.engine_tokens(run) - self.left.pop(run.run_id)
         emitted = worker.emitted(run)
         if emitted:
             self.served.give_input(run.tenant, worker.ends[run.first], run.prompt)

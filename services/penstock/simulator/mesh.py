@@ -117,7 +117,7 @@ class SimMesh:
         match effect:
             case queue_out.Queued():
                 # Nobody acts on it, so it need not be under way.
-                self.edge.queued(effect.ticket_id, effect.predicted_wait)
+                self.edge.queued(effect.ticket_id, effect.predicted_wait, effect.first_token)
             case queue_out.Leased():
                 self._send(self.edge.leased, effect.lease, effect.waited)
             case queue_out.Shed():

@@ -146,6 +146,7 @@ def _tenants(table: Table, folder: Path) -> list[Tenant]:
         "priority": PRIORITIES[table.text("class", "standard", among=PRIORITIES)],
         "weight": table.number("weight", 1.0, above=True),
         "over_declare": table.number("over_declare", 1.0, low=1.0),
+        "declare_noise": table.number("declare_noise", 0.0, high=1.0),
         "client": _section(table, "client", _client),
     }
     if "trace" in table:

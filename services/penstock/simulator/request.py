@@ -18,11 +18,13 @@ class Request:
     output: int
     history: History
     rng: Random
+    declared: int = 0  # max_output_tokens
     tries: int = 0
     ticket: WaitingTicket | None = None  # of the present try; None between tries and at the end
     run: Run | None = None  # where the ticket has a lease
     worker: str = ""  # that has the run
     predicted_wait: float | None = None  # s, as the queue said when it took the ticket in
+    predicted_ttft: float | None = None  # s, likewise; of the present try
     submitted: float = 0.0  # of the present try
     engine_tokens: int = 0  # positions that engines computed for it, in all tries
 

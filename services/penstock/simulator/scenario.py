@@ -47,6 +47,7 @@ class Tenant:
     priority: int = PRIORITIES["standard"]
     weight: float = 1.0
     over_declare: float = 1.0  # max_output_tokens as a multiple of what the answer comes to
+    declare_noise: float = 0.0  # of that multiple, which is off by up to this share of it either way
     client: Client = Client()
 
 
@@ -57,6 +58,7 @@ class Queues:
     max_depth: int = 100_000
     max_tokens: int = 2_000_000_000
     policy_options: dict[str, float] = field(default_factory=dict)
+    let_in: frozenset[str] = frozenset()  # tickets that no promise is asked for: what would have come of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

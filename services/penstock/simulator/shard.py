@@ -44,7 +44,7 @@ class SimShard:
         presence = Presence(patience=10.0, warm_up=5.0, started_at=0.0)
         placed = Placed(10.0)
         if self.order is None:
-            promises = self.policy.promises(ttft, queues.policy_options)
+            promises = self.policy.promises(ttft, queues.policy_options, queues.let_in)
             self.book = TicketBook(bounds=bounds, presence=presence, placed=placed, promises=promises)
         else:
             order = self.order  # one model, so one order

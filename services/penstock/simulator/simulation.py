@@ -25,10 +25,10 @@ class Samples:
 class Simulation:
     """Arrivals for `duration`, then up to `drain` for what is under way; all that is left then is unfinished."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, new_mesh: Callable[[Scenario, Events], SimMesh] = SimMesh) -> None:
         self.scenario = scenario
         self.events = Events()
-        self.mesh = SimMesh(scenario, self.events)
+        self.mesh = new_mesh(scenario, self.events)
         self.samples = Samples()
         self._arrivals = _arrivals(scenario)
         self._is_offering = True

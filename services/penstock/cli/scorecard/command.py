@@ -13,8 +13,13 @@ from penstock.cli.scorecard.cancel import CancelOptions, cancel
 from penstock.cli.scorecard.card import Card, exit_code
 from penstock.cli.scorecard.drain import DrainOptions, drain
 from penstock.cli.scorecard.engine.options import EngineProofOptions, engine
+from penstock.cli.scorecard.fairness import FairnessOptions, fairness
 from penstock.cli.scorecard.freeze import FreezeOptions, freeze
 from penstock.cli.scorecard.kill import KillOptions, kill
+from penstock.cli.scorecard.neighbour import NeighbourOptions, neighbour
+from penstock.cli.scorecard.order import OrderOptions, order
+from penstock.cli.scorecard.overload import OverloadOptions, overload
+from penstock.cli.scorecard.recovery import RecoveryOptions, recovery
 from penstock.cli.screen import answers, errors
 
 Options = TypeVar("Options")
@@ -47,6 +52,11 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
     "drain": (drain, DrainOptions),
     "freeze": (freeze, FreezeOptions),
     "engine": (engine, EngineProofOptions),
+    "overload": (overload, OverloadOptions),
+    "recovery": (recovery, RecoveryOptions),
+    "fairness": (fairness, FairnessOptions),
+    "neighbour": (neighbour, NeighbourOptions),
+    "order": (order, OrderOptions),
 }
 
 

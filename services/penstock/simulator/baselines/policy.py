@@ -26,6 +26,14 @@ class BaselineOrder(Order, Protocol):
         """Return, once, what it has taken out and will never hand over."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lenient(Promises):
+    let_in: frozenset[str] = frozenset()
+
+    def limit(self, ticket: WaitingTicket, now: float) -> float | None:
+        return None if ticket.ticket_id in self.let_in else Promises.limit(self, ticket, now)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     make: Callable[[Clock, Options], BaselineOrder] | None  # None: the order that the queue is shipped with
@@ -36,13 +44,13 @@ class Policy:
     def order(self, clock: Clock, given: Options) -> BaselineOrder | None:
         return self.make(clock, {**self.options, **given}) if self.make else None
 
-    def promises(self, ttft: float, given: Options) -> Promises:
-        """Batch is promised nothing, as the queue has it by default."""
+    def promises(self, ttft: float, given: Options, let_in: frozenset[str]) -> Promises:
+        """Batch is promised nothing, as the queue has it by default, nor is what is to be let in."""
         options = {**self.options, **given}
         if HEADROOM not in options:
             return Promises()
         classes = Priority.PRIORITY_INTERACTIVE, Priority.PRIORITY_STANDARD
-        return Promises({int(each): ttft for each in classes}, options[HEADROOM])
+        return Lenient({int(each): ttft for each in classes}, options[HEADROOM], let_in)
 
     def refusal(self) -> Overloaded:
         return Overloaded("waited too long in line; retry in 1 s", reason="DROPPED_AT_HEAD", retry_after=1.0)

@@ -1,0 +1,113 @@
+"""Tenants that ask for more than they can have get the same, by weight, and one inside its share notices nobody."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+
+from penstock.cli.bench.history import OK
+from penstock.cli.bench.report import quantile
+from penstock.cli.plan import MeshOptions
+from penstock.cli.scorecard.card import Card, Line, told
+from penstock.cli.scorecard.saying import saying
+from penstock.cli.scorecard.worlds import RATE, chat, most, queues, world
+from penstock.simulator.arrivals import Poisson
+from penstock.simulator.demand import Drawn
+from penstock.simulator.lengths import Fixed, Lengths, Uniform
+from penstock.simulator.scenario import Client, Queues, Scenario, Schedulers, Tenant, WorkerKind
+from penstock.simulator.served import INPUT_WEIGHT, OUTPUT_WEIGHT
+from penstock.simulator.simulation import Simulation
+
+# The VTC artifact's engine: 10,000 tokens of KV, about as many requests as fit.
+ARTIFACT = WorkerKind(kv_blocks=625, slots=19)
+KV = 10_000  # tokens
+LONGEST = 768  # tokens of a prompt
+BOUND = 2 * max(INPUT_WEIGHT * LONGEST, OUTPUT_WEIGHT * KV)  # weighted tokens: VTC's theorem
+OF_VTC = 50.0  # %
+COMPLETIONS = 320
+OFF_WEIGHT = 2.0  # %
+SHARE = 0.5  # of its own share of the worker that a quiet tenant asks for
+OFFERED = 10.0  # times its own share that the other asks for
+ISOLATION = 1.25  # times the P99 alone
+SHORT, EVEN, LONG = (Fixed(64), Fixed(512)), (Fixed(256), Fixed(256)), (Fixed(LONGEST), Fixed(64))
+VARIED = Uniform(16, 512), Uniform(16, 512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairnessOptions:
+    seeds: int = 4
+
+
+async def fairness(asked: FairnessOptions, _: MeshOptions, console: Console) -> Card:
+    return await asyncio.to_thread(prove, asked, console)
+
+
+def prove(asked: FairnessOptions, console: Console) -> Card:
+    card = Card(proof="fairness")
+    with saying(console) as say:
+        card.lines += gap_lines(asked.seeds, say)
+        say("weights")
+        off = [abs(100 * heavy_share(seed) / 0.8 - 100) for seed in range(asked.seeds)]
+        card.lines += most(f"off the weights 4:1 in {COMPLETIONS} completions", off, OFF_WEIGHT)
+        say("a quiet tenant beside a loud one")
+        slower = [quiet_p99(seed, beside=True) / quiet_p99(seed, beside=False) for seed in range(asked.seeds)]
+        card.lines += most("P99 to the first token of a quiet tenant, times alone", slower, ISOLATION, "x")
+    return card
+
+
+def gap_lines(seeds: int, say: Callable[[str], None]) -> list[Line]:
+    lines: list[Line] = []
+    for name, tenants in WORKLOADS.items():
+        for shards in (1, 4):
+            say(f"{name}, {shards} shards")
+            ours = [gap(seed, tenants, shards, "fair") for seed in range(seeds)]
+            vtc = gap(0, tenants, shards, "vtc")
+            what = f"{name}, {shards} shard{'s' * (shards > 1)}: gap"
+            lines += most(what, ours, BOUND, "weighted tokens")
+            lines += most(f"{what}, of plain VTC's", [100 * ours[0] / vtc], OF_VTC)[1:] if shards == 1 else []
+    lines.append(told("the same, first come first served", gap(0, WORKLOADS["even"], 1, "fifo"), "weighted tokens"))
+    return lines
+
+
+def tenant(name: str, rate: float, lengths: tuple[Lengths, Lengths] = EVEN, **fields: object) -> Tenant:
+    return Tenant(name=name, demand=Drawn(Poisson(rate), *lengths), **fields)  # type: ignore[arg-type]  # its own
+
+
+WORKLOADS = {
+    "even": (tenant("steady", 12.0), tenant("rushed", 24.0)),
+    "short and long": (tenant("short", 12.0, SHORT), tenant("long", 24.0, LONG)),
+    "eight": tuple(tenant(f"tenant-{number}", 3.0 + number, VARIED) for number in range(8)),
+    "cancels": tuple(tenant(f"tenant-{n}", 12.0, VARIED, client=Client(leave_share=0.3)) for n in range(2)),
+}
+
+
+def gap(seed: int, tenants: tuple[Tenant, ...], shards: int, policy: str) -> float:
+    """Return the widest between tenants that all have a backlog."""
+    run = Simulation(_artifact(seed, tenants, Queues(policy=policy, shards=shards))).run()
+    return run.ledger.served.gaps().widest
+
+
+def heavy_share(seed: int) -> float:
+    """Return what of the completions is of the tenant with four fifths of the weights, once both have a backlog."""
+    tenants = tenant("heavy", 24.0, weight=4.0), tenant("light", 24.0, weight=1.0)
+    run = Simulation(_artifact(seed, tenants, queues("fair"))).run()
+    done = [each for each in run.ledger.requests if each.history.outcome == OK and each.history.ended > 10.0]
+    first = sorted(done, key=lambda each: each.history.ended)[:COMPLETIONS]
+    assert len(first) == COMPLETIONS, "the run is long enough"
+    return sum(each.tenant.name == "heavy" for each in first) / COMPLETIONS
+
+
+def quiet_p99(seed: int, *, beside: bool) -> float:
+    half = RATE / 2
+    quiet, loud = chat(Poisson(SHARE * half), "quiet"), chat(Poisson(OFFERED * half), "loud")
+    tenants = (quiet, loud) if beside else (quiet,)
+    asked = world("isolation", *tenants, seed=seed, duration=60.0, warm_up=10.0)
+    histories = [each.history for each in Simulation(asked).run().ledger.requests if each.tenant.name == "quiet"]
+    return quantile([each.ttft for each in histories if each.ttft is not None and each.started > asked.warm_up], 0.99)
+
+
+def _artifact(seed: int, tenants: tuple[Tenant, ...], line: Queues) -> Scenario:
+    """As many patient clients as make a backlog for each tenant."""
+    found = world("gap", *tenants, seed=seed, duration=80.0, drain=0.0, workers=(ARTIFACT,), queues=line)
+    return replace(found, schedulers=Schedulers(look_ahead=0))

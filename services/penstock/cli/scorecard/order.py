@@ -1,0 +1,98 @@
+"""Nobody waits beside an engine that could serve them: looked at after every step of every worker."""
+
+import asyncio
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from penstock.cli.plan import MeshOptions
+from penstock.cli.scorecard.card import Card, at_least, exactly, told
+from penstock.cli.scorecard.saying import saying
+from penstock.cli.scorecard.worlds import RATE, WORKER, arrivals, chat, queues, world
+from penstock.simulator.heap import Events
+from penstock.simulator.mesh import SimMesh
+from penstock.simulator.scenario import Scenario, Schedulers, WorkerKind
+from penstock.simulator.shard import TURN
+from penstock.simulator.simulation import Simulation
+from penstock.simulator.worker import SimWorker
+
+LINKS = (
+    6  # that a ticket takes from its edge to a step, each `link_delay`: enqueue, offer, place, lease, start, release
+)
+CALM = 0.9  # times what FIFO can serve
+THROUGHPUT = 99.0  # % of FIFO's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderOptions:
+    seeds: int = 5
+
+
+class WatchedMesh(SimMesh):
+    """Counts steps after which a worker had room in every respect for a ticket that had waited for longer than one."""
+
+    def __init__(self, scenario: Scenario, events: Events) -> None:
+        self.steps = self.idle = self.crowded = 0
+        self._began: dict[str, float] = {}
+        super().__init__(scenario, events)
+
+    def stepped(self, worker: SimWorker) -> None:
+        super().stepped(worker)
+        now = self._events.now
+        took = now - self._began.get(worker.name, now)
+        self._began[worker.name] = now
+        self.steps += 1
+        waiting = [ticket for shard in self.shards.values() for ticket in shard.book.tickets.values()]
+        self.crowded += bool(waiting)
+        fill, kind = worker.engine.fill(), worker.kind
+        if fill.running < kind.slots and fill.prefill_backlog + fill.running < kind.batching.token_budget:
+            patience = took + LINKS * self._scenario.link_delay + TURN
+            fits = fill.free_blocks * kind.block_size
+            self.idle += any(now - each.arrived > patience and each.tokens <= fits for each in waiting)
+
+
+async def order(asked: OrderOptions, _: MeshOptions, console: Console) -> Card:
+    return await asyncio.to_thread(prove, asked, console)
+
+
+def prove(asked: OrderOptions, console: Console) -> Card:
+    steps = idle = crowded = 0
+    with saying(console) as say:
+        for seed in range(asked.seeds):
+            say(f"seed {seed} of {asked.seeds}")
+            found = watched(seed)
+            steps, idle, crowded = steps + found.steps, idle + found.idle, crowded + found.crowded
+        say("throughput beside FIFO's")
+        shares = [100 * _tokens(seed, "penstock") / _tokens(seed, "fifo") for seed in range(asked.seeds)]
+    card = Card(proof="order", void="" if crowded else "nobody ever waited")
+    card.lines += [
+        told("steps", steps),
+        told("of them while somebody waited", crowded),
+        exactly("of them with room for one that waited for longer than a step", idle, 0),
+        told(f"throughput at {CALM:g} of FIFO's limit, of FIFO's, median", median(shares), "%"),
+        at_least(f"throughput at {CALM:g} of FIFO's limit, of FIFO's, worst", min(shares), THROUGHPUT, "%"),
+    ]
+    return card
+
+
+def watched(seed: int) -> WatchedMesh:
+    """Two unlike workers whose KV is scarce, two shards, two schedulers: what could keep a ticket from its place."""
+    small = WorkerKind(slots=24, kv_blocks=1_000)
+    tenants = [chat(arrivals(seed, RATE / 4), name=f"tenant-{number}") for number in range(4)]
+    mesh: dict[str, Any] = {"queues": queues("penstock", shards=2), "schedulers": Schedulers(count=2)}
+    asked = world("order", *tenants, seed=seed, duration=30.0, load=3.0, workers=(WORKER, small), **mesh)
+    found: list[WatchedMesh] = []
+
+    def new_mesh(scenario: Scenario, events: Events) -> SimMesh:
+        found.append(WatchedMesh(scenario, events))
+        return found[-1]
+
+    Simulation(asked, new_mesh).run()
+    return found[0]
+
+
+def _tokens(seed: int, policy: str) -> int:
+    asked = world("calm", chat(arrivals(seed)), policy=policy, seed=seed, duration=40.0, load=CALM)
+    return sum(each.history.tokens for each in Simulation(asked).run().ledger.requests)

@@ -1,0 +1,195 @@
+"""Far past its limit the mesh still does what it did at its limit, and does it in time: beside what others do."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from penstock.cli.bench.history import OK
+from penstock.cli.plan import MeshOptions
+from penstock.cli.scorecard.card import Card, Line, at_most, percentile, told
+from penstock.cli.scorecard.overload_plot import plot_overload
+from penstock.cli.scorecard.saying import saying
+from penstock.cli.scorecard.worlds import arrivals, chat, least, most, world
+from penstock.simulator.figures import figures_of
+from penstock.simulator.scenario import Client, Queues, Scenario
+from penstock.simulator.simulation import Simulation
+from penstock.simulator.sweep import knee
+
+LOADS = (0.8, 1.0, 1.5, 3.0, 10.0)  # multiples of the knee
+PEAK = 1.5  # the highest of them that the peak is looked for in: beyond, short requests get in more often
+GOALS = {3.0: 95.0, 10.0: 90.0}  # % of the peak, by load
+LATE = 1.0  # % of what was admitted
+NOISE = 0.6  # by which what callers declare is off
+NOISE_COST = 10.0  # % of goodput
+WASTED = 1.0  # % of engine tokens
+ABANDONS = Client(patience=5.0, leave_share=0.3, leave_within=5.0, deadline=15.0)
+ERROR = 20.0  # % of the time to the first token
+REPLAYS = 10
+FALSE_REJECTS = 5.0  # %
+BASELINES = {
+    "fifo": "unbounded FIFO",
+    "bounded_fifo": "FIFO of 64",
+    "codel": "folly's CoDel",
+    "adaptive_lifo": "adaptive LIFO",
+    "gradient": "Envoy's gradient",
+    "round_robin": "flows in turn, TTL 1 s",
+    "vtc": "plain VTC",
+}
+KINDS = {"tokens": "goodput_weighted_tokens_per_s", "requests": "goodput_requests_per_s"}
+
+Figures = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverloadOptions:
+    seeds: int = 4
+    plot: Path | None = None
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Figures by load, a list of them by seed."""
+
+    figures: dict[float, list[Figures]] = field(default_factory=dict)
+
+    def shares(self, load: float, kind: str) -> list[float]:
+        """Return the % of each seed's peak that is left at `load`."""
+        of_seeds = zip(
+            *([each[KINDS[kind]] for each in self.figures[at]] for at in self.figures if at <= PEAK), strict=True
+        )
+        peaks = [max(values) or 1.0 for values in of_seeds]
+        return [100 * each[KINDS[kind]] / peak for each, peak in zip(self.figures[load], peaks, strict=True)]
+
+
+async def overload(asked: OverloadOptions, _: MeshOptions, console: Console) -> Card:
+    return await asyncio.to_thread(prove, asked, console)
+
+
+def prove(asked: OverloadOptions, console: Console) -> Card:
+    with saying(console) as say:
+        say("looking for the load that FIFO still serves")
+        limit = knee(scenario(0, 1.0))
+        seeds = range(asked.seeds)
+        ours = sweep("penstock", LOADS, seeds, limit, say)
+        others = {policy: sweep(policy, (1.0, *GOALS), range(2), limit, say) for policy in BASELINES}
+        card = Card(proof="overload")
+        card.lines.append(told("knee of FIFO", limit * 16.0, "requests/s"))
+        card.lines += goodput_lines(ours)
+        card.lines += baseline_lines(others, ours)
+        say("lengths unknown, clients that leave")
+        card.lines += noise_lines(seeds, limit, ours)
+        card.lines += poison_lines([run(_abandoning(seed, 3.0 * limit)) for seed in seeds])
+        say("what would have come of those that were refused")
+        card.lines += prediction_lines(Simulation(scenario(0, 3.0 * limit)).run())
+    if asked.plot:
+        plot_overload(ours.figures, {BASELINES[name]: each.figures for name, each in others.items()}, asked.plot)
+        card.notes.append(f"plot: {asked.plot}")
+    return card
+
+
+def scenario(seed: int, load: float, policy: str = "penstock", **tenant: Any) -> Scenario:
+    asking = chat(arrivals(seed), **tenant)
+    found = world("overload", asking, policy=policy, seed=seed, duration=50.0, warm_up=10.0, load=load)
+    is_short = policy == "bounded_fifo"
+    return replace(found, queues=replace(found.queues, max_depth=64)) if is_short else found
+
+
+def run(asked: Scenario) -> Figures:
+    simulation = Simulation(asked).run()
+    return {**figures_of(simulation), "late_share": _late_share(simulation)}
+
+
+def sweep(policy: str, loads: Sequence[float], seeds: Sequence[int], limit: float, say: Callable[[str], None]) -> Sweep:
+    found = Sweep()
+    for load in loads:
+        say(f"{policy} at {load:g} times the knee")
+        found.figures[load] = [run(scenario(seed, load * limit, policy)) for seed in seeds]
+    return found
+
+
+def goodput_lines(ours: Sweep) -> list[Line]:
+    lines = []
+    for load, goal in GOALS.items():
+        for kind in KINDS:
+            lines += least(f"goodput in {kind} at {load:g}x, of the peak", ours.shares(load, kind), goal)
+        late = [100 * each["late_share"] for each in ours.figures[load]]
+        lines += most(f"admitted and late at {load:g}x", late, LATE)
+    return lines
+
+
+def baseline_lines(others: Mapping[str, Sweep], ours: Sweep) -> list[Line]:
+    """A steady and a bursty seed, as % of the peak that the mesh has with them."""
+    peak = max(_tokens(ours, load) for load in LOADS if load <= PEAK) / 100
+    return [
+        line
+        for name, found in others.items()
+        for load in GOALS
+        for line in (
+            told(f"{BASELINES[name]} at {load:g}x, of our peak", _tokens(found, load) / peak, "%"),
+            told(f"{BASELINES[name]} at {load:g}x, late", 50 * sum(_late(found, load)), "%"),
+        )
+    ]
+
+
+def noise_lines(seeds: Sequence[int], limit: float, ours: Sweep) -> list[Line]:
+    """What callers declare is up to four times too much, and says little of what comes."""
+    costs = []
+    for seed in seeds:
+        unknown = run(scenario(seed, 3.0 * limit, over_declare=2.5, declare_noise=NOISE))
+        costs.append(100 - 100 * unknown[KINDS["tokens"]] / ours.figures[3.0][seed][KINDS["tokens"]])
+    return most("goodput lost where lengths are unknown", costs, NOISE_COST)
+
+
+def poison_lines(runs: Sequence[Figures]) -> list[Line]:
+    wasted = [100 * each["engine_tokens_after_leaving"] / each["engine_tokens"] for each in runs]
+    return most("engine tokens for clients that had left, 30 % do", wasted, WASTED)
+
+
+def prediction_lines(seen: Simulation) -> list[Line]:
+    pairs = [
+        (each.predicted_ttft, first)
+        for each in seen.ledger.requests
+        if each.predicted_ttft is not None and (first := each.history.ttft) is not None
+    ]
+    errors = [100 * abs(predicted - first) / first for predicted, first in pairs]
+    refused = [each for each in seen.ledger.requests if each.history.outcome == "OVERLOADED"]
+    false = [_would_have_met(seen.scenario, each.history.number) for each in refused[:: len(refused) // REPLAYS + 1]]
+    of_target = [100 * abs(predicted - first) / seen.scenario.targets.ttft for predicted, first in pairs]
+    return [
+        at_most("P95 error of the first token predicted at 3x", percentile(errors, 0.95), ERROR, "%"),
+        told("P95 of it as a share of the SLO", percentile(of_target, 0.95), "%"),
+        at_most("refused that would have met the SLO at 3x", 100 * sum(false) / len(false), FALSE_REJECTS, "%"),
+    ]
+
+
+def _would_have_met(asked: Scenario, number: int) -> bool:
+    """Run all that again with this one let in."""
+    let_in: Queues = replace(asked.queues, let_in=frozenset({f"{number}.1"}))
+    history = Simulation(replace(asked, queues=let_in)).run().ledger.requests[number].history
+    return history.outcome == OK and (history.ttft or 0.0) <= asked.targets.ttft
+
+
+def _tokens(found: Sweep, load: float) -> float:
+    return float(sum(each[KINDS["tokens"]] for each in found.figures[load][:2]))
+
+
+def _late(found: Sweep, load: float) -> list[float]:
+    return [each["late_share"] for each in found.figures[load][:2]]
+
+
+def _late_share(seen: Simulation) -> float:
+    """Of requests that got a first token, those that came after the warm-up."""
+    firsts = [
+        first
+        for each in seen.ledger.requests
+        if each.history.started >= seen.scenario.warm_up and (first := each.history.ttft) is not None
+    ]
+    return sum(first > seen.scenario.targets.ttft for first in firsts) / max(1, len(firsts))
+
+
+def _abandoning(seed: int, load: float) -> Scenario:
+    return scenario(seed, load, client=ABANDONS)
