@@ -135,7 +135,9 @@ class DispatchMachine(RuleBasedStateMachine):
         for book in self.mesh.shards.values():
             assert not book.tickets
             assert book.shelves.waiting == (0, 0)
+            assert len(book.charges) == 0
         for scheduler in self.mesh.schedulers.values():
+            assert len(scheduler.served) == 0
             assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.promised_blocks) == (0, 0, 0)
             assert all(worker.unstarted_tokens == 0 for worker in scheduler.fleet)
 

@@ -8,7 +8,7 @@ from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report, RunningLease, Serv
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Catalog, Decline, Expect, GiveCredit, Place, Revoke, TellPace, TellServed
 from penstock.scheduler.leases import LeaseBook
-from penstock.scheduler.served import KEPT_FOR
+from penstock.scheduler.served import KEPT_FOR, MAY_BE_LOST
 
 
 @pytest.fixture
@@ -363,6 +363,19 @@ def test_a_shard_that_is_away_for_a_moment_hears_later_and_one_that_stays_away_n
     scheduler.queue_lost("q")
     scheduler.tick(START + 20)
     scheduler.tick(START + 20 + KEPT_FOR)
+    assert len(scheduler.served) == 0
+
+
+def test_an_end_that_may_have_been_lost_with_a_stream_is_told_again(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.released("w", ["s-1"])
+    assert told(scheduler.tick(START)) == [("q", "t", 1, 0, 0, True)]
+    scheduler.queue_lost("q")
+    scheduler.queue_joined("q")
+    assert told(scheduler.tick(START + 0.1)) == [("q", "t", 1, 0, 0, True)]
+    assert told(scheduler.tick(START + 0.1 + MAY_BE_LOST)) == []
+    scheduler.queue_lost("q")
     assert len(scheduler.served) == 0
 
 

@@ -57,6 +57,7 @@ class Dispatcher:
         """Its unstarted leases stand: they lapse, or an edge that has them starts them."""
         self.queues.pop(queue, None)
         self.paces.forget(queue)
+        self.served.lost(queue)
         for credit in self.credits.values():
             credit.lost(queue)
         return self._grant(*self.fleet.models())

@@ -1,5 +1,6 @@
 """What tickets were served so far, on its way to the shards that they came from. Knows no stream; `now` is in s."""
 
+from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 
@@ -7,6 +8,7 @@ from penstock.mesh.v1.queue_pb2 import ServedTicket
 from penstock.scheduler.effects import TellServed
 from penstock.scheduler.leases import LeaseEntry
 
+MAY_BE_LOST = 5.0  # s; by then a stream on which they were told has broken, or they were heard
 KEPT_FOR = 30.0  # s; for a shard whose stream is cut: it may be back, and charges what it hears then
 
 
@@ -16,6 +18,7 @@ class ServedBook:
 
     _pending: dict[str, dict[tuple[str, int], ServedTicket]] = field(default_factory=dict)  # shard: ticket and attempt
     _absent_since: dict[str, float] = field(default_factory=dict)  # s, by shard
+    _ends: deque[tuple[float, str, ServedTicket]] = field(default_factory=deque)  # told of late: when, to which shard
 
     def __len__(self) -> int:
         return sum(len(tickets) for tickets in self._pending.values())
@@ -32,14 +35,23 @@ class ServedBook:
 
     def take(self, joined: Container[str], now: float) -> list[TellServed]:
         """Return what is to be told, and keep for a while what nobody can hear now."""
-        found = [
-            TellServed(queue, tuple(self._pending.pop(queue).values()))
-            for queue in list(self._pending)
-            if queue in joined
-        ]
+        heard = [queue for queue in self._pending if queue in joined]
+        found = [TellServed(queue, tuple(self._pending.pop(queue).values())) for queue in heard]
         since = {queue: self._absent_since.get(queue, now) for queue in self._pending}
         for queue, lost_at in since.items():
             if lost_at + KEPT_FOR <= now:
                 del self._pending[queue]
         self._absent_since = {queue: lost_at for queue, lost_at in since.items() if queue in self._pending}
+        self._ends.extend((now, told.queue, each) for told in found for each in told.tickets if each.ended)
+        while self._ends and self._ends[0][0] + MAY_BE_LOST <= now:
+            self._ends.popleft()
         return found
+
+    def lost(self, queue: str) -> None:
+        """Tell again the ends that may have been on a stream that was cut; hearing of them twice does no harm."""
+        pending = self._pending.setdefault(queue, {})
+        for _, whose, ticket in self._ends:
+            if whose == queue:
+                pending.setdefault((ticket.ticket_id, ticket.attempt), ticket)
+        if not pending:
+            del self._pending[queue]
