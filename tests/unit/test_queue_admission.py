@@ -4,6 +4,7 @@ import pytest
 
 from penstock.queue import effects as out
 from penstock.queue.charges import Service
+from penstock.queue.policies.cost import PREPAID
 from penstock.queue.promises import Promises
 from penstock.queue.shelves import STALE
 from penstock.queue.speed import Speed
@@ -167,10 +168,9 @@ def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):
 def test_a_tenant_pays_for_what_it_was_served_in_the_end():
     shard = shard_at_full_speed()
     run_one(shard, "a")
-    assert counter(shard) == 90 + 2 * 10
-    served(shard, "a", prompt=30, output=2)
+    assert counter(shard) == 90 + 2 * 10 * PREPAID
     served(shard, "a", prompt=30, output=5)
-    assert counter(shard) == 90 + 2 * 10, "the prediction stands while it runs"
+    assert counter(shard) == 90 + 2 * (5 + 5 * PREPAID), "a part of what is to come is paid ahead"
     served(shard, "a", prompt=30, output=5, ended=True)
     assert counter(shard) == 30 + 2 * 5
     assert len(shard.book.charges) == 0
@@ -183,7 +183,7 @@ def test_more_than_was_predicted_is_paid_for_as_it_comes():
         served(shard, f"short {number}", prompt=90, output=2, ended=True)
     before = counter(shard)
     run_one(shard, "long")
-    assert counter(shard) == before + 90 + 2 * 2
+    assert counter(shard) == before + 90 + 2 * 2 * PREPAID
     served(shard, "long", prompt=90, output=6)
     assert counter(shard) == before + 90 + 2 * 6
 
@@ -194,7 +194,7 @@ def test_an_end_that_is_taken_back_costs_nothing_twice():
     served(shard, "a", prompt=90, output=3, ended=True)
     assert counter(shard) == 90 + 2 * 3
     served(shard, "a", prompt=90, output=4)
-    assert (counter(shard), len(shard.book.charges)) == (90 + 2 * 10, 1)
+    assert (counter(shard), len(shard.book.charges)) == (90 + 2 * (4 + 6 * PREPAID), 1)
     served(shard, "a", prompt=90, output=8, ended=True)
     assert (counter(shard), len(shard.book.charges)) == (90 + 2 * 8, 0)
 
@@ -222,7 +222,7 @@ def test_the_end_of_an_older_attempt_ends_no_younger_one():
     run_one(shard, "a", attempt=2)
     served(shard, "a", ended=True, attempt=1)
     assert len(shard.book.charges) == 1
-    assert counter(shard) == 90 + 2 * 4 + 2 * 10, "the prompt of resumed work is free"
+    assert counter(shard) == 90 + 2 * 4 + 2 * 10 * PREPAID, "the prompt of resumed work is free"
 
 
 def test_service_of_unknown_tickets_is_ignored():

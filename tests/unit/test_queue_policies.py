@@ -30,9 +30,16 @@ def filled(order, tenants, per_tenant, **fields):
     return order
 
 
+def take_whole(order):
+    """Take a ticket that is served at once and in full."""
+    taken = order.take(anything)
+    order.charge(taken, predicted_cost(taken))
+    return taken
+
+
 def served(order, count):
     """Serve tickets and tell whose they were."""
-    return Counter(order.take(anything).tenant_id for _ in range(count))
+    return Counter(take_whole(order).tenant_id for _ in range(count))
 
 
 def test_tenants_take_turns_however_much_one_of_them_sends():
@@ -64,13 +71,24 @@ def test_a_tenant_that_returns_has_neither_credit_nor_debt():
     assert served(line_order, 20) == {"steady": 10, "back": 10}
 
 
+def test_a_tenant_below_its_share_catches_up_by_its_burst_and_no_more():
+    line = filled(FairTenants(burst=300.0), ["rare", "steady"], 1)
+    order = _Wrapped(line)
+    served(order, 2)
+    filled(line, ["steady"], 200)
+    served(order, 100)
+    filled(line, ["rare", "new"], 50)
+    assert line.counter("steady") - line.counter("rare") == 300
+    assert line.counter("new") == line.counter("steady"), "who was never here has no share to be below"
+
+
 def test_a_prediction_that_was_too_high_is_refunded_and_one_too_low_charged():
     order = Choice()()
     filled(order, ["a", "b"], 40)
-    first, second = order.take(anything), order.take(anything)
+    first, second = take_whole(order), take_whole(order)
     assert {first.tenant_id, second.tenant_id} == {"a", "b"}
     order.charge(first, first.charged - 330)  # three tickets' worth
-    assert [order.take(anything).tenant_id for _ in range(3)] == [first.tenant_id] * 3
+    assert [take_whole(order).tenant_id for _ in range(3)] == [first.tenant_id] * 3
     order.charge(second, second.charged - 330)
     order.charge(second, second.charged + 330)
     assert served(order, 20)["a"] == 10
@@ -160,12 +178,12 @@ def test_what_is_said_to_be_ahead_is_what_goes_first(counts, sizes, already, wit
         for number in range(count):
             order.push(ticket(f"{place}/{number}", tenant_id=f"{place}", tokens=size, arrival=100 * place + number))
     for _ in range(min(already, sum(counts) - 1)):
-        order.take(anything)
+        take_whole(order)
     new = ticket("new", tenant_id="0", tokens=50, arrival=10_000)
     expected = order.ahead(new)
     order.push(new)
     before = 0
-    while (taken := order.take(anything)) is not new:
+    while (taken := take_whole(order)) is not new:
         before += taken.work
     assert abs(before - expected.work) <= len(counts) * LARGEST, "each tenant is at most one ticket off"
 
@@ -182,7 +200,7 @@ def test_backlogged_tenants_differ_by_no_more_than_two_tickets_whatever_comes_an
     for _ in range(data.draw(st.integers(1, 50))):
         match data.draw(st.sampled_from(["serve", "serve and give back", "come"])):
             case "serve":
-                taken = order.take(anything)
+                taken = take_whole(order)
                 paid[taken.tenant_id] += taken.charged
             case "serve and give back":
                 order.push(order.take(anything))
@@ -202,3 +220,6 @@ class _Wrapped:
 
     def take(self, fit):
         return self._line.take(fit).ticket
+
+    def charge(self, ticket, cost):
+        self._line.charge(ticket, cost)

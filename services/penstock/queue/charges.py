@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from penstock.queue.policies.cost import cost_of
+from penstock.queue.policies.cost import cost_of, cost_so_far
 from penstock.queue.waiting import WaitingTicket
 
 MAX_RUNS = 131_072  # tickets; of older ones the predicted charge stands
@@ -30,10 +30,10 @@ class Run:
 
     @property
     def cost(self) -> float:
-        """What it is to be charged: as predicted until more has come or it has ended."""
+        """What it is to be charged: a part of what is predicted ahead, until it has ended."""
         if self.ended:
             return cost_of(self.ticket, self.prompt_tokens, self.output_tokens)
-        return cost_of(self.ticket, self.ticket.prompt_tokens, max(self.ticket.output, self.output_tokens))
+        return cost_so_far(self.ticket, self.output_tokens)
 
     @property
     def is_answer(self) -> bool:

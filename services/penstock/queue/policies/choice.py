@@ -1,6 +1,5 @@
 """Which order a shard keeps, put together from its settings."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,6 +23,7 @@ class Choice:
     between: Between = Between.FAIR
     within: Within = Within.FIFO
     class_floor: float = 0.05  # of the tokens served while a lower class waits that are its own
+    burst: float = 1_000.0  # weighted tokens; about one request
     ageing_rate: float = 200.0  # tokens per s, for token_aware
     ageing_bound: float = 10.0  # s, for token_aware
     default_deadline: float = 30.0  # s, for deadline
@@ -32,8 +32,7 @@ class Choice:
         return Classes(self._new_line, self.class_floor)
 
     def _new_line(self) -> Line:
-        make: Callable[[Rank], Line] = FairTenants if self.between is Between.FAIR else Together
-        return make(self._rank)
+        return FairTenants(self._rank, self.burst) if self.between is Between.FAIR else Together(self._rank)
 
     @property
     def _rank(self) -> Rank:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from penstock.queue.lazy_heap import LazyHeap
-from penstock.queue.policies.cost import predicted_cost
+from penstock.queue.policies.cost import cost_so_far
 from penstock.queue.policies.lane import Lane, Taken, is_current
 from penstock.queue.policies.line import Line
 from penstock.queue.policies.order import NOTHING, Ahead, FitOf, Key, Load
@@ -50,7 +50,7 @@ class ClassLine:
     def take(self, fit: FitOf) -> Taken:
         found = self.resumed.take(fit)
         if found.ticket:
-            self.line.charge(found.ticket, predicted_cost(found.ticket))
+            self.line.charge(found.ticket, cost_so_far(found.ticket, 0))
         elif not found.is_barred:
             late, found = found.late, self.line.take(fit)
             found.late += late

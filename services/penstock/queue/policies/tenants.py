@@ -1,16 +1,15 @@
 """Tenants of one class, the one with the least weighted service first: a virtual token counter for each.
 
 Source: Sheng et al. 2024, Fairness in Serving Large Language Models (OSDI), algorithms 2 and 3: a tenant that returns
-is lifted to the least counter of those that wait, and the output is charged as predicted when a ticket goes, and put
-right by what it has really come to. As a whole ticket is charged at once, those that run leave no debt behind, and
-the gap between two tenants is that of their predictions, not that of all that a batch holds.
+is lifted to the least counter of those that wait, a part of the predicted output is charged when a ticket goes and the
+rest as it comes, and what was predicted wrong is put right at the end.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.queue.lazy_heap import LazyHeap
-from penstock.queue.policies.cost import predicted_cost
+from penstock.queue.policies.cost import cost_so_far, predicted_cost
 from penstock.queue.policies.lane import LOOK_PAST, Lane, Taken
 from penstock.queue.policies.order import Ahead, FitOf
 from penstock.queue.policies.ranks import Rank, fifo
@@ -38,8 +37,13 @@ class Account:
 
 
 class FairTenants:
-    def __init__(self, rank: Rank = fifo) -> None:
+    """`burst`: weighted tokens by which a tenant that was served less than its share may stand below the others when it
+    returns, so that one inside its share does not queue behind those that exceed theirs; it adds to the bound.
+    """
+
+    def __init__(self, rank: Rank = fifo, burst: float = 0.0) -> None:
         self._rank = rank
+        self._burst = burst
         self._accounts: dict[str, Account] = {}
         self._waiting: LazyHeap[Turn] = LazyHeap(_is_current)
         self.tickets = 0
@@ -47,6 +51,7 @@ class FairTenants:
         self._tenants = 0  # that wait
         self._turns = 0
         self._last = Account(0.0)  # whose last ticket went most recently
+        self._time = 0.0
         self._sweep_at = SWEEP
 
     def __iter__(self) -> Iterator[WaitingTicket]:
@@ -64,24 +69,23 @@ class FairTenants:
 
     @property
     def floor(self) -> float:
-        """Counter of a tenant that comes now: it has neither credit nor debt from when it did not wait."""
+        """Virtual time: counter of a tenant that comes now for the first time, the least of those that wait.
+
+        It never goes back, or whoever catches up would take others down with him.
+        """
         turn = self._waiting.first()
-        return turn[0] if turn else self._last.counter
+        self._time = max(self._time, turn[0] if turn else self._last.counter)
+        return self._time
 
     def counter(self, tenant_id: str) -> float:
         found = self._accounts.get(tenant_id)
         return found.counter if found else self.floor
 
-    def lift(self, counter: float) -> None:
-        """Let nobody that comes from now on stand below `counter`, which tenants of other shards have reached."""
-        if not self._tenants and counter > self._last.counter:
-            self._last = Account(counter)
-
     def push(self, ticket: WaitingTicket) -> None:
         account = self._account(ticket.tenant_id)
         if account.lane is None:
             if not ticket.charged:  # else it is given back, and its tenant had not left
-                account.counter = max(account.counter, self.floor)
+                account.counter = max(account.counter, self.floor - self._burst)
             account.lane = Lane(self._rank)
             self._tenants += 1
             account.lane.push(ticket)
@@ -122,7 +126,7 @@ class FairTenants:
             self._waiting.push(turn)
         if found.ticket:
             self._left(account, found.ticket)
-            self.charge(found.ticket, predicted_cost(found.ticket))
+            self.charge(found.ticket, cost_so_far(found.ticket, 0))
         return found
 
     def charge(self, ticket: WaitingTicket, cost: float) -> None:
@@ -136,7 +140,7 @@ class FairTenants:
         """Say what goes until the ticket's tenant has come to it and no other is owed more; many, by a sample."""
         own = self._accounts.get(ticket.tenant_id, self._last)
         before = own.lane.ahead(ticket) if own.lane else Ahead(0, 0)
-        counter = own.counter if own.waits else max(own.counter, self.floor)
+        counter = own.counter if own.waits else max(own.counter, self.floor - self._burst)
         if own.lane:
             counter += own.virtual * before.work / max(1, own.lane.work)
         others = [each[-1] for each in self._waiting.sample(SAMPLE) if each[-1] is not own]
