@@ -86,11 +86,11 @@ void multiply_part(const Rows& rows, int begin, int end, const Packed& weight, i
 
 // rows x weight over the whole team. done(row, pair of panels, lanes of the first, lanes of the second).
 //
-// The rows are taken in parts that stay in a core's second-level cache while the weights pass by. With many rows two
-// pairs of panels stay on one thread: their outputs may share cache lines, which would wander from core to core.
+// The rows are taken in parts that stay in a core's second-level cache while the weights pass by. Where there is work
+// enough for all, two pairs of panels stay on one thread: their outputs may share cache lines, which would wander.
 template <class Type, class F>
 void multiply(Team& team, const Rows& rows, const Packed& weight, bool tiles, F done) {
-  const int pairs = weight.panels / 2, group = rows.count > kRowsAtOnce / 2 ? 2 : 1;
+  const int pairs = weight.panels / 2, group = pairs >= 8 * team.size() ? 2 : 1;
   const int groups = (pairs + group - 1) / group;
   const int cached = kCachedBytes / int(rows.stride * sizeof(Word)) / kRowsAtOnce * kRowsAtOnce;
   const int part = cached > kRowsAtOnce ? cached : kRowsAtOnce;
