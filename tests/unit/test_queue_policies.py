@@ -223,3 +223,20 @@ class _Wrapped:
 
     def charge(self, ticket, cost):
         self._line.charge(ticket, cost)
+
+
+def test_a_large_ticket_that_nobody_has_room_for_holds_up_other_tenants_no_longer_than_it_costs():
+    line = FairTenants()
+    line.push(ticket("large", tenant_id="large", tokens=10_000, arrival=1))
+    filled(line, ["small"], 200)
+
+    def small_fits(each):
+        return Fit.NOW if each.tenant_id == "small" else Fit.LATER
+
+    went = 0
+    while (found := line.take(small_fits)).ticket:
+        line.charge(found.ticket, predicted_cost(found.ticket))
+        found.passed()
+        went += 1
+    assert found.is_barred
+    assert went == 10_010 // LARGEST + 1, "what one costs of the other's, and the one that goes beyond"

@@ -5,6 +5,7 @@ is lifted to the least counter of those that wait, a part of the predicted outpu
 rest as it comes, and what was predicted wrong is put right at the end.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -109,21 +110,28 @@ class FairTenants:
         return turn[-1].lane.first() if turn and turn[-1].lane else None
 
     def take(self, fit: FitOf) -> Taken:
-        """Look past tenants whose tickets do not fit: a slot that others can use is not theirs to hold."""
+        """Look past tenants whose tickets do not fit: a slot that others can use is not theirs to hold.
+
+        One that was passed too often bars its own tenant, and others once they are ahead of it by what it costs.
+        """
         found = Taken()
         put_back: list[Turn] = []
-        while found.looked_at < LOOK_PAST and (turn := self._waiting.first()):
+        barrier = math.inf
+        while found.looked_at < LOOK_PAST and (turn := self._waiting.first()) and turn[0] <= barrier:
             account = turn[-1]
             assert account.lane, "a turn is a waiting tenant's"
             taken = account.lane.take(fit, min(LOOK_PER_TENANT, LOOK_PAST - found.looked_at))
             found.late += taken.late
             found.looked_at += taken.looked_at
-            if taken.ticket or taken.is_barred:
-                found.ticket, found.is_barred = taken.ticket, taken.is_barred
+            if taken.ticket:
+                found.ticket = taken.ticket
                 break
+            if taken.is_barred and (barring := account.lane.first()):
+                barrier = min(barrier, account.counter + predicted_cost(barring) / barring.weight)
             put_back.append(self._waiting.pop())
         for turn in put_back:
             self._waiting.push(turn)
+        found.is_barred = not found.ticket and barrier < math.inf
         if found.ticket:
             self._left(account, found.ticket)
             self.charge(found.ticket, cost_so_far(found.ticket, 0))
