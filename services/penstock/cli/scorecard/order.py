@@ -31,11 +31,15 @@ class OrderOptions:
 
 
 class WatchedMesh(SimMesh):
-    """Counts steps after which a worker had room in every respect for a ticket that had waited for longer than one."""
+    """Counts steps all through which a worker had room in every respect for a ticket that waited for longer than one.
+
+    Room that a step has just made counts from the next on: who is to have it has not heard of it yet.
+    """
 
     def __init__(self, scenario: Scenario, events: Events) -> None:
         self.steps = self.idle = self.crowded = 0
         self._began: dict[str, float] = {}
+        self._room: dict[str, int] = {}  # tokens, after the step before
         super().__init__(scenario, events)
 
     def stepped(self, worker: SimWorker) -> None:
@@ -46,11 +50,16 @@ class WatchedMesh(SimMesh):
         self.steps += 1
         waiting = [ticket for shard in self.shards.values() for ticket in shard.book.tickets.values()]
         self.crowded += bool(waiting)
-        fill, kind = worker.engine.fill(), worker.kind
-        if fill.running < kind.slots and fill.prefill_backlog + fill.running < kind.batching.token_budget:
-            patience = took + LINKS * self._scenario.link_delay + TURN
-            fits = fill.free_blocks * kind.block_size
-            self.idle += any(now - each.arrived > patience and each.tokens <= fits for each in waiting)
+        before, room = self._room.get(worker.name, 0), _room(worker)
+        self._room[worker.name] = room
+        patience = took + LINKS * self._scenario.link_delay + TURN
+        self.idle += any(now - each.arrived > patience and each.tokens <= min(before, room) for each in waiting)
+
+
+def _room(worker: SimWorker) -> int:
+    fill, kind = worker.engine.fill(), worker.kind
+    is_open = fill.running < kind.slots and fill.prefill_backlog + fill.running < kind.batching.token_budget
+    return fill.free_blocks * kind.block_size if is_open else 0
 
 
 async def order(asked: OrderOptions, _: MeshOptions, console: Console) -> Card:
