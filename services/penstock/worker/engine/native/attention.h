@@ -104,27 +104,29 @@ class Attention {
     });
   }
 
-  // Turns a row's scores into weights relative to the largest score so far; `last` is the last position it may see.
+  // Turns a row's scores into weights relative to the largest score so far; of `count` it may see those up to `last`.
   void weigh(int row, int last, int count) {
-    float* scores = scratch_.scores + row * kChunk;
-    const float scale = 1.0f / std::sqrt(float(cache_.head_size));
-    const IntLanes lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Lanes most = broadcast(-INFINITY);
-    for (int i = 0; i < count; i += kLanes) {
-      const Lanes scaled = lane + i <= last ? load(scores + i) * scale : broadcast(-INFINITY);
-      store(scores + i, scaled);
-      most = max(most, scaled);
-    }
-    const float before = scratch_.largest[row];
-    const float now = std::fmax(before, largest(most));
+    const float* scores = scratch_.scores + row * kChunk;
     auto* weights = reinterpret_cast<typename Type::Element*>(scratch_.weights) + row * kChunk;
-    Lanes total = {};
-    for (int i = 0; i < count; i += kLanes) {
-      const Lanes weight = lane + i <= last ? exp(load(scores + i) - now) : Lanes{};
+    const int seen = last < 0 ? 0 : least(last + 1, count), whole = seen / kLanes * kLanes;
+    const IntLanes lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const auto masked = lane < seen - whole;
+    Lanes most = broadcast(-INFINITY), total = {};
+    for (int i = 0; i < whole; i += kLanes) most = max(most, load(scores + i));
+    if (whole < seen) most = max(most, masked ? load(scores + whole) : broadcast(-INFINITY));
+    const float scale = 1.0f / std::sqrt(float(cache_.head_size));
+    const float before = scratch_.largest[row], now = std::fmax(before, largest(most) * scale);
+    for (int i = 0; i < whole; i += kLanes) {
+      const Lanes weight = exp(load(scores + i) * scale - now);
       Type::write(weights + i, weight);
       total += weight;
     }
-    const float shrink = exp(broadcast(before - now))[0] * (before == -INFINITY ? 0.0f : 1.0f);
+    for (int i = whole; i < count; i += kLanes) {
+      const Lanes weight = i < seen ? (masked ? exp(load(scores + i) * scale - now) : Lanes{}) : Lanes{};
+      Type::write(weights + i, weight);
+      total += weight;
+    }
+    const float shrink = before == -INFINITY ? 0.0f : exp(broadcast(before - now))[0];
     scratch_.largest[row] = now;
     scratch_.total[row] = scratch_.total[row] * shrink + sum(total);
     float* sums = scratch_.sums + row * cache_.head_size;

@@ -14,7 +14,7 @@ constexpr int kOutputs = 32;   // outputs that one item of work computes: two pa
 constexpr int kInputs = 32;    // elements: a tile's row
 constexpr int kRowsAtOnce = 128;
 constexpr int kCachedBytes = 1 << 20;  // of rows
-constexpr int kStepsAtOnce = 192;  // words: two panels of so many stay in the first-level cache
+constexpr int kStepsAtOnce = 128;  // words: two panels of so many stay in the first-level cache
 
 struct Packed {
   const Word* words;

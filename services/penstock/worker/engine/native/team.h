@@ -43,7 +43,8 @@ class Team {
   }
 
  private:
-  static constexpr int kSpins = 500;  // pauses: some 30 us, longer than nearly all phases
+  static constexpr int kSpins = 500;            // pauses: some 30 us, longer than nearly all phases
+  static constexpr int kSpinsBetween = 10'000;  // some 500 us, longer than what lies between two steps
 
   static void relax() {
 #if defined(__x86_64__)
@@ -55,14 +56,14 @@ class Team {
 
   void follow(int member) {
     for (;;) {
-      gather();
+      gather(kSpinsBetween);
       if (!work_) return;
       work_(member);
       gather();
     }
   }
 
-  void gather() {
+  void gather(int spins = kSpins) {
     const unsigned round = round_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
       arrived_.store(0, std::memory_order_relaxed);
@@ -71,7 +72,7 @@ class Team {
       round_.notify_all();
       return;
     }
-    for (int spin = 0; spin < kSpins; ++spin) {
+    for (int spin = 0; spin < spins; ++spin) {
       if (round_.load(std::memory_order_acquire) != round) return;
       relax();
     }
