@@ -105,3 +105,26 @@ def test_the_knee_of_the_reference_model_is_where_it_was_measured():
     }
     scenario = scenario_of({"tenants": [tenant], "duration": 60.0, "workers": [{"slots": 64}]})
     assert 0.9 < knee(scenario) < 1.25
+
+
+def test_a_plan_names_the_fewest_workers_and_what_each_number_comes_to(scenario):
+    found = json.loads(invoke(scenario, "--plan", 0.99, "--json").stdout)
+    assert found["workers"] >= 1
+    assert found["good_share"][str(found["workers"])] >= 0.99
+
+
+def test_two_policies_are_drawn_beside_each_other(scenario, tmp_path):
+    picture = tmp_path / "beside.svg"
+    assert invoke(scenario, "--beside", "fifo", "--plot", picture).exit_code == 0
+    text = picture.read_text(encoding="utf-8")
+    assert "<svg" in text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--beside", "fifo"), ("--beside", "penstock", "--plot", "x.svg"), ("--beside", "lottery", "--plot", "x.svg")],
+)
+def test_what_cannot_be_drawn_beside_is_said(scenario, wrong):
+    result = invoke(scenario, *wrong)
+    assert result.exit_code == 2
+    assert "--plot" in result.output or "must be one of" in result.output

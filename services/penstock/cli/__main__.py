@@ -124,6 +124,8 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
 @click.argument("scenario", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--seed", type=click.IntRange(0), help="instead of the scenario's own")
 @click.option("--law", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="every worker's step law")
+@click.option("--plan", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE", help="how many workers it takes")
+@click.option("--beside", default="", metavar="POLICY", help="with --plot: draw what another policy makes of it")
 @click.option("--calibrate", is_flag=True, help="instead: measure the real engine and write its step law")
 @click.option("--model", default=DEFAULT_MODEL, show_default=True, help="with --calibrate: the model to measure")
 @click.option("--threads", type=click.IntRange(0), default=0, help="with --calibrate: of the engine; 0: one per core")
@@ -136,19 +138,32 @@ def simulate(
 ) -> None:
     """Run the mesh's own queue, scheduler and batch under virtual time, as the TOML file SCENARIO says.
 
+    With --plan 0.99: the fewest of its workers with which 99 % of requests are answered within its SLO.
     With --calibrate: measure how long the real engine's steps take here, for --law and for PENSTOCK_WORKER_SIM_LAW.
     """
+    wanted, beside = measuring.pop("plan"), measuring.pop("beside")
     if measuring.pop("calibrate"):
         from penstock.cli.calibration.command import CalibrationOptions, calibrate
 
         calibrate(CalibrationOptions(plot=plot, as_json=as_json, **measuring))
         return
+    from penstock.cli import capacity
+    from penstock.cli.simulate import scenario_from
     from penstock.cli.simulate import simulate as run_simulation
 
     if scenario is None:
         message = "name a SCENARIO.toml to run, or --calibrate to measure the engine"
         raise click.UsageError(message)
-    run_simulation(scenario, seed, law, plot, as_json=as_json)
+    asked = scenario_from(scenario, seed, law)
+    if wanted:
+        capacity.show_plan(asked, wanted, as_json=as_json)
+    elif beside:
+        if plot is None:
+            message = "--beside draws a picture: say where with --plot"
+            raise click.UsageError(message)
+        capacity.show_beside(asked, beside, plot)
+    else:
+        run_simulation(asked, plot, as_json=as_json)
 
 
 @cli.group()

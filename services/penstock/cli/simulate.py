@@ -25,19 +25,19 @@ from penstock.worker.engine.law_file import read_law
 Run = tuple[Simulation, dict[str, Any]]
 
 
-def simulate(path: Path, seed: int | None, law: Path | None, plot: Path | None, *, as_json: bool) -> None:
-    """Run the scenario, or all loads of its sweep, with every worker's steps by `law` where that is given.
-
-    Raises UsageError for a file that cannot be used.
-    """
+def scenario_from(path: Path, seed: int | None, law: Path | None) -> Scenario:
+    """Read a scenario, with every worker's steps by `law` where that is given; raises UsageError."""
     try:
         scenario = read_scenario(path)
     except ScenarioError as error:
         raise click.UsageError(str(error)) from error
     if law is not None:
         scenario = _with_law(scenario, law)
-    if seed is not None:
-        scenario = replace(scenario, seed=seed)
+    return scenario if seed is None else replace(scenario, seed=seed)
+
+
+def simulate(scenario: Scenario, plot: Path | None, *, as_json: bool) -> None:
+    """Run the scenario, or all loads of its sweep."""
     limit = knee(scenario) if scenario.load_sweep else 0.0
     loads = [limit * multiple for multiple in scenario.load_sweep] or [scenario.load]
     runs = [_run(replace(scenario, load=load)) for load in loads]
@@ -65,7 +65,7 @@ def _json(figures: list[dict[str, Any]], limit: float) -> dict[str, Any]:
 
 def _run(scenario: Scenario) -> Run:
     began = time.perf_counter()
-    with _progress_line(scenario) as progress, _uncollected():
+    with progress_line(scenario) as progress, _uncollected():
         simulation = Simulation(scenario).run(progress)
     spent = time.perf_counter() - began
     requests = len(simulation.ledger.requests)
@@ -102,7 +102,7 @@ def _own_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def _progress_line(scenario: Scenario) -> Iterator[Progress]:
+def progress_line(scenario: Scenario) -> Iterator[Progress]:
     """Show one line that lives while the simulation runs."""
     with Live(console=errors, transient=True, refresh_per_second=4) as live:
 

@@ -157,6 +157,8 @@ def prediction_lines(seen: Simulation) -> list[Line]:
     ]
     errors = [100 * abs(predicted - first) / first for predicted, first in pairs]
     refused = [each for each in seen.ledger.requests if each.history.outcome == "OVERLOADED"]
+    assert pairs, "where three times too much comes, first tokens are predicted"
+    assert refused, "and somebody is refused"
     false = [_would_have_met(seen.scenario, each.history.number) for each in refused[:: len(refused) // REPLAYS + 1]]
     of_target = [100 * abs(predicted - first) / seen.scenario.targets.ttft for predicted, first in pairs]
     return [

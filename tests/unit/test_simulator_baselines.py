@@ -1,0 +1,73 @@
+"""The orders that the mesh is set beside do what their sources say."""
+
+import pytest
+
+from penstock.queue.policies.order import Fit
+from penstock.simulator.baselines import POLICIES
+from penstock.simulator.baselines.gradient import Gradient, GradientLimit
+from penstock.simulator.baselines.round_robin import RoundRobin
+from queue_tickets import STANDARD, ticket
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def anything(_):
+    return Fit.NOW
+
+
+def came(name, number, tenant="a", arrived=0.0):
+    return ticket(name, tenant_id=tenant, arrival=number, arrived=arrived)
+
+
+def test_flows_go_in_turn_however_many_tickets_one_has():
+    order = RoundRobin(ttl=1.0, clock=Clock())
+    for number in range(4):
+        order.push(came(f"a{number}", number))
+    order.push(came("b0", 9, "b"))
+    order.push(came("c0", 10, "c"))
+    assert [order.take(anything).ticket_id for _ in range(6)] == ["a0", "b0", "c0", "a1", "a2", "a3"]
+    assert order.take(anything) is None
+    assert order.load == (0, 0)
+
+
+def test_what_waited_for_longer_than_its_time_to_live_is_evicted():
+    clock = Clock()
+    order = RoundRobin(ttl=1.0, clock=clock)
+    order.push(came("old", 1))
+    order.push(came("young", 2, "b", arrived=0.5))
+    clock.now = 1.2
+    assert order.take(anything).ticket_id == "young"
+    assert [each.ticket_id for each in order.dropped()] == ["old"]
+    assert order.dropped() == []
+
+
+def test_a_limit_falls_while_waits_grow_and_rises_while_they_do_not():
+    gradient = Gradient(limit=100.0)
+    gradient.note(0.01, 0.1)
+    gradient.note(0.01, 0.3)
+    assert gradient.limit == pytest.approx(100 * 1.25 + 10)
+    gradient.note(1.0, 0.5)
+    assert gradient.limit == pytest.approx(135 / 2 + 135**0.5), "a gradient of one half at the least"
+
+
+def test_what_comes_above_the_limit_is_refused_unless_it_can_go_at_once():
+    order = GradientLimit(Gradient(limit=2.0), Clock())
+    for number in range(4):
+        order.push(came(f"t{number}", number))
+    assert [each.ticket_id for each in order.dropped()] == ["t2", "t3"]
+    order.push(came("t4", 4))
+    for _ in range(5):
+        order.take(anything)
+    assert order.dropped() == [], "it was taken before anybody asked"
+
+
+def test_a_promise_is_asked_for_all_but_what_is_to_be_let_in():
+    promises = POLICIES["penstock"].promises(1.0, {}, frozenset({"let-in"}))
+    assert promises.limit(ticket("other", priority=STANDARD), 0.0) == 1.0
+    assert promises.limit(ticket("let-in", priority=STANDARD), 0.0) is None
+    assert POLICIES["fair"].promises(1.0, {}, frozenset()).ttft == {}
