@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from engine_bench.cells import Cell, Trace
-from engine_bench.drivers.protocol import Setup, Stopwatch, serve
+from engine_bench.drivers.protocol import STEP_TOKENS, Setup, Stopwatch, serve
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import Engine, SequenceSpec
 from penstock.worker.engine.options import EngineOptions
@@ -27,6 +27,7 @@ def build(setup: Setup) -> Engine:
             block_size=_BLOCK_SIZE,
             slots=setup.concurrent,
             threads=setup.threads,
+            token_budget=STEP_TOKENS,
         )
     )
     return engine

@@ -16,6 +16,8 @@ from typing import Any
 
 from engine_bench.cells import Cell, Trace
 
+STEP_TOKENS = 2_048  # of one step, for every engine that lets it be said: otherwise their defaults would be compared
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:

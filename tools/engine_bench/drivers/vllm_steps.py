@@ -6,7 +6,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from engine_bench.cells import Cell, Trace
-from engine_bench.drivers.protocol import Setup, Stopwatch, serve
+from engine_bench.drivers.protocol import STEP_TOKENS, Setup, Stopwatch, serve
 
 
 def load(setup: Setup) -> Callable[[Cell], Trace]:
@@ -15,6 +15,7 @@ def load(setup: Setup) -> Callable[[Cell], Trace]:
         dtype=setup.dtype,
         max_model_len=setup.context,
         max_num_seqs=setup.concurrent,
+        max_num_batched_tokens=STEP_TOKENS,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         seed=0,

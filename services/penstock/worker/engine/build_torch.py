@@ -12,7 +12,7 @@ from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.kv import blocks_for
 from penstock.worker.engine.loaders.load import located
 from penstock.worker.engine.loaders.load_model import read_checkpoint
-from penstock.worker.engine.memory import LEAST_CONTEXT, cpu_pool_bytes, fit_context, gpu_pool_bytes
+from penstock.worker.engine.memory import cpu_pool_bytes, fit_context, gpu_pool_bytes
 from penstock.worker.engine.model import Model
 from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native
 from penstock.worker.engine.options import EngineOptions
@@ -48,18 +48,19 @@ def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
         runner = CudaRunner(shape, weights, blocks, options.block_size, options.slots)
     else:
         runner = TorchRunner(Model(shape, weights), blocks, options.block_size)
-    _warm_up(runner, batch_of(options, card, blocks))
+    _warm_up(runner, batch_of(options, card, blocks), options.token_budget)
     return TorchEngine(runner, batch_of(options, card, blocks)), card
 
 
-def _warm_up(runner: Runner, batch: Batch) -> None:
-    """Take a prefill and a decode through everything, in the very blocks that come first in a new batch.
+def _warm_up(runner: Runner, batch: Batch, token_budget: int) -> None:
+    """Take the largest prefill of a step and a decode through everything, in the blocks that a new batch takes first.
 
-    The first client would wait for it otherwise: memory that is written for the first time makes a step ten times as
+    The first clients would wait for it otherwise: memory that is written for the first time makes a step ten times as
     long.
     """
-    prompt = [0] * (min(LEAST_CONTEXT, batch.context_length) - 2)
-    batch.add(SequenceSpec(seq_id=0, token_ids=prompt, max_output_tokens=2, ignore_eos=True))
+    held = min(batch.context_length, batch.pool.blocks * batch.pool.block_size)
+    prompt = [0] * (min(token_budget, held) - 2)
+    batch.add(SequenceSpec(seq_id=0, token_ids=prompt or [0], max_output_tokens=2, ignore_eos=True))
     while batch.has_work:
         plan = batch.plan()
         runner.forward(plan)
