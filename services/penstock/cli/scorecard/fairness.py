@@ -65,9 +65,8 @@ def gap_lines(seeds: int, say: Callable[[str], None]) -> list[Line]:
             ours = [gap(seed, tenants, shards, "fair") for seed in range(seeds)]
             what = f"{name}, {shards} shard{'s' * (shards > 1)}: gap"
             lines += most(what, ours, BOUND, "weighted tokens")
-            if shards == 1:
-                vtc = [gap(seed, tenants, shards, "vtc") for seed in range(seeds)]
-                lines.append(at_most(f"{what}, of plain VTC's", 100 * median(ours) / median(vtc), OF_VTC, "%"))
+            vtc = [gap(seed, tenants, shards, "vtc") for seed in range(seeds)]
+            lines.append(at_most(f"{what}, of plain VTC's", 100 * median(ours) / median(vtc), OF_VTC, "%"))
     lines.append(told("the same, first come first served", gap(0, WORKLOADS["even"], 1, "fifo"), "weighted tokens"))
     return lines
 
@@ -80,7 +79,7 @@ WORKLOADS = {
     "even": (tenant("steady", 12.0), tenant("rushed", 24.0)),
     "short and long": (tenant("short", 12.0, SHORT), tenant("long", 24.0, LONG)),
     "eight": tuple(tenant(f"tenant-{number}", 3.0 + number, VARIED) for number in range(8)),
-    "cancels": tuple(tenant(f"tenant-{n}", 12.0, VARIED, client=Client(leave_share=0.3)) for n in range(2)),
+    "cancels": tuple(tenant(f"tenant-{n}", 6.0, VARIED, client=Client(leave_share=0.3)) for n in range(4)),
 }
 
 

@@ -184,13 +184,13 @@ def _late(found: Sweep, load: float) -> list[float]:
 
 
 def _late_share(seen: Simulation) -> float:
-    """Of requests that got a first token, those that came after the warm-up."""
+    """Of requests that got a first token, those that came after the warm-up; where none did, all are late."""
     firsts = [
         first
         for each in seen.ledger.requests
         if each.history.started >= seen.scenario.warm_up and (first := each.history.ttft) is not None
     ]
-    return sum(first > seen.scenario.targets.ttft for first in firsts) / max(1, len(firsts))
+    return sum(first > seen.scenario.targets.ttft for first in firsts) / len(firsts) if firsts else 1.0
 
 
 def _abandoning(seed: int, load: float) -> Scenario:
