@@ -15,7 +15,7 @@ from penstock.mesh.v1.queue_pb2 import Head, Recalled
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import ticket
-from scheduler_streams import scheduler_of, shard_server, worker_at
+from scheduler_streams import PATIENCE, scheduler_of, shard_server, worker_at
 
 TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
 
@@ -186,6 +186,9 @@ async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
         asked = await second.hear("credit")
         assert (asked.tickets, asked.once) == (0, True), "standing credit is called in while several wait"
         second.say(returned={"model": "m", "tickets": 1})
+        async with asyncio.timeout(PATIENCE):  # for streams have no order among them, and with credit it is served
+            while any(credit.held for credit in scheduler.dispatcher.credits.values()):
+                await asyncio.sleep(0)  # noqa: ASYNC110 - a turn of the loop, no wait
         worker.released(lease_id)
         assert (await second.hear("credit")).tickets == 1
 
