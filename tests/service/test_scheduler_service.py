@@ -187,8 +187,8 @@ async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
         assert (asked.tickets, asked.once) == (0, True), "standing credit is called in while several wait"
         second.say(returned={"model": "m", "tickets": 1})
         async with asyncio.timeout(PATIENCE):  # for streams have no order among them, and with credit it is served
-            while any(credit.held for credit in scheduler.dispatcher.credits.values()):
-                await asyncio.sleep(0)  # noqa: ASYNC110 - a turn of the loop, no wait
+            while any(credit.held for credit in scheduler.dispatcher.credits.values()):  # noqa: ASYNC110 - a turn of the loop, no wait
+                await asyncio.sleep(0)
         worker.released(lease_id)
         assert (await second.hear("credit")).tickets == 1
 
