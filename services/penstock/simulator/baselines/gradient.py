@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.queue.policies.class_fifo import ClassFifo
-from penstock.queue.policies.order import Ahead, FitOf, Key, Load
+from penstock.queue.policies.order import FitOf
 from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.baselines.dropping import Dropping, Never
 
 BUFFER = 0.25  # of the least RTT: Envoy's default
 GRADIENT = 0.5, 2.0
@@ -48,50 +48,22 @@ class Gradient:
         self.limit = max(float(self.least), self.limit * gradient + math.sqrt(self.limit))
 
 
-class GradientLimit:
+class GradientLimit(Dropping):
     """A FIFO with room for as many as the controller lets wait; what comes above is dropped at once."""
 
     def __init__(self, controller: Gradient, clock: Callable[[], float]) -> None:
+        super().__init__(Never(), clock)
         self._controller = controller
-        self._clock = clock
-        self._fifo = ClassFifo()
-        self._dropped: list[WaitingTicket] = []
-
-    @property
-    def load(self) -> Load:
-        return self._fifo.load
-
-    def dropped(self) -> list[WaitingTicket]:
-        dropped, self._dropped = self._dropped, []
-        return dropped
 
     def push(self, ticket: WaitingTicket) -> None:
-        self._fifo.push(ticket)
-        if self._fifo.load.tickets > self._controller.limit and not ticket.resumes:
+        super().push(ticket)
+        if self.load.tickets > self._controller.limit and not ticket.resumes:
             self._dropped.append(ticket)
 
-    def remove(self, ticket: WaitingTicket) -> None:
-        self._fifo.remove(ticket)
-
     def take(self, fit: FitOf) -> WaitingTicket | None:
-        ticket = self._fifo.take(fit)
+        ticket = super().take(fit)
         if ticket:
             now = self._clock()
             self._controller.note(now - ticket.arrived, now)
             self._dropped = [each for each in self._dropped if each is not ticket]
         return ticket
-
-    def head(self) -> tuple[WaitingTicket, Key] | None:
-        return self._fifo.head()
-
-    def charge(self, ticket: WaitingTicket, cost: float) -> None:
-        ticket.charged = cost
-
-    def ahead(self, ticket: WaitingTicket) -> Ahead:
-        return self._fifo.ahead(ticket)
-
-    def evictable(self, priority: int) -> Load:
-        return self._fifo.evictable(priority)
-
-    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
-        return self._fifo.next_evicted(priority)
