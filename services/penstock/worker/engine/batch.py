@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.worker.engine.batching import Batching
 from penstock.worker.engine.blocks import NOBODY, BlockPool
-from penstock.worker.engine.errors import StartInvalid, exceeds_context, exceeds_pool
+from penstock.worker.engine.errors import StartInvalid, check_spec
 from penstock.worker.engine.interface import (
     Admitted,
     Cancelled,
@@ -126,18 +126,9 @@ class Batch:
             self._backlog += sign * sequence.remaining
 
     def _check(self, spec: SequenceSpec) -> None:
-        prompt, output = len(spec.token_ids), spec.max_output_tokens
         if spec.seq_id in self._sequences:
             raise StartInvalid(f"sequence {spec.seq_id} is here already; choose another id")
-        if not 0 <= spec.emitted < prompt:
-            raise StartInvalid(f"{spec.emitted} of {prompt} token ids are said to be emitted; a prompt must be left")
-        if output < 1:
-            raise StartInvalid(f"max_output_tokens is {output}; it must be at least 1")
-        if prompt + output > self.context_length:
-            raise exceeds_context(prompt, output, self.context_length)
-        needed = self.pool.blocks_for(prompt + output)
-        if needed > self.pool.blocks:
-            raise exceeds_pool(prompt, output, needed, self.pool.blocks)
+        check_spec(spec, context_length=self.context_length, blocks=self.pool.blocks, block_size=self.pool.block_size)
 
     def _let_go(self) -> list[Cancelled]:
         receipts = []

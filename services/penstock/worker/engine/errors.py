@@ -1,6 +1,7 @@
 """Why a sequence is refused. Each is the caller's to mend, so each names its numbers."""
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.worker.engine.interface import SequenceSpec
 
 
 class PromptTooLong(InvalidArgument):
@@ -31,3 +32,17 @@ def exceeds_pool(prompt: int, output: int, needed: int, blocks: int) -> PromptTo
         field="token_ids",
         metadata={"prompt_tokens": str(prompt), "kv_blocks_needed": str(needed), "kv_blocks": str(blocks)},
     )
+
+
+def check_spec(spec: SequenceSpec, *, context_length: int, blocks: int, block_size: int) -> None:
+    """Raise StartInvalid or PromptTooLong for what can never run in this context (tokens) and this pool."""
+    prompt, output = len(spec.token_ids), spec.max_output_tokens
+    if not 0 <= spec.emitted < prompt:
+        raise StartInvalid(f"{spec.emitted} of {prompt} token ids are said to be emitted; a prompt must be left")
+    if output < 1:
+        raise StartInvalid(f"max_output_tokens is {output}; it must be at least 1")
+    if prompt + output > context_length:
+        raise exceeds_context(prompt, output, context_length)
+    needed = -(-(prompt + output) // block_size)
+    if needed > blocks:
+        raise exceeds_pool(prompt, output, needed, blocks)

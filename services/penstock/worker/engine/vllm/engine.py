@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.worker.engine.errors import StartInvalid, exceeds_context, exceeds_pool
+from penstock.worker.engine.errors import StartInvalid, check_spec
 from penstock.worker.engine.interface import (
     Admitted,
     Cancelled,
@@ -138,18 +138,9 @@ class VllmEngine:
         )
 
     def _check(self, spec: SequenceSpec) -> None:
-        prompt, output = len(spec.token_ids), spec.max_output_tokens
         if spec.seq_id in self._members:
             raise StartInvalid(f"sequence {spec.seq_id} is here already; choose another id")
-        if not 0 <= spec.emitted < prompt:
-            raise StartInvalid(f"{spec.emitted} of {prompt} token ids are said to be emitted; a prompt must be left")
-        if output < 1:
-            raise StartInvalid(f"max_output_tokens is {output}; it must be at least 1")
-        if prompt + output > self._context_length:
-            raise exceeds_context(prompt, output, self._context_length)
-        needed = self._blocks_for(prompt + output)
-        if needed > self._blocks:
-            raise exceeds_pool(prompt, output, needed, self._blocks)
+        check_spec(spec, context_length=self._context_length, blocks=self._blocks, block_size=self._block_size)
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
