@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.worker.engine.errors import StartInvalid, exceeds_context, exceeds_pool
+from penstock.worker.engine.errors import StartInvalid, check_spec
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 
 SALT_BYTES = 16
@@ -20,11 +20,7 @@ class Limits:
 
     def check(self, spec: SequenceSpec) -> None:
         """Raise StartInvalid or PromptTooLong for what this worker can never run, with the numbers."""
-        prompt, output = len(spec.token_ids), spec.max_output_tokens
-        if not 0 <= spec.emitted < prompt:
-            raise StartInvalid(f"{spec.emitted} of {prompt} token ids are said to be emitted; a prompt must be left")
-        if output < 1:
-            raise StartInvalid("max_output_tokens is 0; it must be at least 1")
+        check_spec(spec, context_length=self.context_length, blocks=self.blocks, block_size=self.block_size)
         if max(spec.token_ids) >= self.vocabulary:  # an engine would index beyond its embedding
             raise StartInvalid(f"token id {max(spec.token_ids)} is outside the vocabulary of {self.vocabulary}")
         if len(spec.cache_salt) not in (0, SALT_BYTES):
@@ -32,11 +28,6 @@ class Limits:
         if spec.form and max(spec.form.token_ids, default=0) >= self.vocabulary:
             raise StartInvalid(f"an id of the form is outside the vocabulary of {self.vocabulary}")
         _check_sampling(spec.sampling)
-        if prompt + output > self.context_length:
-            raise exceeds_context(prompt, output, self.context_length)
-        needed = -(-(prompt + output) // self.block_size)
-        if needed > self.blocks:
-            raise exceeds_pool(prompt, output, needed, self.blocks)
 
 
 def _check_sampling(params: SamplingParams) -> None:
