@@ -459,6 +459,13 @@ class Pace(_message.Message):
     STEP_TIME_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    PENDING_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_STEP_TIME_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    RELEASES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Which model."""
     tokens_per_second: _builtins.float
@@ -471,9 +478,27 @@ class Pace(_message.Message):
     """Sequences that run, over all workers of the model."""
     slots: _builtins.int
     """Sequences that could run, over all workers of the model."""
+    leases: _builtins.int
+    """Leases that these workers hold, not started ones among them."""
+    room: _builtins.int
+    """Leases that they could be given now, those that would wait at a worker for its next free slot among them."""
+    workers: _builtins.int
+    """Workers of the model."""
+    pending_prefill_tokens: _builtins.int
+    """Prompt tokens accepted and not prefilled, over all workers of the model."""
+    prefill_token_seconds: _builtins.float
+    """Seconds by which a prompt token makes a step of its worker longer, mean of the workers; 0: not measured yet."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Length of an engine step there; with the prefill it is the time from lease to first token."""
+
+    @_builtins.property
+    def decode_step_time(self) -> _duration_pb2.Duration:
+        """Length of a step that prefills nothing, mean of the workers; unset: not measured yet."""
+
+    @_builtins.property
+    def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]:
+        """When leases are likely to end, soonest first. Empty where nothing runs, or nothing is measured."""
 
     def __init__(
         self,
@@ -485,14 +510,53 @@ class Pace(_message.Message):
         step_time: _duration_pb2.Duration | None = ...,
         running: _builtins.int = ...,
         slots: _builtins.int = ...,
+        leases: _builtins.int = ...,
+        room: _builtins.int = ...,
+        workers: _builtins.int = ...,
+        pending_prefill_tokens: _builtins.int = ...,
+        decode_step_time: _duration_pb2.Duration | None = ...,
+        prefill_token_seconds: _builtins.float = ...,
+        releases: _abc.Iterable[Global___Release] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "slots", b"slots", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "leases", b"leases", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "releases", b"releases", "room", b"room", "running", b"running", "slots", b"slots", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pace: _TypeAlias = Pace  # noqa: Y015
+
+@_typing.final
+class Release(_message.Message):
+    """Release is one point of the curve by which leases that are held now are likely to end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    leases: _builtins.int
+    """Leases ended by then, all earlier points included."""
+    tokens: _builtins.int
+    """Prompt plus output tokens that these held, all earlier points included."""
+    @_builtins.property
+    def after(self) -> _duration_pb2.Duration:
+        """Time from this frame, if no worker prefilled anything: steps that prefill come on top."""
+
+    def __init__(
+        self,
+        *,
+        after: _duration_pb2.Duration | None = ...,
+        leases: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "leases", b"leases", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Release: _TypeAlias = Release  # noqa: Y015
 
 @_typing.final
 class Served(_message.Message):
@@ -531,6 +595,7 @@ class ServedTicket(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_AFTER_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Which."""
     prompt_tokens: _builtins.int
@@ -543,6 +608,10 @@ class ServedTicket(_message.Message):
     """
     attempt: _builtins.int
     """Of the lease it ran under. The end of an older attempt than the queue knows is not the end of the ticket."""
+    @_builtins.property
+    def first_token_after(self) -> _duration_pb2.Duration:
+        """Time from its START to its first token, both as its worker saw them; unset before it."""
+
     def __init__(
         self,
         *,
@@ -551,10 +620,11 @@ class ServedTicket(_message.Message):
         output_tokens: _builtins.int = ...,
         ended: _builtins.bool = ...,
         attempt: _builtins.int = ...,
+        first_token_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_after", b"first_token_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_id", b"ticket_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "first_token_after", b"first_token_after", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

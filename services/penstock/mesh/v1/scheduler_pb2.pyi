@@ -193,6 +193,9 @@ class Report(_message.Message):
     STEP_TIME_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    DECODE_STEP_TIME_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences in the engine, waiting or running."""
     free_kv_blocks: _builtins.int
@@ -203,9 +206,17 @@ class Report(_message.Message):
     """Prompt and output tokens done per second while busy, smoothed; 0 before the first step."""
     prefill_tokens_per_second: _builtins.float
     """Prompt tokens prefilled per second of steps that prefill, smoothed; 0 before the first."""
+    steps: _builtins.int
+    """Engine steps that computed anything since the worker started; a sequence that decodes gets one token in each."""
+    prefill_token_seconds: _builtins.float
+    """Seconds by which a prompt token makes a step longer, fitted over recent steps; 0: not known yet."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Length of recent engine steps, smoothed; unset before the first."""
+
+    @_builtins.property
+    def decode_step_time(self) -> _duration_pb2.Duration:
+        """Length of a step that prefills nothing, at the batch as it was of late; unset before the first step."""
 
     def __init__(
         self,
@@ -216,10 +227,13 @@ class Report(_message.Message):
         step_time: _duration_pb2.Duration | None = ...,
         tokens_per_second: _builtins.float = ...,
         prefill_tokens_per_second: _builtins.float = ...,
+        steps: _builtins.int = ...,
+        decode_step_time: _duration_pb2.Duration | None = ...,
+        prefill_token_seconds: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_kv_blocks", b"free_kv_blocks", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "free_kv_blocks", b"free_kv_blocks", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "step_time", b"step_time", "steps", b"steps", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -280,22 +294,28 @@ class ServedLease(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_AFTER_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Which."""
     prompt_tokens: _builtins.int
     """Prompt tokens computed so far, those found in a prefix cache not among them."""
     output_tokens: _builtins.int
     """Tokens generated so far."""
+    @_builtins.property
+    def first_token_after(self) -> _duration_pb2.Duration:
+        """Time from the worker's seeing START to the first token; unset before it."""
+
     def __init__(
         self,
         *,
         lease_id: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
+        first_token_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_after", b"first_token_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_after", b"first_token_after", "lease_id", b"lease_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
