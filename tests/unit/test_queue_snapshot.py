@@ -1,7 +1,9 @@
 """What a shard shows its operators: depth by class and tenant, and no more rows than a person can read."""
 
 from dispatch_mesh import MODEL, START, book_of, ticket_of
-from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from penstock.queue.charges import Service
+from penstock.queue.seats import Credit
 from penstock.queue.snapshot import MAX_TENANTS, prediction_figures, tables
 from penstock.queue.waiting import from_frame
 
@@ -25,13 +27,28 @@ def test_depth_is_counted_by_class_and_tenant_and_forgotten_at_zero():
     enqueue(shard, "a", "acme", priority=1, tokens=10)
     enqueue(shard, "b", "acme", priority=1, tokens=20)
     enqueue(shard, "c", "acme", priority=3, tokens=40)
+    of_acme = {"model": MODEL, "tenant_id": "acme", "running": 0}
     assert tables(shard)["depth"] == [
-        {"class": "interactive", "tenant_id": "acme", "waiting": 2, "waiting_tokens": 30},
-        {"class": "batch", "tenant_id": "acme", "waiting": 1, "waiting_tokens": 40},
+        {**of_acme, "class": "interactive", "waiting": 2, "waiting_tokens": 30},
+        {**of_acme, "class": "batch", "waiting": 1, "waiting_tokens": 40},
     ]
     shard.withdraw("edge", ["a", "b", "c"])
     assert tables(shard)["depth"] == []
     assert shard.shelves.by_tenant == {}
+
+
+def test_what_runs_is_counted_for_its_tenant_until_it_has_ended():
+    shard = book()
+    enqueue(shard, "a", "acme")
+    shard.credit("s", MODEL, Credit(1), START, once=False)
+    shard.place("s", Lease(lease_id="l", ticket_id="a", attempt=1), START)
+    row = {"model": MODEL, "class": "standard", "tenant_id": "acme", "waiting": 0, "waiting_tokens": 0, "running": 1}
+    assert tables(shard)["depth"] == [row]
+    of_model = {"model": MODEL, "waiting": 0, "waiting_tokens": 0, "credit": 0, "leased": 1}
+    assert tables(shard)["models"] == [of_model | {"running": 1}]
+    shard.served([Service("a", 31, 1, ended=True, attempt=1)])
+    assert tables(shard)["depth"] == []
+    assert tables(shard)["models"] == [of_model | {"running": 0}]
 
 
 def test_only_the_deepest_tenants_are_shown():

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from penstock.chassis.errors import PenstockError
-from penstock.cli.options import find_target, find_tier, json_option, mesh_options, target_options
+from penstock.cli.options import find_processes, find_target, find_tier, json_option, mesh_options, target_options
 from penstock.cli.plan import DEFAULT_MODEL, MeshOptions
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
@@ -260,6 +260,21 @@ def snapshot(process: str, target: str, as_json: bool) -> None:
     from penstock.cli import admin
 
     _run(admin.snapshot(_admin(process, target, as_json=as_json)))
+
+
+@cli.command()
+@click.option(
+    "--target", "targets", multiple=True, metavar="HOST:PORT", help="a process, or dns:///NAME:PORT; repeatable"
+)
+@click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="s between two looks")
+@click.option("--once", is_flag=True, help="print one frame and exit")
+@json_option
+def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
+    """Watch a mesh: what waits for whom, what runs where, who was shed and how well waits were predicted."""
+    from penstock.cli.top.command import top as watch
+
+    names = {} if targets else find_processes()
+    _run(watch(names, targets, interval=interval, once=once, as_json=as_json))
 
 
 @cli.command()

@@ -92,6 +92,16 @@ def find_tier(tier: str, target: str) -> str:
     return found
 
 
+def find_processes() -> dict[str, str]:
+    """Return the names of the local mesh's own processes by address."""
+    note = _running_mesh(lambda each: each.grpc)
+    found = {each.address: each.name for each in note.processes if each.tier != "envoy"} if note else {}
+    if not found:
+        message = "no mesh runs here: start one with `penstock up`, or name its processes with --target HOST:PORT"
+        raise click.UsageError(message)
+    return found
+
+
 def _running_mesh(address_in: Callable[[MeshNote], str]) -> MeshNote | None:
     """Return the mesh that is meant; raises UsageError among several, with what to choose from."""
     notes = meant_notes()

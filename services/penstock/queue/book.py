@@ -177,7 +177,7 @@ class TicketBook:
         waited = max(0.0, now - ticket.arrived)
         self.shelves.note_placed(ticket, now)
         self.charges.begin(ticket)
-        self.tally.leased += 1
+        self.tally.note_leased(ticket.model)
         self.placed.note(ticket.ticket_id, scheduler, ticket.edge, now)
         return [Leased(ticket.edge, lease, waited), self._forget(ticket, "")]
 

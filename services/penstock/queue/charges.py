@@ -1,6 +1,7 @@
 """Tickets that run, so that what they were charged can be put right by what they are really served."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.queue.policies.cost import cost_of, cost_so_far
@@ -50,6 +51,10 @@ class Charges:
 
     def __len__(self) -> int:
         return len(self._runs)
+
+    def __iter__(self) -> Iterator[WaitingTicket]:
+        """Yield the tickets that run."""
+        return (run.ticket for run in self._runs.values())
 
     def begin(self, ticket: WaitingTicket) -> None:
         """Follow a ticket that got a lease; an earlier attempt of it keeps the charge it has come to."""

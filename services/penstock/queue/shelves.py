@@ -21,7 +21,7 @@ class Shelves:
     def __init__(self, seats: Seats, new_order: Callable[[], Order]) -> None:
         self.waiting = Load(0, 0)
         self.by_class: dict[int, int] = {}  # tickets waiting, by priority
-        self.by_tenant: dict[tuple[int, str], Load] = {}  # by priority and tenant, where any wait
+        self.by_tenant: dict[tuple[str, int, str], Load] = {}  # by model, priority and tenant, where any wait
         self._seats = seats
         self._new_order = new_order
         self._shelves: dict[str, Shelf] = {}
@@ -38,7 +38,7 @@ class Shelves:
     def count(self, ticket: WaitingTicket, sign: int) -> None:
         self.waiting = Load(self.waiting.tickets + sign, self.waiting.tokens + sign * ticket.tokens)
         self.by_class[ticket.priority] = self.by_class.get(ticket.priority, 0) + sign
-        whose = ticket.priority, ticket.tenant_id
+        whose = ticket.model, ticket.priority, ticket.tenant_id
         tickets, tokens = self.by_tenant.get(whose, (0, 0))
         self.by_tenant[whose] = Load(tickets + sign, tokens + sign * ticket.tokens)
         if not self.by_tenant[whose].tickets:

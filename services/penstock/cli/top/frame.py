@@ -1,0 +1,115 @@
+"""One frame of `penstock top`: what the processes of a mesh say, added up. Pure.
+
+A frame is what `--json` prints: tables of rows, all of them whole.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypedDict
+
+from penstock.cli.top.sighting import Sighting
+
+Row = dict[str, Any]
+
+
+class Frame(TypedDict):
+    """Shares are 0 to 1. Rates, and the share of a core in use, are since an earlier look, or else since the start."""
+
+    shards: list[Row]  # one per model and shard
+    tenants: list[Row]  # one per model, class and tenant, over all shards; deepest first
+    sheds: list[Row]  # one per class and reason, over all shards; most first
+    workers: list[Row]  # in the order of their schedulers, then by id
+    processes: list[Row]
+
+
+def frame_of(seen: Sequence[Sighting], before: Sequence[Sighting] = ()) -> Frame:
+    """Add up what was seen; `before` is an earlier look, for rates."""
+    former = {each.snapshot.instance_id: each for each in before if each.snapshot}
+    pairs = [(each, former.get(each.snapshot.instance_id) if each.snapshot else None) for each in seen]
+    names = {each.address: each.name for each in seen}
+    return Frame(
+        shards=[row for each, earlier in pairs for row in _shards(each, earlier)],
+        tenants=_tenants(seen),
+        sheds=_sheds(seen, before, max(_span(*pair) for pair in pairs)),
+        workers=[_worker(row, each, names) for each in seen for row in each.rows("workers")],
+        processes=[_process(*pair) for pair in pairs],
+    )
+
+
+def _span(process: Sighting, earlier: Sighting | None) -> float:
+    """Return the time between two looks at a process, in s of its own clock."""
+    since = earlier.figures.get("uptime_seconds", 0.0) if earlier else 0.0
+    return max(1e-3, process.figures.get("uptime_seconds", 0.0) - since)
+
+
+def _shards(shard: Sighting, earlier: Sighting | None) -> list[Row]:
+    predictions = {row["model"]: row for row in shard.rows("predictions")}
+    leased = {row["model"]: row["leased"] for row in earlier.rows("models")} if earlier else {}
+    span = _span(shard, earlier)
+    return [
+        {
+            "shard": shard.name,
+            **predictions.get(row["model"], {}),
+            **row,
+            "leased_per_second": (row["leased"] - leased.get(row["model"], 0)) / span,
+        }
+        for row in shard.rows("models")
+    ]
+
+
+def _tenants(seen: Sequence[Sighting]) -> list[Row]:
+    rows = (row for each in seen for row in each.rows("depth"))
+    added = _added(rows, ("model", "class", "tenant_id"), ("waiting", "waiting_tokens", "running"))
+    return sorted(added, key=lambda row: (-row["waiting"], -row["running"], row["model"], row["tenant_id"]))
+
+
+def _sheds(seen: Sequence[Sighting], before: Sequence[Sighting], span: float) -> list[Row]:
+    def count(looked_at: Sequence[Sighting]) -> list[Row]:
+        return _added((row for each in looked_at for row in each.rows("sheds")), ("class", "reason"), ("tickets",))
+
+    earlier = {(row["class"], row["reason"]): row["tickets"] for row in count(before)}
+    rows = [
+        row | {"per_second": max(0, row["tickets"] - earlier.get((row["class"], row["reason"]), 0)) / span}
+        for row in count(seen)
+    ]
+    return sorted(rows, key=lambda row: -row["tickets"])
+
+
+def _added(rows: Iterable[Row], by: Sequence[str], what: Sequence[str]) -> list[Row]:
+    """Add up the columns `what` of rows that are the same in the columns `by`."""
+    sums: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = tuple(row.get(name, "") for name in by)
+        added = sums.setdefault(key, {**dict(zip(by, key, strict=True)), **dict.fromkeys(what, 0)})
+        for name in what:
+            added[name] += row.get(name, 0)
+    return list(sums.values())
+
+
+def _worker(row: Row, scheduler: Sighting, names: dict[str, str]) -> Row:
+    slots, blocks = max(1, row["slots"]), max(1, row["kv_blocks"])
+    free = max(0, row["kv_blocks"] - row["promised_blocks"])
+    return {
+        "worker": names.get(row["address"], row["worker_id"]),
+        "scheduler": scheduler.name,
+        **row,
+        "free_kv_blocks": free,
+        "free_kv_share": free / blocks,
+        "batch_fill": row["running"] / slots,
+    }
+
+
+def _process(process: Sighting, earlier: Sighting | None) -> Row:
+    row: Row = {"process": process.name, "address": process.address}
+    if process.snapshot is None:
+        return row | {"tier": "", "state": process.error.reason if process.error else "UNKNOWN"}
+    used = process.figures["cpu_seconds"] - (earlier.figures["cpu_seconds"] if earlier else 0.0)
+    return row | {
+        "tier": process.snapshot.tier,
+        "instance_id": process.snapshot.instance_id,
+        "pid": process.snapshot.pid,
+        "state": "draining" if process.snapshot.draining else "up",
+        "cpu_share": max(0.0, used) / _span(process, earlier),
+        "rss_bytes": int(process.figures["rss_bytes"]),
+        "open_streams": int(process.figures["open_streams"]),
+        "uptime_s": process.figures["uptime_seconds"],
+    }

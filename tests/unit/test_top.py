@@ -1,0 +1,105 @@
+"""What `penstock top` makes of what processes say: sums over shards, rates between two looks, and a screen of it."""
+
+import io
+
+from rich.console import Console
+
+from penstock.chassis.errors import Unavailable
+from penstock.cli.top.frame import frame_of
+from penstock.cli.top.sighting import Sighting
+from penstock.cli.top.view import MOST, view_of
+from penstock.v1.admin_pb2 import Snapshot
+
+FIGURES = {"cpu_seconds": 1.0, "rss_bytes": 5e7, "open_streams": 3, "uptime_seconds": 10.0}
+
+
+def sighting(name, tier, *, cpu=1.0, uptime=10.0, **tables):
+    figures = FIGURES | {"cpu_seconds": cpu, "uptime_seconds": uptime}
+    snapshot = Snapshot(tier=tier, instance_id=f"{name}-id", pid=7, figures=figures)
+    snapshot.tables.update(tables)
+    return Sighting(name=name, address=f"{name}:1", snapshot=snapshot)
+
+
+def shard(name, *, waiting=0, leased=0, shed=0, **given):
+    return sighting(
+        name,
+        "queue",
+        models=[
+            {"model": "m", "waiting": waiting, "waiting_tokens": 10, "running": 1, "credit": 0, "leased": leased},
+        ],
+        depth=[{"model": "m", "class": "batch", "tenant_id": "acme", "waiting": waiting, "waiting_tokens": 10}],
+        sheds=[{"class": "batch", "reason": "DEADLINE", "tickets": shed}],
+        predictions=[{"model": "m", "error_p50": 0.25, "waits": 8}],
+        **given,
+    )
+
+
+def scheduler(*workers):
+    return sighting("scheduler-1", "scheduler", workers=list(workers))
+
+
+def worker(name="w", *, running=3, **fields):
+    row = {"worker_id": f"{name}-id", "address": f"{name}:1", "model": "m", "slots": 4, "kv_blocks": 100, "leases": 3}
+    return row | {"promised_blocks": 25, "running": running, "prefill_tokens": 9, "tokens_per_second": 50.5} | fields
+
+
+def text_of(frame):
+    page = io.StringIO()
+    Console(file=page, width=200, highlight=False).print(view_of(frame))
+    return page.getvalue()
+
+
+def test_a_tenant_is_added_up_over_all_shards():
+    frame = frame_of([shard("queue-1", waiting=2), shard("queue-2", waiting=3)])
+    row = {"model": "m", "class": "batch", "tenant_id": "acme", "waiting": 5, "waiting_tokens": 20, "running": 0}
+    assert frame["tenants"] == [row]
+    assert [(row["shard"], row["waiting"], row["error_p50"]) for row in frame["shards"]] == [
+        ("queue-1", 2, 0.25),
+        ("queue-2", 3, 0.25),
+    ]
+
+
+def test_rates_are_over_the_time_between_two_looks():
+    before = [shard("queue-1", leased=100, shed=10, cpu=2.0, uptime=20.0)]
+    frame = frame_of([shard("queue-1", leased=110, shed=14, cpu=2.5, uptime=22.0)], before)
+    assert frame["shards"][0]["leased_per_second"] == 5.0
+    assert frame["sheds"] == [{"class": "batch", "reason": "DEADLINE", "tickets": 14, "per_second": 2.0}]
+    assert frame["processes"][0]["cpu_share"] == 0.25
+
+
+def test_a_process_that_started_again_has_no_rates_below_zero():
+    former = shard("queue-1", leased=100, shed=10, cpu=9.0, uptime=900.0)
+    former.snapshot.instance_id = "its former life"
+    frame = frame_of([shard("queue-1", leased=4, shed=2, uptime=2.0)], [former])
+    assert frame["shards"][0]["leased_per_second"] == 2.0
+    assert frame["sheds"][0]["per_second"] == 0.0
+    assert frame["processes"][0]["cpu_share"] == 0.5
+
+
+def test_workers_go_by_the_names_of_their_processes_where_these_are_known():
+    frame = frame_of([sighting("worker-1", "worker"), scheduler(worker("worker-1"), worker("elsewhere"))])
+    first, second = frame["workers"]
+    assert (first["worker"], second["worker"]) == ("worker-1", "elsewhere-id")
+    assert (first["free_kv_blocks"], first["free_kv_share"], first["batch_fill"]) == (75, 0.75, 0.75)
+
+
+def test_a_process_that_does_not_answer_is_shown_with_the_reason():
+    silent = Sighting(name="queue-2", address="q:2", error=Unavailable("gone", reason="CONNECTION_LOST"))
+    frame = frame_of([shard("queue-1"), silent])
+    assert frame["processes"][1] == {"process": "queue-2", "address": "q:2", "tier": "", "state": "CONNECTION_LOST"}
+    assert "CONNECTION_LOST" in text_of(frame)
+
+
+def test_the_screen_shows_the_fullest_of_very_many_workers_and_says_so():
+    crowd = [worker(f"w{number}", running=number % 5) for number in range(4 * MOST)]
+    text = text_of(frame_of([shard("queue-1", waiting=7, shed=3), scheduler(*crowd)]))
+    assert text.count("██████████") == 9  # those with a full batch
+    assert f"the {MOST} fullest of {4 * MOST}" in text
+    for shown in ("7 waiting", "acme", "DEADLINE", "+25%", "queue-1"):
+        assert shown in text
+
+
+def test_names_in_brackets_are_text_and_no_markup():
+    frame = frame_of([shard("[red]"), scheduler(worker(model="[/bold]"))])
+    assert "[red]" in text_of(frame)
+    assert "[/bold]" in text_of(frame)
