@@ -31,15 +31,11 @@ class OrderOptions:
 
 
 class WatchedMesh(SimMesh):
-    """Counts steps all through which a worker had room in every respect for a ticket that waited for longer than one.
-
-    Room that a step has just made counts from the next on: who is to have it has not heard of it yet.
-    """
+    """Counts steps all through which a worker had room in every respect for a ticket that had waited longer than one."""
 
     def __init__(self, scenario: Scenario, events: Events) -> None:
         self.steps = self.idle = self.crowded = 0
         self._began: dict[str, float] = {}
-        self._room: dict[str, int] = {}  # tokens, after the step before
         super().__init__(scenario, events)
 
     def stepped(self, worker: SimWorker) -> None:
@@ -50,16 +46,20 @@ class WatchedMesh(SimMesh):
         self.steps += 1
         waiting = [ticket for shard in self.shards.values() for ticket in shard.book.tickets.values()]
         self.crowded += bool(waiting)
-        before, room = self._room.get(worker.name, 0), _room(worker)
-        self._room[worker.name] = room
-        patience = took + LINKS * self._scenario.link_delay + TURN
-        self.idle += any(now - each.arrived > patience and each.tokens <= min(before, room) for each in waiting)
+        patience, room = took + LINKS * self._scenario.link_delay + TURN, unused(worker)
+        self.idle += any(now - each.arrived > patience and each.tokens <= room for each in waiting)
 
 
-def _room(worker: SimWorker) -> int:
-    fill, kind = worker.engine.fill(), worker.kind
-    is_open = fill.running < kind.slots and fill.prefill_backlog + fill.running < kind.batching.token_budget
-    return fill.free_blocks * kind.block_size if is_open else 0
+def unused(worker: SimWorker) -> int:
+    """Tokens of KV that nobody had all through the step that is just over; 0 where it had no slot or budget left.
+
+    Runs that the step has ended still count: their room is nobody's until a scheduler hears of it, and of what the
+    step before made, all that came on the way since is taken off.
+    """
+    kind, runs = worker.kind, worker.runs.values()
+    is_open = len(runs) < kind.slots and worker.engine.fill().prefill_backlog + len(runs) < kind.batching.token_budget
+    held = sum(-(-(run.prompt + run.declared) // kind.block_size) for run in runs)
+    return (kind.kv_blocks - held) * kind.block_size if is_open else 0
 
 
 async def order(asked: OrderOptions, _: MeshOptions, console: Console) -> Card:
