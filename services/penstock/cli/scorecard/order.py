@@ -31,7 +31,7 @@ class OrderOptions:
 
 
 class WatchedMesh(SimMesh):
-    """Counts steps all through which a worker had room in every respect for a ticket that had waited longer than one."""
+    """Counts steps all through which a worker had room in every respect for a ticket that waited longer than one."""
 
     def __init__(self, scenario: Scenario, events: Events) -> None:
         self.steps = self.idle = self.crowded = 0
