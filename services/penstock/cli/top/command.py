@@ -22,7 +22,7 @@ async def top(names: dict[str, str], targets: Sequence[str], *, interval: float,
             raise seen[0].error
         if as_json:
             answers.print_json(data=dict(frame_of(seen)))
-        elif once or not answers.is_terminal:
+        elif once or not answers.is_interactive:
             answers.print(view_of(frame_of(seen)))
         else:
             await _live(watch, seen, interval)

@@ -1,0 +1,151 @@
+"""`penstock top` before real shards and a real scheduler, with an edge and a worker that the test holds in its hand."""
+
+import asyncio
+import io
+import json
+import re
+from contextlib import asynccontextmanager
+
+import pytest
+from rich.console import Console
+
+from dispatch_mesh import book_of
+from penstock.chassis.admin import AdminService
+from penstock.chassis.errors import Unavailable
+from penstock.chassis.lifecycle import background
+from penstock.chassis.server import serving
+from penstock.chassis.streams import PROTOCOL
+from penstock.cli.top import command
+from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
+from penstock.mesh.v1.scheduler_pb2 import Report
+from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from penstock.queue import snapshot as queue_snapshot
+from penstock.queue.service import QueueService
+from penstock.scheduler import snapshot as scheduler_snapshot
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.leases import LeaseBook
+from penstock.scheduler.service import SchedulerService
+from penstock.v1.stream_pb2 import Hello
+from queue_streams import PATIENCE, edge_at, ticket
+from scheduler_streams import worker_at
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@asynccontextmanager
+async def shard_at(name):
+    book = book_of()
+    service = QueueService(book, Hello(protocol=PROTOCOL, instance_id=name, tier="queue"))
+    admin = AdminService("queue", name, service.figures, lambda: queue_snapshot.tables(book))
+    registration = add_QueueServiceServicer_to_server, service
+    async with (
+        serving("127.0.0.1:0", [registration], admin=admin, drain_grace=0.5) as server,
+        background(service.tick()),
+    ):
+        yield server.address
+        service.drain()
+
+
+@asynccontextmanager
+async def scheduler_of(*queues):
+    dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
+    service = SchedulerService(dispatcher, queues, Hello(protocol=PROTOCOL, instance_id="s", tier="scheduler"))
+    tables = lambda: scheduler_snapshot.tables(dispatcher.fleet)  # noqa: E731  # as the composition root has it
+    admin = AdminService("scheduler", "scheduler-1", service.figures, tables)
+    registration = add_SchedulerServiceServicer_to_server, service
+    async with (
+        serving("127.0.0.1:0", [registration], admin=admin, drain_grace=0.5) as server,
+        background(service.run(), service.tick()),
+    ):
+        yield server.address
+
+
+@asynccontextmanager
+async def busy_mesh():
+    """Two shards and a worker with two slots: of three tickets on the first shard, two are leased and one waits."""
+    async with (
+        shard_at("queue-1") as first,
+        shard_at("queue-2") as second,
+        scheduler_of(first, second) as scheduler,
+        worker_at(scheduler) as worker,
+        edge_at(first) as edge,
+    ):
+        while not (await edge.hear("catalog")).entries:
+            pass
+        worker.say(report=Report(running=2, tokens_per_second=40.0))
+        edge.enqueue(*(ticket(f"t{number}") for number in range(3)))
+        for _ in range(2):
+            await edge.hear("leased")
+        yield [first, second, scheduler], edge
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What the command prints, as plain text; on no terminal."""
+    return Screen(monkeypatch, is_terminal=False)
+
+
+class Screen:
+    def __init__(self, monkeypatch, *, is_terminal):
+        self._page = io.StringIO()
+        style = {"color_system": None, "force_terminal": is_terminal, "_environ": {"TERM": "xterm"}}
+        monkeypatch.setattr(command, "answers", Console(file=self._page, width=160, height=60, **style))
+
+    @property
+    def text(self):
+        return CONTROL.sub("", self._page.getvalue())
+
+    async def top(self, targets, **asked):
+        await command.top({}, targets, interval=0.1, **{"once": True, "as_json": False} | asked)
+        return self.text
+
+
+async def test_json_is_one_object_of_what_waits_and_what_runs(screen):
+    async with busy_mesh() as (addresses, _):
+        frame = json.loads(await screen.top(addresses, as_json=True))
+        shards = {row["shard"]: row for row in frame["shards"]}
+        assert (shards[addresses[0]]["waiting"], shards[addresses[0]]["running"]) == (1, 2)
+        assert addresses[1] not in shards or shards[addresses[1]]["waiting"] == 0
+        tenants = [(row["tenant_id"], row["class"], row["waiting"], row["running"]) for row in frame["tenants"]]
+        assert tenants == [("acme", "standard", 1, 2)]
+        (row,) = frame["workers"]
+        assert (row["worker"], row["leases"], row["running"], row["batch_fill"]) == ("w1", 2, 2, 1.0)
+        assert row["free_kv_blocks"] == 64 - 2 * 7
+        assert {row["tier"] for row in frame["processes"]} == {"queue", "scheduler"}
+
+
+async def test_once_prints_one_frame(screen):
+    async with busy_mesh() as (addresses, edge):
+        edge.enqueue(ticket("late", deadline_unix_nano=1))
+        await edge.hear("shed")
+        text = await screen.top(addresses)
+        assert text.count("tokens/s while busy") == 1
+        for shown in ("1 waiting", "2 running of 2 slots", "acme", "DEADLINE", "██████████"):
+            assert shown in text
+
+
+async def test_a_process_that_is_gone_is_shown_as_such_and_a_mesh_that_is_gone_is_an_error(screen):
+    async with busy_mesh() as (addresses, _):
+        nobody = "127.0.0.1:1"
+        assert "CONNECTION_LOST" in await screen.top([*addresses, nobody])
+        with pytest.raises(Unavailable):
+            await screen.top([nobody])
+
+
+async def test_a_terminal_is_shown_the_mesh_as_it_changes(monkeypatch):
+    screen = Screen(monkeypatch, is_terminal=True)
+    async with busy_mesh() as (addresses, edge):
+        looking = asyncio.create_task(screen.top(addresses, once=False))
+        await until_shown(screen, looking, "1 waiting")
+        edge.withdraw("t2")
+        await edge.hear("withdrawn")
+        await until_shown(screen, looking, "0 waiting")
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+async def until_shown(screen, looking, text):
+    async with asyncio.timeout(PATIENCE):
+        while text not in screen.text:
+            assert not looking.done(), looking
+            await asyncio.sleep(0)
