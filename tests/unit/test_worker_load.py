@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from penstock.worker.engine.interface import Capacity, StepResult
-from penstock.worker.load import Load, load_of
+from penstock.worker.load import STEPS, Load, load_of
 from penstock.worker.pace import Pace
 
 CAPACITY = Capacity(
@@ -67,3 +71,35 @@ def test_the_prefill_rate_is_that_of_steps_that_prefill():
     pace.note(StepResult(3, decode_seqs=10), 0.01)
     assert pace.prefill_tokens_per_second == 3000.0
     assert replace(LOAD, prefill_tokens_per_second=1.0).is_news_after(LOAD)
+
+
+def test_what_a_prompt_token_adds_to_a_step_is_told_from_what_a_step_takes_anyway():
+    pace = Pace()
+    for number in range(200):
+        prompt = 100 * (number % 5)
+        pace.note(StepResult(number, prefill_tokens=prompt, decode_seqs=10), 0.01 + 0.0001 * prompt)
+    assert pace.prefill_token_time == pytest.approx(0.0001, rel=0.01)
+    assert pace.decode_step_time == pytest.approx(0.01, rel=0.05)
+    assert pace.most_tokens == 410
+
+
+def test_where_every_step_is_alike_nothing_is_said_of_a_prompt_token():
+    pace = Pace()
+    for number in range(50):
+        pace.note(StepResult(number, decode_seqs=10), 0.01)
+    assert pace.prefill_token_time == 0
+    assert pace.decode_step_time == pytest.approx(0.01)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.floats(1e-6, 10.0)), max_size=60))
+def test_no_steps_make_a_part_of_a_step_negative(steps):
+    pace = Pace()
+    for number, (prompt, took) in enumerate(steps):
+        pace.note(StepResult(number, prefill_tokens=prompt, decode_seqs=1), took)
+    assert pace.prefill_token_time >= 0
+    assert (pace.decode_step_time or 0.0) >= 0
+
+
+def test_steps_are_news_now_and_then_where_nothing_else_changes():
+    assert not replace(LOAD, steps=STEPS - 1).is_news_after(LOAD)
+    assert replace(LOAD, steps=STEPS).is_news_after(LOAD)

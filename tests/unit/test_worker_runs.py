@@ -235,7 +235,7 @@ def test_a_cancel_is_answered_once_the_engine_let_go():
     assert book.stepped(step_of(1, run), 0.0, 1.0) == []  # a token made meanwhile is not sent, and counted
     ended, released = book.stepped(StepResult(2, cancelled=[Cancelled(run.seq_id, 1, 2)]), 1.0, 2.0)
     assert (ended.outcome, ended.step, ended.answers) == (Cancelled(run.seq_id, 1, 2), 2, True)
-    assert released == LeasesReleased(("l1",), (Served("l1", 3, 1),))
+    assert released == LeasesReleased(("l1",), (Served("l1", 3, 1, 1.0),))
     assert (book.counts.cancels, book.counts.tokens_wasted_after_cancel) == (1, 1)
     assert run.asked == Asked(at=0.0, step=0, tokens=0)  # from which the log tells how soon it was over
     assert book.is_idle
@@ -356,7 +356,7 @@ def test_progress_is_all_that_was_made_so_far_told_where_it_is_news_and_not_too_
     assert book.progress(1.0) == [Served("l1", 5, 0)]
     book.stepped(step_of(2, run), 1.0, 1.1)
     assert book.progress(1.1) == []
-    assert book.progress(1.25) == [Served("l1", 6, 1)]
+    assert book.progress(1.25) == [Served("l1", 6, 1, 1.1)]
     assert book.progress(2.0) == []
 
 
@@ -372,9 +372,9 @@ def test_the_end_of_a_run_tells_all_that_it_was_served():
     book = ready_book()
     run = running(book)
     book.stepped(step_of(1, run), 0.0, 0.0)
-    assert book.progress(1.0) == [Served("l1", 3, 1)]
+    assert book.progress(1.0) == [Served("l1", 3, 1, 0.0)]
     last = book.stepped(step_of(2, run, finished=[Finished(run.seq_id, FinishReason.STOP, 2, 0)]), 1.0, 1.1)
-    assert last[-1] == LeasesReleased(("l1",), (Served("l1", 3, 2),))
+    assert last[-1] == LeasesReleased(("l1",), (Served("l1", 3, 2, 0.0),))
 
 
 def test_a_run_knows_from_which_attempt_and_shard_it_came():

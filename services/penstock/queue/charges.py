@@ -20,6 +20,7 @@ class Service:
     output_tokens: int
     ended: bool
     attempt: int
+    first_token_after: float = 0.0  # s from its start at the worker; 0: none has come
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
 from penstock.queue.charges import Service
 from penstock.queue.seats import Credit
-from penstock.queue.speed import Speed
+from penstock.queue.speed import Release, Speed
 from penstock.queue.waiting import NANOS, to_frame
 
 
@@ -64,11 +64,28 @@ def speed_of(frame: pb.Pace, now: float) -> Speed:
         prefill_backlog=frame.prefill_backlog_tokens,
         step_time=seconds_of(frame.step_time),
         free_slots=max(0, frame.slots - frame.running),
+        slots=frame.slots,
+        leases=frame.leases,
+        room=frame.room,
+        workers=frame.workers,
+        pending_prefill=frame.pending_prefill_tokens,
+        decode_step=seconds_of(frame.decode_step_time),
+        prefill_token=frame.prefill_token_seconds,
+        step_tokens=frame.step_tokens,
+        free_tokens=frame.free_tokens,
+        releases=tuple(Release(seconds_of(each.after), each.leases, each.tokens) for each in frame.releases),
     )
 
 
 def services_of(frame: pb.Served) -> list[Service]:
     return [
-        Service(each.ticket_id, each.prompt_tokens, each.output_tokens, each.ended, each.attempt)
+        Service(
+            each.ticket_id,
+            each.prompt_tokens,
+            each.output_tokens,
+            each.ended,
+            each.attempt,
+            seconds_of(each.first_token_after),
+        )
         for each in frame.tickets
     ]

@@ -1,7 +1,16 @@
-"""How fast a model's workers are, by what their schedulers report."""
+"""How fast a model's workers are and when their slots fall free, by what their schedulers report."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class Release(NamedTuple):
+    """A point of the curve by which leases end."""
+
+    after: float  # s from the report, if nothing were prefilled
+    leases: int  # ended by then
+    tokens: int  # that these held
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +23,26 @@ class Speed:
     prefill_backlog: float = 0  # tokens, on the worker that is next
     step_time: float = 0.0  # s
     free_slots: int = 0  # sequences
+    slots: int = 0
+    leases: int = 0
+    room: int = 0  # leases that could be given
+    workers: int = 0
+    pending_prefill: float = 0.0  # tokens, on all workers
+    decode_step: float = 0.0  # s, of a step that prefills nothing
+    prefill_token: float = 0.0  # s by which a prompt token makes a step of its worker longer
+    step_tokens: int = 0  # most that a step has had
+    free_tokens: float = 0.0  # that could still be promised
+    releases: tuple[Release, ...] = ()
+    placed: int = 0  # tickets that have gone there since
 
     def after(self, prompt_tokens: float) -> "Speed":
         """Count a ticket that has gone there since, as what comes before the next report must not all seem first."""
         return replace(
             self,
             prefill_backlog=self.prefill_backlog + prompt_tokens,
+            pending_prefill=self.pending_prefill + prompt_tokens * max(1, self.workers),
             free_slots=max(0, self.free_slots - 1),
+            placed=self.placed + 1,
         )
 
     def prefill(self, prompt_tokens: int) -> float:

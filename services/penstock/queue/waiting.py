@@ -109,6 +109,7 @@ def to_frame(ticket: WaitingTicket) -> Ticket:
         prefix_hashes=[int.from_bytes(packed[at : at + 8], "little") for at in range(0, len(packed), 8)],
         avoid_workers=ticket.avoid_workers,
         traceparent=ticket.traceparent,
+        predicted_output_tokens=ticket.predicted_output,
     )
 
 

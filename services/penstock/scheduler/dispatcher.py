@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
@@ -126,6 +127,8 @@ class Dispatcher:
         for each in leases:
             if entry := self.leases.of(each.lease_id, key):
                 entry.prompt_served, entry.output_served = each.prompt_tokens, each.output_tokens
+                entry.served_at = self.fleet[key].report.steps
+                entry.first_token_after = seconds_of(each.first_token_after)
                 self.served.note(entry)
 
     def released(self, key: str, lease_ids: Iterable[str], served: Iterable[ServedLease] = ()) -> list[Effect]:
@@ -146,7 +149,8 @@ class Dispatcher:
             if credit.waits:
                 credit.tick()
                 effects += self._grant(model)
-        return [*effects, *self.paces.news(self.queues, self.fleet.pools, now), *self.served.take(self.queues, now)]
+        paces = self.paces.news(self.queues, self.fleet.pools, self.leases.leases, now)
+        return [*effects, *paces, *self.served.take(self.queues, now)]
 
     def drain(self) -> None:
         """Give no more credit and decline what is offered yet."""
@@ -164,6 +168,7 @@ class Dispatcher:
             worker_id=worker.worker_id,
             blocks=worker.blocks_for(ticket),
             prompt_tokens=ticket.prompt_tokens - self.fleet.pools[ticket.model].cached(worker, ticket),
+            predicted_output=ticket.predicted_output_tokens,
             expires_at=now + self.leases.ttl,
         )
         self.leases.add(entry)

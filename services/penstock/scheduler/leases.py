@@ -16,8 +16,11 @@ class LeaseEntry:
     worker_id: str
     blocks: int  # KV blocks it may grow to
     prompt_tokens: int = 0  # to be computed
+    predicted_output: int = 0  # tokens; 0: nobody has predicted any
     prompt_served: int = 0  # tokens that its worker has told of, like the next
     output_served: int = 0
+    served_at: int = 0  # steps that the worker had done when it told
+    first_token_after: float = 0.0  # s on its worker; 0: none has come
     expires_at: float = 0.0
     is_started: bool = False
 

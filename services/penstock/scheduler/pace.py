@@ -1,11 +1,15 @@
 """How fast the workers of each model get work done, as the shards' predictions need it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.queue_pb2 import Pace
 from penstock.scheduler.effects import TellPace
+from penstock.scheduler.leases import LeaseEntry
 from penstock.scheduler.pool import Pool
+from penstock.scheduler.releases import releases_of
+from penstock.scheduler.worker import Worker
 
 RENEW_AFTER = 1.0  # s; an unchanged pace is told again, as an old one is not believed for ever
 DIGITS = 3  # of a rate; its noise is no news
@@ -16,11 +20,15 @@ class PaceBook:
     """What each shard was told last."""
 
     _told: dict[tuple[str, str], tuple[Pace, float]] = field(default_factory=dict)  # by shard and model: what, when
+    _turn: int = 0
 
-    def news(self, queues: Iterable[str], pools: dict[str, Pool], now: float) -> list[TellPace]:
+    def news(
+        self, queues: Iterable[str], pools: Mapping[str, Pool], leases: Mapping[str, LeaseEntry], now: float
+    ) -> list[TellPace]:
         """Return what is news; models without workers are told once to have none."""
+        self._turn += 1
         gone = {model: Pace(model=model) for _, model in self._told if model not in pools}
-        paces = gone | {model: pace_of(model, pool) for model, pool in pools.items()}
+        paces = gone | {model: pace_of(model, pool, leases, self._turn) for model, pool in pools.items()}
         found = [
             TellPace(queue, pace) for queue in queues for pace in paces.values() if self._is_news(queue, pace, now)
         ]
@@ -35,20 +43,39 @@ class PaceBook:
         return pace != told or (pace.slots > 0 and at + RENEW_AFTER <= now)
 
 
-def pace_of(model: str, pool: Pool) -> Pace:
-    totals, following = pool.totals, pool.best()
-    measured = [rate for worker in pool if (rate := worker.report.prefill_tokens_per_second)]
+def pace_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn: int = 0) -> Pace:
+    totals, following, workers = pool.totals, pool.best(), list(pool)
     pace = Pace(
         model=model,
         tokens_per_second=_rounded(totals.tokens_per_second),
-        prefill_tokens_per_second=_rounded(sum(measured) / len(measured)) if measured else 0.0,
+        prefill_tokens_per_second=_mean([each.report.prefill_tokens_per_second for each in workers]),
         running=totals.running,
         slots=totals.slots,
+        leases=sum(len(each.promised) for each in workers),
+        room=totals.room,
+        workers=len(workers),
+        pending_prefill_tokens=sum(each.prefill_tokens for each in workers),
+        prefill_token_seconds=_mean([each.report.prefill_token_seconds for each in workers]),
+        releases=releases_of(workers, leases, turn),
+        step_tokens=max((each.report.step_tokens for each in workers), default=0),
+        free_tokens=totals.tokens,
     )
+    if decode_step := _mean([_decode_step(each) for each in workers]):
+        pace.decode_step_time.FromNanoseconds(round(decode_step * 1e9))
     if following:
         pace.prefill_backlog_tokens = following.prefill_tokens
         pace.step_time.FromNanoseconds(round(_rounded(following.step_s) * 1e9))
     return pace
+
+
+def _decode_step(worker: Worker) -> float:
+    return seconds_of(worker.report.decode_step_time)
+
+
+def _mean(measured: Sequence[float]) -> float:
+    """Of those that have measured anything."""
+    found = [each for each in measured if each]
+    return _rounded(sum(found) / len(found)) if found else 0.0
 
 
 def _rounded(rate: float) -> float:

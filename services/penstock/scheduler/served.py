@@ -25,13 +25,16 @@ class ServedBook:
 
     def note(self, entry: LeaseEntry, *, ended: bool = False) -> None:
         """Of a lease without anything served it says that the ticket runs, whoever said that it had ended."""
-        self._pending.setdefault(entry.queue, {})[entry.ticket_id, entry.attempt] = ServedTicket(
+        told = ServedTicket(
             ticket_id=entry.ticket_id,
             attempt=entry.attempt,
             prompt_tokens=entry.prompt_served,
             output_tokens=entry.output_served,
             ended=ended,
         )
+        if entry.first_token_after:
+            told.first_token_after.FromNanoseconds(round(entry.first_token_after * 1e9))
+        self._pending.setdefault(entry.queue, {})[entry.ticket_id, entry.attempt] = told
 
     def take(self, joined: Container[str], now: float) -> list[TellServed]:
         """Return what is to be told, and keep for a while what nobody can hear now."""

@@ -10,8 +10,10 @@ from penstock.simulator.fast_engine import FastEngine
 from penstock.simulator.heap import Events
 from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.interface import StepResult
+from penstock.worker.frames import report_frame, served_message
 from penstock.worker.load import Load
 from penstock.worker.pace import Pace
+from penstock.worker.run import Served
 from penstock.worker.runs import PROGRESS_EVERY
 
 MODEL = "simulated"
@@ -53,6 +55,7 @@ class SimWorker:
         self.engine: SimulatedEngine = FastEngine(kind) if engine == "fast" else ExactEngine(kind)
         self.leases: dict[int, str] = {}  # by run
         self.runs: dict[int, Run] = {}
+        self._arrived: dict[int, float] = {}  # s, likewise
         self.ends: list[float] = []  # when each step that computed or let go was over
         self.tally = Tally()
         self._events = events
@@ -78,6 +81,7 @@ class SimWorker:
 
     def start(self, lease_id: str, run: Run) -> None:
         self.leases[run.run_id], self.runs[run.run_id] = lease_id, run
+        self._arrived[run.run_id] = self._events.now
         self.engine.add(run)
         self._peers.started(self.name, lease_id)
         self._go_on()
@@ -131,7 +135,7 @@ class SimWorker:
         if over := [*stepped.finished, *stepped.cancelled]:
             self._peers.released(self.name, [self._served(run) for run in over])
         for run in over:
-            del self.runs[run.run_id], self.leases[run.run_id]
+            del self.runs[run.run_id], self.leases[run.run_id], self._arrived[run.run_id]
             self._peers.run_over(self, run)
         self._report(stepped)
         if self._events.now >= self._told_at + PROGRESS_EVERY:
@@ -140,11 +144,9 @@ class SimWorker:
         self._go_on()
 
     def _served(self, run: Run) -> ServedLease:
-        return ServedLease(
-            lease_id=self.leases[run.run_id],
-            prompt_tokens=run.prefilled,
-            output_tokens=self.emitted(run),
-        )
+        emitted = self.emitted(run)
+        first = self.ends[run.first] - self._arrived[run.run_id] if emitted else None
+        return served_message(Served(self.leases[run.run_id], run.prefilled, emitted, first))
 
     def _tell_progress(self) -> None:
         self._told_at = self._events.now
@@ -155,15 +157,16 @@ class SimWorker:
         self._noted.prefill_tokens, self._noted.decode_seqs = stepped.prefill_tokens, stepped.decode_seqs
         self._pace.note(self._noted, stepped.duration)
         pace = self._pace
-        load = Load(*self.engine.fill(), pace.step_time, pace.tokens_per_second, pace.prefill_tokens_per_second)
+        load = Load(
+            *self.engine.fill(),
+            step_time=pace.step_time,
+            tokens_per_second=pace.tokens_per_second,
+            prefill_tokens_per_second=pace.prefill_tokens_per_second,
+            steps=pace.steps,
+            decode_step_time=pace.decode_step_time,
+            prefill_token_time=pace.prefill_token_time,
+            step_tokens=pace.most_tokens,
+        )
         if load.is_news_after(self._told):
             self._told = load
-            report = Report(
-                running=load.running,
-                free_kv_blocks=load.free_blocks,
-                prefill_backlog_tokens=load.prefill_backlog_tokens,
-                tokens_per_second=load.tokens_per_second,
-                prefill_tokens_per_second=load.prefill_tokens_per_second,
-            )
-            report.step_time.FromNanoseconds(round((load.step_time or 0.0) * 1e9))
-            self._peers.report(self.name, report)
+            self._peers.report(self.name, report_frame(load).report)

@@ -126,7 +126,7 @@ def grant_from(lease: Lease) -> Grant:
 
 
 def progress_frame(served: Iterable[Served]) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(progress=scheduler_pb2.Progress(leases=map(_served, served)))
+    return scheduler_pb2.AttachRequest(progress=scheduler_pb2.Progress(leases=map(served_message, served)))
 
 
 def cache_frame(change: CacheChange) -> scheduler_pb2.AttachRequest:
@@ -134,7 +134,7 @@ def cache_frame(change: CacheChange) -> scheduler_pb2.AttachRequest:
 
 
 def released_frame(released: LeasesReleased) -> scheduler_pb2.AttachRequest:
-    message = scheduler_pb2.Released(lease_ids=released.lease_ids, served=map(_served, released.served))
+    message = scheduler_pb2.Released(lease_ids=released.lease_ids, served=map(served_message, released.served))
     return scheduler_pb2.AttachRequest(released=message)
 
 
@@ -145,9 +145,14 @@ def report_frame(load: Load) -> scheduler_pb2.AttachRequest:
         prefill_backlog_tokens=load.prefill_backlog_tokens,
         tokens_per_second=load.tokens_per_second,
         prefill_tokens_per_second=load.prefill_tokens_per_second,
+        steps=load.steps,
+        prefill_token_seconds=load.prefill_token_time,
+        step_tokens=load.step_tokens,
     )
     if load.step_time is not None:
         _set_duration(report.step_time, load.step_time)
+    if load.decode_step_time is not None:
+        _set_duration(report.decode_step_time, load.decode_step_time)
     return scheduler_pb2.AttachRequest(report=report)
 
 
@@ -161,8 +166,13 @@ def _running_lease(run: Run, block_size: int) -> scheduler_pb2.RunningLease:
     )
 
 
-def _served(served: Served) -> scheduler_pb2.ServedLease:
-    return scheduler_pb2.ServedLease(**served._asdict())
+def served_message(served: Served) -> scheduler_pb2.ServedLease:
+    message = scheduler_pb2.ServedLease(
+        lease_id=served.lease_id, prompt_tokens=served.prompt_tokens, output_tokens=served.output_tokens
+    )
+    if served.first_token_after is not None:
+        _set_duration(message.first_token_after, served.first_token_after)
+    return message
 
 
 def _set_duration(duration: Any, seconds: float) -> None:

@@ -6,6 +6,7 @@ from penstock.worker.engine.interface import Capacity
 from penstock.worker.pace import Pace
 
 NEWS = 0.1  # relative change of a smoothed figure; all others are news at any change
+STEPS = 4  # that are news even where nothing else has changed: by them a scheduler knows how far its leases are
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +17,13 @@ class Load:
     step_time: float | None  # s, smoothed
     tokens_per_second: float
     prefill_tokens_per_second: float = 0.0
+    steps: int = 0
+    decode_step_time: float | None = None  # s, of a step that prefills nothing
+    prefill_token_time: float = 0.0  # s by which a prompt token makes a step longer
+    step_tokens: int = 0  # most that any step has had
 
     def is_news_after(self, told: "Load | None") -> bool:
-        if told is None or self.counts != told.counts:
+        if told is None or self.counts != told.counts or self.steps >= told.steps + STEPS:
             return True
         return (
             _moved(self.step_time or 0.0, told.step_time or 0.0)
@@ -40,6 +45,10 @@ def load_of(capacity: Capacity, pace: Pace) -> Load:
         step_time=pace.step_time,
         tokens_per_second=pace.tokens_per_second,
         prefill_tokens_per_second=pace.prefill_tokens_per_second,
+        steps=pace.steps,
+        decode_step_time=pace.decode_step_time,
+        prefill_token_time=pace.prefill_token_time,
+        step_tokens=pace.most_tokens,
     )
 
 

@@ -36,6 +36,7 @@ class Served(NamedTuple):
     lease_id: str
     prompt_tokens: int  # computed, for the first time
     output_tokens: int
+    first_token_after: float | None = None  # s from its arrival; None before it
 
     @property
     def is_any(self) -> bool:
@@ -98,7 +99,8 @@ class Run:
 
     @property
     def served(self) -> Served:
-        return Served(self.lease_id, self.prefilled, self.tokens)
+        first = None if self.first_token_at is None else self.first_token_at - self.arrived_at
+        return Served(self.lease_id, self.prefilled, self.tokens, first)
 
     def add_token(self, at: float) -> None:
         if not self.tokens:

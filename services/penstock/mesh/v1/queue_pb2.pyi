@@ -466,6 +466,8 @@ class Pace(_message.Message):
     DECODE_STEP_TIME_FIELD_NUMBER: _builtins.int
     PREFILL_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     RELEASES_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    FREE_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Which model."""
     tokens_per_second: _builtins.float
@@ -488,6 +490,10 @@ class Pace(_message.Message):
     """Prompt tokens accepted and not prefilled, over all workers of the model."""
     prefill_token_seconds: _builtins.float
     """Seconds by which a prompt token makes a step of its worker longer, mean of the workers; 0: not measured yet."""
+    step_tokens: _builtins.int
+    """Most tokens, prompt and decoded together, that a step of one worker has had; 0: not measured yet."""
+    free_tokens: _builtins.int
+    """Prompt plus output tokens that could still be promised, over all workers of the model."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Length of an engine step there; with the prefill it is the time from lease to first token."""
@@ -517,10 +523,12 @@ class Pace(_message.Message):
         decode_step_time: _duration_pb2.Duration | None = ...,
         prefill_token_seconds: _builtins.float = ...,
         releases: _abc.Iterable[Global___Release] | None = ...,
+        step_tokens: _builtins.int = ...,
+        free_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "leases", b"leases", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "releases", b"releases", "room", b"room", "running", b"running", "slots", b"slots", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "free_tokens", b"free_tokens", "leases", b"leases", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "releases", b"releases", "room", b"room", "running", b"running", "slots", b"slots", "step_time", b"step_time", "step_tokens", b"step_tokens", "tokens_per_second", b"tokens_per_second", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -196,6 +196,7 @@ class Report(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     DECODE_STEP_TIME_FIELD_NUMBER: _builtins.int
     PREFILL_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences in the engine, waiting or running."""
     free_kv_blocks: _builtins.int
@@ -210,6 +211,8 @@ class Report(_message.Message):
     """Engine steps that computed anything since the worker started; a sequence that decodes gets one token in each."""
     prefill_token_seconds: _builtins.float
     """Seconds by which a prompt token makes a step longer, fitted over recent steps; 0: not known yet."""
+    step_tokens: _builtins.int
+    """Most tokens, prompt and decoded together, that any step has had so far: what its budget is taken to be."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Length of recent engine steps, smoothed; unset before the first."""
@@ -230,10 +233,11 @@ class Report(_message.Message):
         steps: _builtins.int = ...,
         decode_step_time: _duration_pb2.Duration | None = ...,
         prefill_token_seconds: _builtins.float = ...,
+        step_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "free_kv_blocks", b"free_kv_blocks", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "step_time", b"step_time", "steps", b"steps", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "free_kv_blocks", b"free_kv_blocks", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "step_time", b"step_time", "step_tokens", b"step_tokens", "steps", b"steps", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

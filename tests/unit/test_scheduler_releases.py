@@ -1,0 +1,81 @@
+"""When leases are likely to end, as a scheduler tells it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatch_mesh import BLOCK, profile_of
+from penstock.chassis.durations import seconds_of
+from penstock.mesh.v1.scheduler_pb2 import Report
+from penstock.scheduler.leases import LeaseEntry
+from penstock.scheduler.releases import UNPREDICTED, WORKERS, releases_of, steps_left
+from penstock.scheduler.worker import Worker
+
+STEP = 0.01  # s
+
+
+def entry_of(name="l", **fields):
+    return LeaseEntry(name, "t", 1, "q", "w", "w", 2, is_started=True, **fields)
+
+
+def worker_of(leases, name="w", steps=0, step=STEP):
+    worker = Worker(name, name, "", profile_of(slots=1_000, kv_blocks=10_000), look_ahead=1)
+    report = Report(steps=steps)
+    report.decode_step_time.FromNanoseconds(round(step * 1e9))
+    worker.hear(report)
+    for lease_id in leases:
+        worker.promise(lease_id, 2)
+    return worker
+
+
+def ends_of(releases):
+    return [(round(seconds_of(each.after), 6), each.leases, each.tokens) for each in releases]
+
+
+def test_a_lease_ends_once_its_predicted_tokens_are_made():
+    assert steps_left(entry_of(predicted_output=50, output_served=20, served_at=100), 100) == 30
+    assert steps_left(entry_of(predicted_output=50, output_served=20, served_at=100), 110) == 20
+
+
+def test_a_lease_that_has_no_token_yet_has_its_prompt_to_do_as_well():
+    assert steps_left(entry_of(predicted_output=50), 1_000) == 51
+    assert steps_left(entry_of(), 1_000) == UNPREDICTED + 1
+
+
+def test_an_answer_that_is_longer_than_was_predicted_may_go_on_but_has_not_ended():
+    left = [steps_left(entry_of(predicted_output=50, output_served=made), 0) for made in (49, 50, 51, 200)]
+    assert left == sorted(left)
+    assert left[0] == 1
+    assert 1 < left[-1] < 200
+
+
+def test_leases_end_in_the_order_of_what_they_have_left():
+    leases = {str(left): entry_of(str(left), predicted_output=left, output_served=1) for left in (31, 11, 21)}
+    found = releases_of([worker_of(leases)], leases)
+    assert ends_of(found) == [(0.1, 1, 2 * BLOCK), (0.2, 2, 4 * BLOCK), (0.3, 3, 6 * BLOCK)]
+
+
+def test_nothing_is_said_of_workers_that_have_measured_nothing():
+    leases = {"a": entry_of("a", predicted_output=9)}
+    assert releases_of([worker_of(leases, step=0.0)], leases) == []
+    assert releases_of([], {}) == []
+
+
+def test_a_lease_known_by_its_id_alone_is_taken_for_any_other():
+    assert ends_of(releases_of([worker_of(["unknown"])], {})) == [((UNPREDICTED + 1) * STEP, 1, 2 * BLOCK)]
+
+
+def test_of_very_many_workers_a_few_speak_for_all():
+    count = 10 * WORKERS
+    leases = {str(number): entry_of(str(number), predicted_output=21, output_served=1) for number in range(count)}
+    found = releases_of([worker_of([name], name) for name in leases], leases)
+    assert ends_of(found)[-1] == (0.2, count, count * 2 * BLOCK)
+
+
+@given(st.lists(st.integers(1, 5_000), min_size=1, max_size=300), st.integers(0, 100))
+def test_a_curve_rises_and_ends_with_all_leases(lengths, turn):
+    leases = {str(name): entry_of(str(name), predicted_output=length) for name, length in enumerate(lengths)}
+    points = ends_of(releases_of([worker_of(leases)], leases, turn))
+    assert points == sorted(points)
+    assert [each[1] for each in points] == sorted({each[1] for each in points})
+    assert points[-1] == (round((max(lengths) + 1) * STEP, 6), len(lengths), 2 * BLOCK * len(lengths))
+    assert len(points) <= 25, "a frame ten times a second is to be small"
