@@ -43,31 +43,41 @@ struct AttentionScratch {
   float* scores;   // [rows][kChunk]
   Word* weights;   // [rows][kChunk / kPair]
   float* sums;     // [rows][head_size]
-  float* largest;  // [rows]
-  float* total;    // [rows]
+  float* total;    // [rows][kLanes]
+  float* largest;  // [rows], times scale and log2(e), as the next two
+  float* now;      // [rows], of this chunk
+  float* shrink;   // [rows], what earlier sums are to be multiplied by
 };
 
 template <class Type>
 class Attention {
  public:
   Attention(const LayerCache<Type>& cache, const int32_t* table, int head, const AttentionScratch& scratch, bool tiles)
-      : cache_(cache), table_(table), head_(head), scratch_(scratch), tiles_(tiles) {}
+      : cache_(cache),
+        table_(table),
+        head_(head),
+        scratch_(scratch),
+        tiles_(tiles),
+        scale_(kLog2E / std::sqrt(float(cache.head_size))) {}
 
   // queries: `rows` x head_size / kPair words, `per_position` of them for each position from `first` on.
   void attend(const Word* queries, int rows, int per_position, int first) {
     const int size = cache_.head_size;
-    for (int r = 0; r < rows; ++r) scratch_.largest[r] = -INFINITY, scratch_.total[r] = 0;
+    for (int r = 0; r < rows; ++r) scratch_.largest[r] = -INFINITY;
     memset(scratch_.sums, 0, sizeof(float) * rows * size);
+    memset(scratch_.total, 0, sizeof(float) * rows * kLanes);
     const int end = first + (rows - 1) / per_position + 1;
     for (int start = 0; start < end; start += kChunk) {
       const int count = round_up(end - start < kChunk ? end - start : kChunk, kLanes);
       score(queries, rows, start, count);
-      for (int r = 0; r < rows; ++r) weigh(r, first + r / per_position - start, count);
+      weigh(rows, per_position, first - start, count);
       add_values(rows, start, count);
     }
   }
 
  private:
+  static int row_tiles(int rows) { return (rows + kTileRows - 1) / kTileRows; }
+
   // Of the 16 positions from this one on.
   const Word* keys_at(int position) const {
     return cache_.k_head(table_[position / cache_.block_size], head_) + position % cache_.block_size;
@@ -78,18 +88,40 @@ class Attention {
   }
 
   void score(const Word* queries, int rows, int start, int count) {
-    const int words = cache_.head_size / Type::kPair;
     if constexpr (Tiles<Type>::kAvailable)
-      if (tiles_) {
-        for (int i = 0; i < count; i += kLanes) {
-          if (i + kAhead < count) prefetch(keys_at(start + i + kAhead), words * kLanes);
-          prefetch(values_at(start + i), words * kLanes);
-          for (int r = 0; r < rows; r += kTileRows)
-            Tiles<Type>::score(queries + r * words, keys_at(start + i), cache_.block_size, words,
-                               scratch_.scores + r * kChunk + i, kChunk);
-        }
-        return;
+      if (tiles_) return score_by_tiles(queries, rows, start, count);
+    score_by_lanes(queries, rows, start, count);
+  }
+
+  void score_by_tiles(const Word* queries, int rows, int start, int count) {
+    const int words = cache_.head_size / Type::kPair, tile_words = words % kTileWords ? kTileWords / 2 : kTileWords;
+    const bool is_alone = rows <= kTileRows;  // else others have read the same: it is near
+    Tiles<Type>::configure(tile_words < kTileWords);
+    in_groups<2>(count / kLanes, [&](auto blocks, int block) {
+      constexpr int C = decltype(blocks)::value;
+      const Word* keys[C];
+      for (int c = 0; c < C; ++c) {
+        const int position = (block + c) * kLanes;
+        keys[c] = keys_at(start + position);
+        if (is_alone && position + kAhead < count) prefetch(keys_at(start + position + kAhead), words * kLanes);
+        if (is_alone) prefetch(values_at(start + position), words * kLanes);
       }
+      in_groups<2>(row_tiles(rows), [&](auto n, int tile) {
+        constexpr int R = decltype(n)::value;
+        const Word* left = queries + tile * kTileRows * words;
+        Tiles<Type>::template zero<R, C>();
+        for (int word = 0; word < words; word += tile_words) {
+          const Word* right[C];
+          for (int c = 0; c < C; ++c) right[c] = keys[c] + word * cache_.block_size;
+          Tiles<Type>::template multiply_add<R, C>(left + word, words, right, cache_.block_size);
+        }
+        Tiles<Type>::template store<R, C>(scratch_.scores + tile * kTileRows * kChunk + block * kLanes, kChunk);
+      });
+    });
+  }
+
+  void score_by_lanes(const Word* queries, int rows, int start, int count) {
+    const int words = cache_.head_size / Type::kPair;
     in_groups<4>(count / kLanes, [&](auto blocks, int block) {
       constexpr int C = decltype(blocks)::value;
       const Word* keys[C];
@@ -104,48 +136,86 @@ class Attention {
     });
   }
 
-  // Turns a row's scores into weights relative to the largest score so far; of `count` it may see those up to `last`.
-  void weigh(int row, int last, int count) {
+  // Turns scores into weights relative to the largest score so far. Rows are taken together in each of the three passes,
+  // so that a processor is at several of them while it waits for one.
+  void weigh(int rows, int per_position, int first, int count) {
+    for (int r = 0; r < rows; ++r) scratch_.now[r] = largest_of(r, seen_by(first + r / per_position, count));
+    for (int r = 0; r < rows; r += kLanes) {
+      const Lanes before = load(scratch_.largest + r), now = max(load(scratch_.now + r), before);
+      store(scratch_.largest + r, now);
+      store(scratch_.shrink + r, exp2(before - now));
+    }
+    for (int r = 0; r < rows; ++r) {
+      if (scratch_.shrink[r] != 1.0f) shrink(r);
+      weigh_row(r, seen_by(first + r / per_position, count), count);
+    }
+  }
+
+  // How many of `count` positions the query sees that is at position `last` of them, or before them all.
+  static int seen_by(int last, int count) { return last < 0 ? 0 : least(last + 1, count); }
+
+  float largest_of(int row, int seen) const {
+    const float* scores = scratch_.scores + row * kChunk;
+    const int whole = seen / kLanes * kLanes;
+    Lanes most = whole < seen ? first_of(seen - whole, load(scores + whole), -INFINITY) : broadcast(-INFINITY);
+    for (int i = 0; i < whole; i += kLanes) most = max(most, load(scores + i));
+    return largest(most) * scale_;
+  }
+
+  void shrink(int row) {
+    const float by = scratch_.shrink[row];
+    float *sums = scratch_.sums + row * cache_.head_size, *total = scratch_.total + row * kLanes;
+    for (int i = 0; i < cache_.head_size; i += kLanes) store(sums + i, load(sums + i) * by);
+    store(total, load(total) * by);
+  }
+
+  void weigh_row(int row, int seen, int count) {
     const float* scores = scratch_.scores + row * kChunk;
     auto* weights = reinterpret_cast<typename Type::Element*>(scratch_.weights) + row * kChunk;
-    const int seen = last < 0 ? 0 : least(last + 1, count), whole = seen / kLanes * kLanes;
-    const IntLanes lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const auto masked = lane < seen - whole;
-    Lanes most = broadcast(-INFINITY), total = {};
-    for (int i = 0; i < whole; i += kLanes) most = max(most, load(scores + i));
-    if (whole < seen) most = max(most, masked ? load(scores + whole) : broadcast(-INFINITY));
-    const float scale = 1.0f / std::sqrt(float(cache_.head_size));
-    const float before = scratch_.largest[row], now = std::fmax(before, largest(most) * scale);
+    const float most = scratch_.largest[row];
+    const int whole = seen / kLanes * kLanes;
+    Lanes total = load(scratch_.total + row * kLanes);
     for (int i = 0; i < whole; i += kLanes) {
-      const Lanes weight = exp(load(scores + i) * scale - now);
+      const Lanes weight = exp2(load(scores + i) * scale_ - most);
       Type::write(weights + i, weight);
       total += weight;
     }
     for (int i = whole; i < count; i += kLanes) {
-      const Lanes weight = i < seen ? (masked ? exp(load(scores + i) * scale - now) : Lanes{}) : Lanes{};
+      const Lanes weight = i < seen ? first_of(seen - i, exp2(load(scores + i) * scale_ - most), 0.0f) : Lanes{};
       Type::write(weights + i, weight);
       total += weight;
     }
-    const float shrink = before == -INFINITY ? 0.0f : exp(broadcast(before - now))[0];
-    scratch_.largest[row] = now;
-    scratch_.total[row] = scratch_.total[row] * shrink + sum(total);
-    float* sums = scratch_.sums + row * cache_.head_size;
-    if (shrink != 1.0f)
-      for (int i = 0; i < cache_.head_size; i += kLanes) store(sums + i, load(sums + i) * shrink);
+    store(scratch_.total + row * kLanes, total);
   }
 
   void add_values(int rows, int start, int count) {
+    if constexpr (Tiles<Type>::kAvailable)
+      if (tiles_) return add_values_by_tiles(rows, start, count);
+    add_values_by_lanes(rows, start, count);
+  }
+
+  void add_values_by_tiles(int rows, int start, int count) {
+    const int size = cache_.head_size, words = kChunk / Type::kPair;
+    Tiles<Type>::configure(true);
+    in_groups<2>(size / kLanes, [&](auto columns, int column) {
+      in_groups<2>(row_tiles(rows), [&](auto n, int tile) {
+        constexpr int R = decltype(n)::value, C = decltype(columns)::value;
+        const Word* weights = scratch_.weights + tile * kTileRows * words;
+        float* sums = scratch_.sums + tile * kTileRows * size + column * kLanes;
+        Tiles<Type>::template load<R, C>(sums, size);
+        for (int position = 0; position < count; position += kLanes) {
+          const Word* right[C];
+          for (int c = 0; c < C; ++c) right[c] = values_at(start + position) + (column + c) * kLanes;
+          Tiles<Type>::template multiply_add<R, C>(weights + position / Type::kPair, words, right, size);
+        }
+        Tiles<Type>::template store<R, C>(sums, size);
+      });
+    });
+  }
+
+  void add_values_by_lanes(int rows, int start, int count) {
     constexpr int P = Type::kPair;
     const int size = cache_.head_size, words = kChunk / P;
-    if constexpr (Tiles<Type>::kAvailable)
-      if (tiles_) {
-        for (int column = 0; column < size; column += 4 * kLanes)
-          for (int r = 0; r < rows; r += kTileRows)
-            Tiles<Type>::add_values(scratch_.weights + r * words, words, count / kLanes, (size - column) / kLanes, size,
-                                    scratch_.sums + r * size + column,
-                                    [&](int block) { return values_at(start + block * kLanes) + column; });
-        return;
-      }
     in_groups<4>(size / kLanes, [&](auto columns, int column) {
       in_groups<4>(rows, [&](auto n, int r) {
         constexpr int R = decltype(n)::value, C = decltype(columns)::value;
@@ -171,6 +241,7 @@ class Attention {
   const int head_;
   const AttentionScratch& scratch_;
   const bool tiles_;
+  const float scale_;  // of scores, for weights that are powers of two
 };
 
 }  // namespace penstock

@@ -182,8 +182,6 @@ class TypedModel final : public Model {
       for (int row = first; row < first + count; ++row) place(layer, cache, row, qkv_.get() + size_t(row) * out_stride);
     });
     const AttentionScratch scratch = scratch_of(member);
-    if constexpr (Tiles<Type>::kAvailable)
-      if (tiles_) Tiles<Type>::configure_attention();
     team_.each(int(items_.size()) * shape_.kv_heads, [&](int index) {
       attend_item(cache, items_[index / shape_.kv_heads], index % shape_.kv_heads, scratch);
     });
@@ -242,7 +240,7 @@ class TypedModel final : public Model {
         .attend(queries, item.count * group_, group_, item.position);
     for (int r = 0; r < item.count * group_; ++r) {
       Element* out = elements(attended_, item.row + r / group_, shape_.heads * size) + (head * group_ + r % group_) * size;
-      const float scale = 1.0f / scratch.total[r];
+      const float scale = 1.0f / sum(load(scratch.total + r * kLanes));
       for (int i = 0; i < size; i += kLanes) Type::write(out + i, load(scratch.sums + r * size + i) * scale);
     }
   }
@@ -250,7 +248,7 @@ class TypedModel final : public Model {
   template <class F>
   void product(const Rows& rows, const Word* words, int outputs, F done) {
     if constexpr (Tiles<Type>::kAvailable)
-      if (tiles_) Tiles<Type>::configure_products();
+      if (tiles_) Tiles<Type>::configure(false);
     multiply<Type>(team_, rows, Packed{words, round_up(outputs, kOutputs) / kLanes, rows.steps}, tiles_, done);
   }
 
@@ -291,14 +289,16 @@ class TypedModel final : public Model {
   }
 
   int item_queries() const { return round_up(per_item_ * group_, kTileRows); }
-  size_t scratch_size() const { return size_t(item_queries()) * (kChunk + kChunk / P + shape_.head_size + 2); }
+  size_t scratch_size() const { return size_t(item_queries()) * (kChunk + kChunk / P + shape_.head_size + kLanes + 3); }
 
   AttentionScratch scratch_of(int member) const {
     const int queries = item_queries();
     float* scores = scratch_.get() + member * scratch_size();
     auto* weights = reinterpret_cast<Word*>(scores + queries * kChunk);
     auto* sums = reinterpret_cast<float*>(weights + queries * kChunk / P);
-    return {scores, weights, sums, sums + queries * shape_.head_size, sums + queries * (shape_.head_size + 1)};
+    auto* total = sums + queries * shape_.head_size;
+    auto* largest = total + queries * kLanes;
+    return {scores, weights, sums, total, largest, largest + queries, largest + 2 * queries};
   }
 
   static int steps(int elements) { return round_up(elements, kInputs) / P; }  // words

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -32,35 +32,55 @@ inline void prefetch(const Word* from, int words) {
   for (int word = 0; word < words; word += kLanes) __builtin_prefetch(from + word, 0, 2);
 }
 
+inline Lanes max(Lanes a, Lanes b) {
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_max_ps((__m512)a, (__m512)b);  // which compilers do not make of the other
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// The first `count` lanes of x, and `other` in those after.
+inline Lanes first_of(int count, Lanes x, float other) {
+  const IntLanes lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return lane < count ? x : broadcast(other);
+}
+
+// Lanes are halved and halved again, always in the same way.
+template <class F>
+inline float reduce(Lanes x, F f) {
+  x = f(x, __builtin_shuffle(x, IntLanes{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+  x = f(x, __builtin_shuffle(x, IntLanes{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+  x = f(x, __builtin_shuffle(x, IntLanes{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+  x = f(x, __builtin_shuffle(x, IntLanes{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+  return x[0];
+}
+
 inline float sum(Lanes x) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += x[lane];
-  return total;
+  return reduce(x, [](Lanes a, Lanes b) { return a + b; });
 }
 
-inline float largest(Lanes x) {
-  float most = x[0];
-  for (int lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
-  return most;
+inline float largest(Lanes x) { return reduce(x, max); }
+
+// 2^x for x up to 127, 0 or nearly so below -126: 2^n * 2^f with a polynomial for f in [-0.5, 0.5] (Cephes exp2f).
+inline Lanes exp2(Lanes x) {
+  x = max(x, broadcast(-126.0f));
+  const Lanes shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the lowest bits
+  const Lanes shifted = x + shifter;
+  const Lanes f = x - (shifted - shifter);
+  Lanes p = broadcast(1.535336188319500e-4f);
+  p = p * f + 1.339887440266574e-3f;
+  p = p * f + 9.618437357674640e-3f;
+  p = p * f + 5.550332471162809e-2f;
+  p = p * f + 2.402264791363012e-1f;
+  p = p * f + 6.931472028550421e-1f;
+  p = p * f + 1.0f;
+  return (Lanes)((IntLanes)p + ((IntLanes)shifted << 23));
 }
 
-inline Lanes max(Lanes a, Lanes b) { return a > b ? a : b; }
+constexpr float kLog2E = 1.44269504f;
 
-// e^x within 2 ulp for x <= 0 and up to 88: 2^n * 2^f with a polynomial for f in [-0.5, 0.5] (Cephes expf).
-inline Lanes exp(Lanes x) {
-  x = max(x, broadcast(-87.0f));
-  const Lanes shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Lanes n = (x * 1.44269504f + shifter) - shifter;
-  const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Lanes p = broadcast(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  const IntLanes power = (__builtin_convertvector(n, IntLanes) + 127) << 23;
-  return (p * r * r + r + 1.0f) * (Lanes)power;
-}
+inline Lanes exp(Lanes x) { return exp2(-max(-x * kLog2E, broadcast(-127.0f))); }
 
 struct Float32 {
   using Element = float;

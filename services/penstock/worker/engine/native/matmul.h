@@ -49,25 +49,21 @@ void multiply_by_lanes(const Rows& rows, int from, int to, const Packed& weight,
 // The same by tiles.
 template <class Type, class F>
 void multiply_by_tiles(const Rows& rows, int from, int to, const Packed& weight, int pair, F done) {
-  alignas(64) typename Tiles<Type>::Square sums[kRowsAtOnce / (2 * kTileRows)];
-  memset(sums, 0, sizeof sums);
+  alignas(64) float sums[kRowsAtOnce][kOutputs] = {};
   for (int step = 0; step < weight.steps; step += kStepsAtOnce) {
-    const int steps = least(weight.steps - step, kStepsAtOnce);
-    const Word *first = weight.panel(2 * pair) + step * kLanes, *second = weight.panel(2 * pair + 1) + step * kLanes;
-    for (int row = from; row < to; row += 2 * kTileRows) {
-      auto& square = sums[(row - from) / (2 * kTileRows)];
-      const Word* left = rows.row(row) + step;
-      if (to - row > kTileRows)
-        Tiles<Type>::template multiply<2>(left, rows.stride, first, second, steps, square);
-      else
-        Tiles<Type>::template multiply<1>(left, rows.stride, first, second, steps, square);
-    }
+    const int end = least(weight.steps, step + kStepsAtOnce);
+    in_groups<2>(round_up(to - from, kTileRows) / kTileRows, [&](auto n, int tile) {
+      constexpr int R = decltype(n)::value;
+      const Word* left = rows.row(from + tile * kTileRows);
+      Tiles<Type>::template load<R, 2>(sums[tile * kTileRows], kOutputs);
+      for (int at = step; at < end; at += kTileWords) {
+        const Word* const right[2] = {weight.panel(2 * pair) + at * kLanes, weight.panel(2 * pair + 1) + at * kLanes};
+        Tiles<Type>::template multiply_add<R, 2>(left + at, rows.stride, right, kLanes);
+      }
+      Tiles<Type>::template store<R, 2>(sums[tile * kTileRows], kOutputs);
+    });
   }
-  for (int row = from; row < to; ++row) {
-    const int r = row - from;
-    const auto& tile = sums[r / (2 * kTileRows)][r / kTileRows % 2];
-    done(row, load(tile[0][r % kTileRows]), load(tile[1][r % kTileRows]));
-  }
+  for (int row = from; row < to; ++row) done(row, load(sums[row - from]), load(sums[row - from] + kLanes));
 }
 
 template <class Type, class F>
