@@ -28,6 +28,7 @@ class Hello(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Version of the frame protocol the sender speaks, from 1. A peer that cannot speak it ends the stream with
     FAILED_PRECONDITION / PROTOCOL_UNSUPPORTED.
@@ -38,6 +39,8 @@ class Hello(_message.Message):
     """Kind of the sender: client, edge, auth, queue, scheduler or worker."""
     address: _builtins.str
     """host:port where the sender serves gRPC; empty when it serves none."""
+    zone: _builtins.str
+    """Where the sender runs, such as a zone of a cloud region; empty: unknown."""
     def __init__(
         self,
         *,
@@ -45,10 +48,11 @@ class Hello(_message.Message):
         instance_id: _builtins.str = ...,
         tier: _builtins.str = ...,
         address: _builtins.str = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "protocol", b"protocol", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "protocol", b"protocol", "tier", b"tier", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

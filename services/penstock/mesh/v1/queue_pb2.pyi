@@ -338,6 +338,7 @@ class DispatchRequest(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
+    VIRTUAL_TIMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -374,6 +375,10 @@ class DispatchRequest(_message.Message):
     def served(self) -> Global___Served:
         """What placed tickets have had."""
 
+    @_builtins.property
+    def virtual_times(self) -> Global___VirtualTimes:
+        """How far other shards have come."""
+
     def __init__(
         self,
         *,
@@ -386,12 +391,13 @@ class DispatchRequest(_message.Message):
         end: _stream_pb2.End | None = ...,
         pace: Global___Pace | None = ...,
         served: Global___Served | None = ...,
+        virtual_times: Global___VirtualTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "pace", b"pace", "place", b"place", "served", b"served"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "pace", b"pace", "place", b"place", "served", b"served", "virtual_times", b"virtual_times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "pace", b"pace", "place", b"place", "served", b"served"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "pace", b"pace", "place", b"place", "served", b"served", "virtual_times", b"virtual_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "catalog", "credit", "place", "decline", "heartbeat", "end", "pace", "served"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "catalog", "credit", "place", "decline", "heartbeat", "end", "pace", "served", "virtual_times"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -565,6 +571,63 @@ class Release(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Release: _TypeAlias = Release  # noqa: Y015
+
+@_typing.final
+class VirtualTimes(_message.Message):
+    """VirtualTimes says how far other shards have come in serving their tenants, so that none whose tenants were idle, or that
+    has just started, has more to claim than they. Sent after hello and before all else, and on change at most ten times a
+    second; a shard without it is ordered by its heads alone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def times(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualTime]:
+        """Those that are news."""
+
+    def __init__(
+        self,
+        *,
+        times: _abc.Iterable[Global___VirtualTime] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VirtualTimes: _TypeAlias = VirtualTimes  # noqa: Y015
+
+@_typing.final
+class VirtualTime(_message.Message):
+    """VirtualTime is the service of a tenant that has neither credit nor debt, for one model and class."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Which model."""
+    priority: _inference_pb2.Priority.ValueType
+    """Which class."""
+    virtual_tokens: _builtins.float
+    """As in a head: the larger of what was served last elsewhere and of the least that waits elsewhere. It never goes back."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        priority: _inference_pb2.Priority.ValueType = ...,
+        virtual_tokens: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "priority", b"priority", "virtual_tokens", b"virtual_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VirtualTime: _TypeAlias = VirtualTime  # noqa: Y015
 
 @_typing.final
 class Served(_message.Message):
@@ -817,6 +880,8 @@ class Head(_message.Message):
     ENQUEUE_UNIX_NANO_FIELD_NUMBER: _builtins.int
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    LIFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    RESUMES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Which model."""
     waiting: _builtins.int
@@ -831,6 +896,10 @@ class Head(_message.Message):
     """Prompt plus output tokens over all waiting tickets."""
     tokens: _builtins.int
     """Prompt plus output tokens of the best ticket, so that a scheduler knows whether it could ever be run. 0: unknown."""
+    lifted_tokens: _builtins.float
+    """By how much the shard has lifted `virtual_tokens` of this class, since it started, to keep up with other shards."""
+    resumes: _builtins.bool
+    """The best ticket resumes running work: it goes first in its class, and `virtual_tokens` is not a tenant's."""
     def __init__(
         self,
         *,
@@ -841,10 +910,12 @@ class Head(_message.Message):
         enqueue_unix_nano: _builtins.int = ...,
         waiting_tokens: _builtins.int = ...,
         tokens: _builtins.int = ...,
+        lifted_tokens: _builtins.float = ...,
+        resumes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enqueue_unix_nano", b"enqueue_unix_nano", "model", b"model", "priority", b"priority", "tokens", b"tokens", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enqueue_unix_nano", b"enqueue_unix_nano", "lifted_tokens", b"lifted_tokens", "model", b"model", "priority", b"priority", "resumes", b"resumes", "tokens", b"tokens", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

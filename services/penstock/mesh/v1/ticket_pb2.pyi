@@ -40,6 +40,7 @@ class Ticket(_message.Message):
     AVOID_WORKERS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     PREDICTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Chosen by the edge, unique per attempt chain: the same over all attempts of one request."""
     tenant_id: _builtins.str
@@ -66,6 +67,8 @@ class Ticket(_message.Message):
     """Tokens it is likely to generate, predicted by the queue from earlier answers; from 1 to max_output_tokens. 0: nobody has
     predicted any. Feeds predictions and nothing else.
     """
+    zone: _builtins.str
+    """Zone of its edge; a worker of the same zone is preferred among equals. Empty: unknown. Set by the queue."""
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Chained hashes of the prompt's leading full KV blocks, salted per tenant; at most 64. Empty: unknown."""
@@ -91,10 +94,11 @@ class Ticket(_message.Message):
         avoid_workers: _abc.Iterable[_builtins.str] | None = ...,
         traceparent: _builtins.str = ...,
         predicted_output_tokens: _builtins.int = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "max_output_tokens", b"max_output_tokens", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "max_output_tokens", b"max_output_tokens", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
