@@ -1,0 +1,93 @@
+"""Auth's file: what was committed outlives the process, what was not is lost with it."""
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from penstock.auth import rows
+from penstock.auth.schema import migrate
+from penstock.auth.store import Barrier, Books, Change, Charged, Then
+
+COMMIT = (0.0002, 0.004)  # s
+RETRY = 0.2  # s; between tries to keep a charge
+
+Entry = tuple[Change, Then]
+
+
+class DiskFull(sqlite3.OperationalError):
+    """As SQLite says it."""
+
+
+class Disk:
+    """One SQLite database in memory, with the tier's own tables."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(f"{seed} disk")
+        self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        self.is_full = False
+        migrate(self.connection)
+
+    def commit(self, batch: list[Entry]) -> Exception | None:
+        """Keep all of `batch` or nothing; returns why nothing."""
+        if self.is_full:
+            return DiskFull("database or disk is full")
+        self.connection.execute("BEGIN")
+        for change, _ in batch:
+            rows.apply(self.connection, change)
+        self.connection.execute("COMMIT")
+        return None
+
+    @asynccontextmanager
+    async def opened(self, path: str, *, fsync: bool = False) -> AsyncIterator[tuple["DiskStore", Books]]:
+        """Stands for `opened_store`."""
+        del path, fsync
+        store = DiskStore(self)
+        yield store, rows.read(self.connection)
+        await store.flush()
+
+
+@dataclass(eq=False)
+class DiskStore:
+    """One process's way to its disk: a commit takes its time, and takes along all that piled up meanwhile."""
+
+    disk: Disk
+    pending: int = 0
+    _entries: list[Entry] = field(default_factory=list)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _is_busy: bool = False
+
+    def write(self, change: Change, then: Then) -> None:
+        self.pending += 1
+        self._entries.append((change, then))
+        if not self._is_busy:
+            self._begin(self.disk.draw.uniform(*COMMIT))
+
+    async def flush(self) -> None:
+        kept = asyncio.Event()
+        self.write(Barrier(), lambda _: kept.set())
+        await kept.wait()
+
+    def _begin(self, seconds: float) -> None:
+        self._is_busy = True
+        self._loop.call_later(seconds, self._commit)
+
+    def _commit(self) -> None:
+        batch, self._entries = self._entries, []
+        error = self.disk.commit(batch)
+        owed = [entry for entry in batch if error and isinstance(entry[0], Charged)]
+        self._entries = owed
+        self._is_busy = False
+        # The process may die here, between what is kept and who is told.
+        self._loop.call_later(self.disk.draw.uniform(*COMMIT), self._finish, [e for e in batch if e not in owed], error)
+        if owed:
+            self._begin(RETRY)
+
+    def _finish(self, batch: list[Entry], error: Exception | None) -> None:
+        self.pending -= len(batch)
+        for _, then in batch:
+            then(error)
+        if self._entries and not self._is_busy:
+            self._begin(self.disk.draw.uniform(*COMMIT))

@@ -1,0 +1,145 @@
+"""Whether what clients saw, what was charged and what is left over is what was promised. Pure."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.faults import model
+from penstock.faults.clients import Seen
+
+LOST = "lost"  # outcome of a reservation whose edge died; charged nothing, for nobody can say what its client got
+FINAL = ("stop", "length")
+
+# Figures that are back at zero when nothing runs, by tier.
+RESIDUE = {
+    "edge": ("flights", "reservations_open", "held_bytes"),
+    "auth": ("reservations", "reserved_tokens", "concurrent_requests", "store_pending"),
+    "queue": ("waiting", "waiting_tokens", "offered", "running"),
+    "scheduler": ("leases", "promised_blocks"),
+    "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked"),
+}
+
+
+class Violation(NamedTuple):
+    """A broken promise: `kind` is one of few words, `text` says of what."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+class Row(NamedTuple):
+    """One row of auth's ledger."""
+
+    reservation_id: str
+    ticket_id: str
+    reserved_prompt: int
+    reserved_output: int
+    prompt_tokens: int
+    output_tokens: int
+    outcome: str
+
+
+def judge_answers(all_seen: Iterable[Seen]) -> Iterator[Violation]:
+    for number, seen in enumerate(all_seen):
+        for kind, text in _faults_of(seen):
+            yield Violation(kind, f"request {number} ({len(seen.ask.prompt)} prompt tokens): {text}")
+
+
+def _faults_of(seen: Seen) -> Iterator[Violation]:
+    ask = seen.ask
+    if not seen.is_over:
+        yield Violation("endless", f"never ended; {len(seen.token_ids)} tokens came")
+        return
+    if seen.indexes != list(range(len(seen.indexes))):
+        yield Violation("order", f"indexes came as {seen.indexes}")
+    if ask.logprobs and seen.logprobs != len(seen.token_ids):
+        yield Violation("logprobs", f"{seen.logprobs} came with {len(seen.token_ids)} tokens")
+    if ask.seed is not None and seen.seed not in (0, ask.seed):
+        yield Violation("changed", f"ran with seed {seen.seed}, asked was {ask.seed}")
+    owed = model.owed(ask.prompt, seen.seed, ask.tokens, ignore_eos=ask.ignore_eos, stops=ask.stops)
+    if seen.reason:
+        yield from _unlike(seen, owed)
+    else:
+        yield from _unlike_in_part(seen, owed)
+
+
+def _unlike(seen: Seen, owed: model.Owed) -> Iterator[Violation]:
+    """What differs in an answer that is whole."""
+    if seen.token_ids != owed.token_ids:
+        yield Violation("changed", f"ids {seen.token_ids}, owed {owed.token_ids}")
+    if seen.text != owed.text:
+        yield Violation("changed", f"text {seen.text!r}, owed {owed.text!r}")
+    if seen.reason != owed.reason:
+        yield Violation("changed", f"ended by {seen.reason}, owed {owed.reason}")
+    assert seen.usage
+    prompt, output = seen.usage
+    if prompt != len(seen.ask.prompt) or seen.prompt_tokens != prompt:
+        yield Violation("usage", f"{prompt} prompt tokens told, {seen.prompt_tokens} accepted")
+    if output != len(seen.token_ids) if seen.attempts == 1 else output > len(seen.token_ids):
+        yield Violation("usage", f"{output} output tokens told, {len(seen.token_ids)} came")
+
+
+def _unlike_in_part(seen: Seen, owed: model.Owed) -> Iterator[Violation]:
+    if seen.token_ids != owed.token_ids[: len(seen.token_ids)]:
+        yield Violation("changed", f"ids {seen.token_ids} do not begin {owed.token_ids}")
+    if not owed.text.startswith(seen.text):
+        yield Violation("changed", f"text {seen.text!r} does not begin {owed.text!r}")
+    is_late = seen.ask.timeout is not None and seen.failure.startswith("DEADLINE_EXCEEDED")
+    if not (seen.has_left or is_late):
+        yield Violation("failed", f"{seen.failure or 'ended without an ending'}, after {seen.attempts} attempts")
+
+
+def judge_charges(all_seen: Sequence[Seen], rows: Sequence[Row], made: Mapping[int, int]) -> Iterator[Violation]:
+    """Hold the ledger against what clients saw. `made`: tokens that engines made, by prompt length."""
+    by_length: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_length[row.reserved_prompt].append(row)
+        yield from _beyond(row)
+    for seen in all_seen:
+        length = len(seen.ask.prompt)
+        charged = by_length.pop(length, [])
+        for kind, text in _mischarged(seen, charged, made.get(length, 0)):
+            yield Violation(kind, f"request of {length} prompt tokens: {text}")
+    for length, strays in by_length.items():
+        yield Violation("charge", f"{len(strays)} charges for {length} prompt tokens, which nobody asked for")
+
+
+def _beyond(row: Row) -> Iterator[Violation]:
+    if row.outcome == LOST and (row.prompt_tokens or row.output_tokens):
+        yield Violation("charge", f"a lost reservation was charged: {row}")
+    if row.output_tokens > row.reserved_output or row.prompt_tokens not in (0, row.reserved_prompt):
+        yield Violation("charge", f"charged otherwise than reserved: {row}")
+
+
+def _mischarged(seen: Seen, rows: Sequence[Row], made: int) -> Iterator[Violation]:
+    told = [row for row in rows if row.outcome != LOST]
+    tickets = [row.ticket_id for row in told]
+    if len(set(tickets)) != len(tickets):
+        yield Violation("charge", f"a ticket was charged more than once: {told}")
+    came, charged = len(seen.token_ids), sum(row.output_tokens for row in told)
+    if charged > made:
+        yield Violation("charge", f"{charged} output tokens charged, engines made {made}")
+    if seen.attempts > 1 or len(rows) != len(told):
+        return  # an edge was lost, and with it who knew what its client got
+    if seen.reason and (len(told) != 1 or charged != came or told[0].outcome not in FINAL):
+        yield Violation("charge", f"{came} tokens came, charged were {told}")
+    if came and not seen.reason and charged < came:
+        yield Violation("charge", f"{came} tokens came of a broken answer, charged were {told}")
+
+
+# Tier harmed: the figure that may then stay. What a scheduler had heard of ends, and not told its shards, dies with it.
+EXCUSED = {"scheduler": ("queue", "running")}
+
+
+def judge_residue(
+    figures: Mapping[str, tuple[str, Mapping[str, float]]], harmed: Collection[str] = ()
+) -> Iterator[Violation]:
+    """`figures`: tier and figures by process. What is missing there fails as well. `harmed`: tiers that lost one."""
+    excused = {EXCUSED[tier] for tier in harmed if tier in EXCUSED}
+    for name, (tier, found) in figures.items():
+        for figure in RESIDUE.get(tier, ()):
+            if found.get(figure, -1.0) and (tier, figure) not in excused:
+                yield Violation("leak", f"{name} has {figure} {found.get(figure)}")

@@ -1,0 +1,160 @@
+"""One process's event loop, turned from outside: a callback at a time, by a clock that only moves when told to."""
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextvars import Context
+from typing import Any, Protocol, TypeVar, TypeVarTuple
+
+THREAD_DELAY = 0.0005  # s; what runs in a thread is done that much later
+STALE_TIMERS = 64  # cancelled ones that may stay in the heap, beside as many as there are live ones
+
+Result = TypeVar("Result")
+Args = TypeVarTuple("Args")
+
+
+class Turner(Protocol):
+    """Who turns loops: knows the time, and wants to hear which loop has something to do."""
+
+    now: float  # s
+
+    def note_ready(self, loop: "ProcessLoop") -> None: ...
+
+    def note_timer(self, when: float, loop: "ProcessLoop") -> None: ...
+
+
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set follows from the order of making, so that the same seed cancels in the same order."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._number = next(self._numbers)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @classmethod
+    def count_anew(cls) -> None:
+        cls._numbers = itertools.count()
+
+
+class ProcessLoop(asyncio.AbstractEventLoop):
+    """Has no I/O. Callbacks of one loop run in the order they were asked for, as asyncio promises."""
+
+    def __init__(self, name: str, turner: Turner) -> None:
+        self.name = name
+        self.ready: deque[asyncio.Handle] = deque()
+        self.is_listed = False  # among those that the turner knows to have something to do
+        self.is_halted = False  # frozen or dead: nothing runs, whatever is ready
+        self.failures: list[dict[str, Any]] = []  # what nobody caught
+        self._turner = turner
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
+        self._cancelled = 0
+
+    def __repr__(self) -> str:
+        return f"<ProcessLoop {self.name}: {len(self.ready)} ready, {len(self._timers)} timers>"
+
+    # What the turner does.
+
+    @property
+    def next_timer(self) -> float | None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._cancelled -= 1
+        return timers[0][0] if timers else None
+
+    def ring(self) -> None:
+        """Make ready what is due."""
+        while (when := self.next_timer) is not None and when <= self._turner.now:
+            self._put(heapq.heappop(self._timers)[2])
+
+    def turn(self) -> None:
+        """Run the oldest callback."""
+        handle = self.ready.popleft()
+        if not handle.cancelled():
+            handle._run()  # noqa: SLF001  # what a loop does
+
+    def close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """What asyncio does with a generator that is dropped half-way: close it, in its own loop."""
+        self.call_soon(lambda: self.create_task(generator.aclose()))
+
+    # What asyncio asks of a loop.
+
+    def time(self) -> float:
+        return self._turner.now
+
+    def call_soon(
+        self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._put(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._turner.now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        self._turner.note_timer(when, self)
+        return timer
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
+        return NumberedTask(coro, loop=self, name=name, context=context)
+
+    async def run_in_executor(self, executor: Any, func: Callable[..., Result], *args: Any) -> Result:  # type: ignore[override]  # awaited by every caller
+        await asyncio.sleep(THREAD_DELAY)
+        return func(*args)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.failures.append(context)
+
+    def _timer_handle_cancelled(self, _: asyncio.TimerHandle) -> None:
+        self._cancelled += 1
+        if self._cancelled > STALE_TIMERS + len(self._timers) // 2:
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
+
+    def _put(self, handle: asyncio.Handle) -> None:
+        self.ready.append(handle)
+        if not (self.is_listed or self.is_halted):
+            self._turner.note_ready(self)

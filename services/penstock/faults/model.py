@@ -1,0 +1,74 @@
+"""The model that such a mesh serves: one letter a token, and an oracle that knows every answer without any mesh."""
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.mixing import mix64
+from penstock.worker.engine.sim import sequence_key
+
+NAME = "letters"
+# Two of them are halves of a character, so that text is held back until it is whole or cannot become so.
+PIECES = (*"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ã", "©")
+EOS_ID = len(PIECES)
+VOCABULARY = len(PIECES) + 1
+CONTEXT = 256  # tokens
+_BYTES = {"Ġ": b" ", "Ã": b"\xc3", "©": b"\xa9"}
+
+
+class Owed(NamedTuple):
+    """What a client is to get, whatever happens."""
+
+    token_ids: list[int]
+    text: str
+    reason: str  # stop or length
+
+
+def card() -> ModelCard:
+    return ModelCard(
+        name=NAME,
+        context_length=CONTEXT,
+        vocab_size=VOCABULARY,
+        eos_ids=(EOS_ID,),
+        bos_id=None,
+        add_bos=False,
+        chat_template="",
+        tokenizer_json=json.dumps(_TOKENIZER),
+    )
+
+
+def owed(prompt: Sequence[int], seed: int, tokens: int, *, ignore_eos: bool, stops: Sequence[str]) -> Owed:
+    """The answer to a prompt: `tokens` at most, up to an end-of-sequence id or to before a stop string."""
+    spec = SequenceSpec(seq_id=1, token_ids=prompt, max_output_tokens=tokens, seed=seed)
+    key, ids = sequence_key(spec), list[int]()
+    while len(ids) < tokens:
+        ids.append(mix64(key ^ (len(prompt) + len(ids))) % VOCABULARY)
+        if ids[-1] == EOS_ID and not ignore_eos:
+            return Owed(ids, text_of(ids), "stop")
+        found = [text_of(ids).find(stop) for stop in stops if stop in text_of(ids)]
+        if found:
+            return Owed(ids, text_of(ids)[: min(found)], "stop")
+    return Owed(ids, text_of(ids), "length")
+
+
+def text_of(ids: Sequence[int]) -> str:
+    pieces = (PIECES[each] for each in ids if each != EOS_ID)
+    return b"".join(_BYTES.get(each, each.encode()) for each in pieces).decode(errors="replace")
+
+
+_TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [
+        {
+            "id": EOS_ID,
+            "content": "<end>",
+            "special": True,
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+        }
+    ],
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    "model": {"type": "BPE", "vocab": {piece: index for index, piece in enumerate(PIECES)}, "merges": []},
+}

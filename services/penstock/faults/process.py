@@ -1,0 +1,85 @@
+"""A process of the mesh: started, killed, frozen, asked to stop; each start is a loop of its own."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.chassis.lifecycle import request_stop
+from penstock.faults.loop import ProcessLoop
+from penstock.faults.wire import Network
+
+Main = Callable[[str], Coroutine[Any, Any, None]]  # takes the instance id
+
+
+@dataclass(eq=False)
+class Process:
+    """`main` is what the process runs, from its configuration to its end."""
+
+    name: str
+    tier: str
+    address: str
+    main: Main
+    network: Network
+    starts: int = 0
+    loop: ProcessLoop | None = None  # None: it does not run
+    children: "list[Process]" = field(default_factory=list)  # that die with it
+    is_frozen: bool = False
+    crashes: list[BaseException] = field(default_factory=list)
+    past: list[ProcessLoop] = field(default_factory=list)  # loops of starts before this one
+
+    def __repr__(self) -> str:
+        return f"<Process {self.name}, {self.starts} starts, {'up' if self.loop else 'down'}>"
+
+    @property
+    def is_up(self) -> bool:
+        return self.loop is not None
+
+    def start(self) -> None:
+        if self.loop is not None:
+            return
+        self.starts += 1
+        loop = self.loop = self.network.world.add_loop(self.name)
+        with self.network.world.inside(loop):
+            whole = loop.create_task(self.main(f"{self.name}-{self.starts}"), name=self.name)
+        whole.add_done_callback(lambda _: self._ended(loop, whole))
+
+    def kill(self) -> None:
+        """As SIGKILL: nothing of it runs any more, and what it had open is closed."""
+        loop, self.loop, self.is_frozen = self.loop, None, False
+        if loop is None:
+            return
+        world = self.network.world
+        world.halt(loop)
+        world.loops.remove(loop)
+        self.past.append(loop)
+        self.network.died(loop)
+        for child in self.children:
+            child.kill()
+
+    def stop(self) -> None:
+        """As SIGTERM."""
+        if self.loop is not None:
+            with self.network.world.inside(self.loop):
+                request_stop("SIGTERM")
+
+    def freeze(self, seconds: float) -> None:
+        """As SIGSTOP, and SIGCONT after `seconds`."""
+        loop = self.loop
+        if loop is None or self.is_frozen:
+            return
+        self.is_frozen = True
+        self.network.world.halt(loop)
+        self.network.froze(loop, seconds)
+        self.network.world.at(self.network.world.now + seconds, self._thaw, loop)
+
+    def _thaw(self, loop: ProcessLoop) -> None:
+        if self.loop is loop:
+            self.is_frozen = False
+            self.network.world.resume(loop)
+
+    def _ended(self, loop: ProcessLoop, whole: Any) -> None:
+        if self.loop is not loop:
+            return
+        if not whole.cancelled() and whole.exception():
+            self.crashes.append(whole.exception())
+        self.kill()

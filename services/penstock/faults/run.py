@@ -1,0 +1,206 @@
+"""One world from its seed to its verdict."""
+
+import asyncio
+import gc
+import itertools
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+
+from penstock.faults.clients import Seen, run_clients
+from penstock.faults.disk import Disk
+from penstock.faults.engines import EngineStand
+from penstock.faults.judge import Row, Violation, judge_answers, judge_charges, judge_residue
+from penstock.faults.loop import ProcessLoop
+from penstock.faults.nemesis import CLIENT, Nemesis
+from penstock.faults.plan import Ask, Plan, plan
+from penstock.faults.stage import staged
+from penstock.faults.tiers import KEY, Tiers
+from penstock.faults.wire import Network, Point
+from penstock.faults.world import World
+
+BOOT = 0.4  # s before the first request
+PATIENCE = 45.0  # s; a request that takes longer after the last fault never ends
+REST = 25.0  # s until nothing is left over
+LOOK = 0.25  # s between looks
+PROBE_PROMPT = 40  # tokens of the first probe; above every other prompt
+PROBE_PATIENCE = 10.0  # s
+COLLECT_EVERY = 8  # worlds
+
+_LEDGER = """
+    SELECT reservation_id, request_id, reserved_prompt_tokens, reserved_output_tokens, prompt_tokens, output_tokens,
+           outcome FROM ledger ORDER BY settled_at, reservation_id
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one seed."""
+
+    plan: Plan
+    violations: tuple[Violation, ...]
+    happened: tuple[str, ...]  # faults that went off
+    points: Mapping[Point, int]  # frames that left, by kind
+    trace: int  # the same for the same seed under the same hash seed
+    turns: int
+    seconds: float  # that passed in the world
+    requests: int
+
+
+@dataclass
+class Stand:
+    """One world with all that is in it."""
+
+    plan: Plan
+    world: World = field(init=False)
+    network: Network = field(init=False)
+    disk: Disk = field(init=False)
+    engines: EngineStand = field(init=False)
+    tiers: Tiers = field(init=False)
+    nemesis: Nemesis = field(init=False)
+    clients: list[ProcessLoop] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        seed = self.plan.seed
+        self.world = World(seed)
+        self.network = Network(self.world, seed, roughness=self.plan.roughness)
+        self.disk = Disk(seed)
+        self.engines = EngineStand(self.network)
+        self.tiers = Tiers(self.network, self.plan.shape, self.engines)
+        self.nemesis = Nemesis(self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"))
+
+
+def run_seed(seed: int, *, faults: int | None = None) -> Outcome:
+    return run_plan(plan(seed, faults=faults))
+
+
+def run_plan(planned: Plan) -> Outcome:
+    with _forgotten():
+        return _run_staged(planned)
+
+
+def _run_staged(planned: Plan) -> Outcome:
+    stand = Stand(planned)
+    with staged(stand.network, stand.disk, stand.engines, planned.seed):
+        try:
+            return _run(stand)
+        finally:
+            asyncio._set_running_loop(None)  # noqa: SLF001  # the world has set it
+            sys.set_asyncgen_hooks(None, None)
+
+
+def _run(stand: Stand) -> Outcome:
+    world, nemesis = stand.world, stand.nemesis
+    stand.tiers.start()
+    world.run(lambda: False, limit=BOOT)
+    seen = [Seen(ask=ask) for ask in stand.plan.asks]
+    nemesis.begin()
+    _ask(stand, seen, PATIENCE)
+    nemesis.rest()
+    leaks = _come_to_rest(stand)
+    probes = [Seen(ask=each) for each in _probes(stand.plan)]
+    _ask(stand, probes, PROBE_PATIENCE)
+    leaks += _come_to_rest(stand)
+    rows = [Row(*row) for row in stand.disk.connection.execute(_LEDGER)]
+    everything = [*seen, *probes]
+    violations = chain(
+        judge_answers(everything), judge_charges(everything, rows, stand.engines.made), leaks, _crashes(stand)
+    )
+    return Outcome(
+        plan=stand.plan,
+        violations=tuple(violations),
+        happened=tuple(nemesis.happened),
+        points=stand.network.seen,
+        trace=stand.network.trace,
+        turns=world.turns,
+        seconds=world.now,
+        requests=len(everything),
+    )
+
+
+def _ask(stand: Stand, seen: Sequence[Seen], patience: float) -> None:
+    """Have clients send what is to be asked, until all is over or one takes too long after the last fault."""
+    world, nemesis = stand.world, stand.nemesis
+    loop = world.add_loop(CLIENT)
+    stand.clients.append(loop)
+    with world.inside(loop):
+        whole = loop.create_task(run_clients(stand.plan.shape.addresses("edge"), KEY, seen))
+    while not whole.done():
+        limit = max(world.now, nemesis.until) + patience
+        if not world.run(whole.done, limit=limit) and max(world.now, nemesis.until) + patience > limit + LOOK:
+            return
+        if world.now >= limit:
+            return
+
+
+def _come_to_rest(stand: Stand) -> list[Violation]:
+    """Wait until nothing is left over; what is, when it takes too long."""
+    world = stand.world
+    limit = max(world.now, stand.nemesis.until) + REST
+    while True:
+        world.run(lambda: False, limit=world.now + LOOK)
+        world.settle()
+        found = [*judge_residue(_figures(stand), stand.nemesis.harmed), *_open_calls(stand)]
+        found += _absent(stand)
+        if not found or world.now >= limit:
+            return found
+
+
+def _absent(stand: Stand) -> Iterator[Violation]:
+    for process in stand.tiers.processes.values():
+        is_there = process.is_up and (not process.address or process.address in stand.network.listeners)
+        if not is_there or stand.world.now < stand.nemesis.until:
+            yield Violation("absent", f"{process.name} has not come back")
+
+
+def _probes(planned: Plan) -> Iterator[Ask]:
+    """As many short requests as all workers have slots: each slot must be there again."""
+    shape = planned.shape
+    for number in range(shape.slots * shape.workers):
+        prompt = tuple(place % 26 for place in range(PROBE_PROMPT + number))
+        yield Ask(at=0.0, prompt=prompt, tokens=3, seed=number, ignore_eos=True)
+
+
+def _figures(stand: Stand) -> dict[str, tuple[str, Mapping[str, float]]]:
+    found: dict[str, tuple[str, Mapping[str, float]]] = {}
+    for process in stand.tiers.processes.values():
+        server = stand.network.listeners.get(process.address)
+        if process.loop and server:
+            found[process.name] = process.tier, server.figures()
+    return found
+
+
+def _open_calls(stand: Stand) -> Iterator[Violation]:
+    """Calls of clients that are over for their clients and not for their server."""
+    for process in stand.tiers.of("edge"):
+        if server := stand.network.listeners.get(process.address):
+            for method in server.methods:
+                if method.startswith("penstock.v1.Inference/"):
+                    yield Violation("leak", f"{process.name} still serves {method}")
+
+
+def _crashes(stand: Stand) -> Iterator[Violation]:
+    for process in stand.tiers.processes.values():
+        for crash in process.crashes:
+            yield Violation("crash", f"{process.name}: {crash!r}")
+        for loop in (*process.past, *([process.loop] if process.loop else ())):
+            for failure in loop.failures:
+                yield Violation("crash", f"{loop.name}: {failure.get('exception') or failure['message']!r}")
+
+
+@contextmanager
+def _forgotten() -> Iterator[None]:
+    """What the world's processes had under way at its end is dropped unheard; the collector comes once in a while."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+        if next(_worlds) % COLLECT_EVERY == 0:
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
+
+
+_worlds = itertools.count(1)

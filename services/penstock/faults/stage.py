@@ -1,0 +1,108 @@
+"""What the tiers' processes take for the world: clocks, randomness, channels, servers, disk and engines from here."""
+
+import asyncio
+import gc
+import logging
+import os
+import pkgutil
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import structlog
+from opentelemetry.metrics import NoOpMeter
+
+from penstock.faults.calls import Channel
+from penstock.faults.disk import Disk
+from penstock.faults.engines import EngineStand, FrontEnd
+from penstock.faults.loop import ProcessLoop
+from penstock.faults.serving import Server
+from penstock.faults.wire import Network
+from penstock.faults.world import EPOCH
+from penstock.worker.engine_link import EngineLink
+
+
+@contextmanager
+def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Iterator[None]:
+    """Have the block's processes run on this network, disk and stand, and nothing else decide than the seed."""
+    world, drawn = network.world, random.Random(f"{seed} processes")
+
+    def open_channel(address: str, **_: Any) -> Channel:
+        return Channel(network, _loop(), address)
+
+    def open_server(*, interceptors: Any = (), **_: Any) -> Server:
+        return Server(network, _loop(), interceptors)
+
+    async def start_engine(link: Any) -> tuple[FrontEnd, FrontEnd]:
+        end = stand.start(link._options, link._on_message)  # noqa: SLF001  # stands for its `_start`
+        return end, end
+
+    changes = (
+        patch.object(grpc.aio, "insecure_channel", open_channel),
+        patch.object(grpc.aio, "server", open_server),
+        patch.object(time, "time", lambda: EPOCH + world.now),
+        patch.object(time, "monotonic", lambda: world.now),
+        patch.object(time, "perf_counter", lambda: world.now),
+        patch.object(os, "urandom", drawn.randbytes),
+        patch.object(random, "_urandom", drawn.randbytes),
+        # The services took their clocks as defaults, at import.
+        patch.dict(_defaults("penstock.queue.__main__.QueueService"), now=lambda: EPOCH + world.now),
+        patch.dict(_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),
+        patch("penstock.auth.__main__.opened_store", disk.opened),
+        patch("penstock.worker.accounts.meter", lambda: NoOpMeter("faults")),  # the other keeps what it is given
+        patch.object(EngineLink, "_start", start_engine),
+    )
+    with ExitStack() as stack:
+        stack.enter_context(_silent())
+        stack.enter_context(_uncollected())
+        stack.enter_context(_drawn_from(seed))
+        for change in changes:
+            stack.enter_context(change)
+        yield
+
+
+def _defaults(service: str) -> dict[str, Any]:
+    found: dict[str, Any] = pkgutil.resolve_name(service).__init__.__kwdefaults__
+    return found
+
+
+def _loop() -> ProcessLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ProcessLoop), "only processes of the world open anything"
+    return loop
+
+
+@contextmanager
+def _drawn_from(seed: int) -> Iterator[None]:
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A collection would close what nobody refers to at a moment that the seed does not decide."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
