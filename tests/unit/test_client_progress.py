@@ -39,6 +39,14 @@ def test_what_came_already_is_dropped_and_counted():
     assert (found.text, found.repeated) == ("ab", 3)
 
 
+def test_text_held_back_to_the_end_is_taken_once_however_often_the_end_is_resumed():
+    found = progress()
+    found.take(delta(0, 7, 8, text="a"))
+    assert found.take(delta(2, text="b")) == ("b", (), 2, ())
+    assert found.take(delta(2, text="b")) is None
+    assert found.text == "ab"
+
+
 @pytest.mark.parametrize("wrong", [delta(3, 9), delta(1, 8, 9), delta(3, text="c")])
 def test_a_gap_or_a_delta_half_known_is_an_error(wrong):
     found = progress()

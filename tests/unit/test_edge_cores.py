@@ -96,10 +96,28 @@ def test_pieces_wait_as_one():
     backlog = Backlog()
     backlog.add(Emit("a", (1,), 7, (-0.5,)))
     backlog.add(Emit("", (2,), 8, (-1.0,)))
-    backlog.add(Emit("bc", (), 9, ()))
-    assert backlog.size == 11
-    assert backlog.take() == Emit("abc", [1, 2], 7, [-0.5, -1.0])
+    assert backlog.size == 9
+    assert backlog.take() == Emit("a", [1, 2], 7, [-0.5, -1.0])
     assert not backlog
+
+
+def test_text_after_the_last_token_is_a_piece_of_its_own_so_that_a_client_knows_whether_it_has_it():
+    backlog = Backlog()
+    for each in (Emit("a", (1,), 7, ()), Emit("b", (2,), 8, ()), Emit("cd", (), 9, ())):
+        backlog.add(each)
+    assert backlog.take() == Emit("ab", [1, 2], 7, [])
+    assert backlog.size == 2
+    assert backlog.take() == Emit("cd", (), 9, ())
+    assert not backlog
+
+
+def test_a_flight_that_ended_while_its_prompt_was_tokenized_holds_no_bytes():
+    flights = Flights(max_flights=2, max_bytes=100)
+    left = passage("left")
+    flights.add(left)
+    flights.remove(left, 1.0)
+    flights.grow(left, 40)
+    assert flights.bytes == 0
 
 
 def test_a_piece_alone_is_passed_on_as_it_is():

@@ -380,6 +380,14 @@ def test_a_resumed_answer_that_was_complete_needs_no_run():
     assert flight.admitted(Identity(), "r1", 2.0) == [Accept(), Finish(FINISH_REASON_STOP, ""), Settle(0, 0, "stop")]
 
 
+def test_a_resumed_answer_that_was_complete_still_tells_the_text_that_was_held_back():
+    flight, letters = new_flight(), Letters()
+    letters.push(ord("a"))  # as the client's tokens are pushed before the flight begins
+    flight.tokenized(plan(transcript=letters, resumed_ids=[ord("a")], max_output_tokens=1), 1.0)
+    told = flight.admitted(Identity(), "r1", 2.0)
+    assert told == [Accept(), Emit("a", (), 1, ()), Finish(FINISH_REASON_LENGTH, ""), Settle(0, 0, "length")]
+
+
 class AnyOrder(RuleBasedStateMachine):
     """The world at its worst: every call at any time, in any order, any number of times."""
 

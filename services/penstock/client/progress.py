@@ -25,6 +25,7 @@ class Progress:
         self.accepted: Accepted | None = None
         self.finished: Finished | None = None
         self.repeated = 0  # tokens that came again and were dropped
+        self._has_rest = False  # the text after the last token, which a resumed answer that is whole is sent again
 
     def __repr__(self) -> str:
         return f"<Progress {len(self.token_ids)} tokens{', finished' if self.finished else ''}>"
@@ -66,6 +67,9 @@ class Progress:
             return None
         if first != expected:
             raise IndexGap(f"the edge sent token {first} where {expected} was next; ask again")
+        if not count and self._has_rest:
+            return None
+        self._has_rest = not count
         self.token_ids += delta.token_ids
         self._texts.append(delta.text)
         logprobs = tuple(delta.logprobs) if self._request.sampling.logprobs else ()

@@ -56,6 +56,8 @@ class Flights:
 
     def grow(self, passage: Passage, size: int) -> None:
         """Note `size` more bytes of an open flight; raises Overloaded, and notes nothing, past the bound."""
+        if passage.ticket_id not in self._passages:  # its client left while it was tokenized
+            return
         if self.bytes + size > self.max_bytes:
             self.check_room(size)
         passage.size += size

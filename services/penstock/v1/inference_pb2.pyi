@@ -425,7 +425,9 @@ class Delta(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text to append; may be empty while a character or a possible stop string is incomplete."""
+    """Text to append; may be empty while a character or a possible stop string is incomplete. What was held back until
+    the end comes last, in a Delta without tokens, and again where an answer is resumed with all of its tokens.
+    """
     first_index: _builtins.int
     """Index of the first of them in the answer, from 0."""
     @_builtins.property

@@ -119,7 +119,7 @@ class Flight:
         self.timeline.lap("auth", "admission", now)
         self.enqueued_at = now
         if finish := self.answer.ending():
-            return [*self._accept(), *self._finished(finish)]
+            return [*self._accept(), *self.answer.rest(), *self._finished(finish)]
         return self._enqueue()
 
     def refused(self, error: PenstockError, now: float) -> list[Effect]:

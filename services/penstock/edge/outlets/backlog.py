@@ -18,8 +18,13 @@ class Backlog:
         self.size += 4 * len(piece.token_ids) + len(piece.text)
 
     def take(self) -> Emit:
-        """Return all of it as one piece."""
+        """Return all of it as one piece, but for text after the last token: that is taken next.
+
+        A client that has all tokens is sent that text again, and can only pass it by as a piece of its own.
+        """
         pieces, self._pieces, self.size = self._pieces, [], 0
+        if len(pieces) > 1 and not pieces[-1].token_ids:
+            self.add(pieces.pop())
         if len(pieces) == 1:
             return pieces[0]
         return Emit(

@@ -50,7 +50,7 @@ class SessionOutlet:
         self._end(pb.SessionResponse(cancelled=told))
 
     def _end(self, frame: pb.SessionResponse) -> None:
-        if self.backlog:
+        while self.backlog:
             self._stream.say(step_of([self]))
         self._stream.is_over(self)
         self._stream.say(frame)
