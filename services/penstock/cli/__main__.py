@@ -166,6 +166,26 @@ def simulate(
         run_simulation(asked, plot, as_json=as_json)
 
 
+@cli.command()
+@click.option("--seeds", type=click.IntRange(1, 10_000_000), default=500, show_default=True, help="worlds to run")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the first of them")
+@click.option("--processes", type=click.IntRange(0, 256), default=0, help="at a time; 0: one per core")
+@click.option("--story", is_flag=True, help="run --seed alone and print every frame and every fault")
+@json_option
+def faults(seeds: int, seed: int, processes: int, story: bool, as_json: bool) -> None:
+    """Run whole meshes under virtual time on a network that each seed breaks differently, and judge what came of it.
+
+    Every token, text, charge and leftover is held against what was promised. A seed replays exactly. Ends with 1 where
+    a promise was broken.
+    """
+    from penstock.cli import faults as command
+
+    if story:
+        command.tell(seed)
+    else:
+        command.run_faults(seed, seeds, processes, as_json=as_json)
+
+
 @cli.group()
 def keys() -> None:
     """API keys: create, list, revoke."""

@@ -28,7 +28,8 @@ class Seen:
     prompt_tokens: int = 0  # as accepted, 0 before
     usage: tuple[int, int] | None = None  # prompt and output tokens of the last attempt
     reason: str = ""  # stop or length; empty: not finished
-    failure: str = ""  # code and reason
+    failure: str = ""  # code, reason and message
+    reason_of_failure: str = ""
     attempts: int = 0
     has_left: bool = False
     is_over: bool = False
@@ -55,6 +56,7 @@ async def _send(asker: Asker, seen: Seen) -> None:
     except TimeoutError:
         seen.has_left = True
     except PenstockError as error:
+        seen.reason_of_failure = error.reason
         seen.failure = f"{error.code.name} {error.reason}: {error.message}"
     seen.is_over, seen.over_at = True, asyncio.get_running_loop().time()
 

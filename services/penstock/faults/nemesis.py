@@ -22,7 +22,9 @@ class Nemesis:
     draw: random.Random
     happened: list[str] = field(default_factory=list)
     until: float = 0.0  # s
+    acts: set[Act] = field(default_factory=set)  # that have happened
     harmed: set[str] = field(default_factory=set)  # tiers that lost a process
+    shunned: set[str] = field(default_factory=set)  # workers that a request may not be given to for a second time
     _armed: list[Fault] = field(default_factory=list)
     _counts: dict[Point, int] = field(default_factory=dict)
 
@@ -116,5 +118,8 @@ class Nemesis:
 
     def _note(self, fault: Fault, whom: str, seconds: float) -> None:
         now = self.tiers.network.world.now
+        self.shunned |= {each.name for each in self.tiers.of("worker") if each.name in whom}
         self.until = max(self.until, now + seconds)
+        self.acts.add(fault.act)
         self.happened.append(f"{now:.6f} {fault.act} {whom} for {seconds:.3f} s")
+        self.tiers.network.tell(self.happened[-1])

@@ -48,7 +48,7 @@ class Fault:
     nth: int = 1
 
     def __str__(self) -> str:
-        when = f"at frame {self.nth} of {_named(self.point)}" if self.point else f"at {self.at:.4f} s"
+        when = f"at frame {self.nth} of {self.point}" if self.point else f"at {self.at:.4f} s"
         return f"{self.act} {self.victim} for {self.seconds:.3f} s {when}"
 
 
@@ -85,14 +85,13 @@ class Plan:
     roughness: float  # share of frames that come late
 
 
-def plan(seed: int, *, faults: int | None = None) -> Plan:
-    """Draw a world; `faults` of them, or as many as the seed says."""
+def plan(seed: int) -> Plan:
     draw = random.Random(f"{seed} plan")
     shape = _shape(draw)
     asks = _asks(draw)
     roughness = draw.choice((0.0, 0.02, 0.2))
     count = draw.choice((0, *range(1, MAX_FAULTS + 1), *range(1, MAX_FAULTS + 1)))
-    broken = tuple(_fault(draw) for _ in range(count if faults is None else faults))
+    broken = tuple(_fault(draw) for _ in range(count))
     return Plan(seed=seed, shape=shape, asks=asks, faults=broken, roughness=roughness)
 
 
@@ -162,9 +161,3 @@ def _fault(draw: random.Random) -> Fault:
         point=point,
         nth=draw.choice((1, 1, 2, 3)),
     )
-
-
-def _named(point: Point) -> str:
-    """Service/Method, way and kind, as people read it."""
-    name = point.method.removeprefix("penstock.").removeprefix("mesh.")
-    return f"{name} {'->' if point.way else '<-'} {point.kind or 'message'}"

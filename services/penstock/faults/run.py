@@ -1,6 +1,7 @@
 """One world from its seed to its verdict."""
 
 import asyncio
+import atexit
 import gc
 import itertools
 import random
@@ -16,7 +17,7 @@ from penstock.faults.engines import EngineStand
 from penstock.faults.judge import Row, Violation, judge_answers, judge_charges, judge_residue
 from penstock.faults.loop import ProcessLoop
 from penstock.faults.nemesis import CLIENT, Nemesis
-from penstock.faults.plan import Ask, Plan, plan
+from penstock.faults.plan import Act, Ask, Plan, plan
 from penstock.faults.stage import staged
 from penstock.faults.tiers import KEY, Tiers
 from penstock.faults.wire import Network, Point
@@ -73,17 +74,19 @@ class Stand:
         self.nemesis = Nemesis(self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"))
 
 
-def run_seed(seed: int, *, faults: int | None = None) -> Outcome:
-    return run_plan(plan(seed, faults=faults))
+def run_seed(seed: int, *, story: list[str] | None = None) -> Outcome:
+    """`story` gets a line for each frame that leaves, but for heartbeats."""
+    return run_plan(plan(seed), story=story)
 
 
-def run_plan(planned: Plan) -> Outcome:
+def run_plan(planned: Plan, *, story: list[str] | None = None) -> Outcome:
     with _forgotten():
-        return _run_staged(planned)
+        return _run_staged(planned, story)
 
 
-def _run_staged(planned: Plan) -> Outcome:
+def _run_staged(planned: Plan, story: list[str] | None) -> Outcome:
     stand = Stand(planned)
+    stand.network.story = story
     with staged(stand.network, stand.disk, stand.engines, planned.seed):
         try:
             return _run(stand)
@@ -107,7 +110,10 @@ def _run(stand: Stand) -> Outcome:
     rows = [Row(*row) for row in stand.disk.connection.execute(_LEDGER)]
     everything = [*seen, *probes]
     violations = chain(
-        judge_answers(everything), judge_charges(everything, rows, stand.engines.made), leaks, _crashes(stand)
+        judge_answers(everything, set(_excused(stand))),
+        judge_charges(everything, rows, stand.engines.made),
+        leaks,
+        _crashes(stand),
     )
     return Outcome(
         plan=stand.plan,
@@ -147,6 +153,14 @@ def _come_to_rest(stand: Stand) -> list[Violation]:
         found += _absent(stand)
         if not found or world.now >= limit:
             return found
+
+
+def _excused(stand: Stand) -> Iterator[str]:
+    """Reasons for which a request may fail after what has happened."""
+    if len(stand.nemesis.shunned) >= stand.plan.shape.workers:
+        yield "NO_WORKER"  # a request is not given again to a worker that it may have killed
+    if Act.DISK in stand.nemesis.acts:
+        yield "STORE_UNAVAILABLE"  # one client's retries are bounded
 
 
 def _absent(stand: Stand) -> Iterator[Violation]:
@@ -201,6 +215,12 @@ def _forgotten() -> Iterator[None]:
             gc.collect()
     finally:
         sys.unraisablehook = hook
+
+
+@atexit.register
+def _forget_last() -> None:
+    sys.unraisablehook = lambda _: None
+    gc.collect()
 
 
 _worlds = itertools.count(1)

@@ -13,6 +13,7 @@ from penstock.faults.world import World
 TO_SERVER, TO_CLIENT = 1, 0  # ways
 DELAY = (0.0002, 0.002)  # s; one way
 LATE = (0.005, 0.08)  # s
+WIDTH = 200  # characters of a frame in a story
 # When transport pings have given a silent peer up, in s: those of clients and those of servers, as in the chassis.
 PINGS_GIVE_UP = {TO_CLIENT: 2.5, TO_SERVER: 8.0}
 
@@ -23,6 +24,10 @@ class Point(NamedTuple):
     method: str  # Service/Method
     way: int
     kind: str  # which of its oneof `frame`; empty where it has none
+
+    def __str__(self) -> str:
+        name = self.method.removeprefix("penstock.").removeprefix("mesh.").removeprefix("v1.")
+        return f"{name} {'->' if self.way == TO_SERVER else '<-'} {self.kind or 'message'}"
 
 
 class Closable(Protocol):
@@ -81,6 +86,7 @@ class Network:
         self.connections: list[Connection] = []
         self.seen: dict[Point, int] = {}  # frames that left
         self.trace = 0  # a digest of all that left, by whom and when
+        self.story: list[str] | None = None  # a line for each frame and each fault, where somebody wants to read it
         self.watch: Callable[[Point, Connection], None] = lambda _, __: None
         self._draw = random.Random(f"{seed} wire")
         self._roughness = roughness
@@ -141,9 +147,15 @@ class Network:
         connection, point = line.connection, Point(line.method, way, _kind(message))
         self.seen[point] = self.seen.get(point, 0) + 1
         names = connection.loops[1 - way].name, connection.loops[way].name
+        if self.story is not None and point.kind != "heartbeat":
+            self.tell(f"{self.world.now:.6f} {names[0]} {point} {names[1]} {_said(message)}")
         self.trace = hash((self.trace, *names, point.kind, round(self.world.now, 6)))
         self.watch(point, connection)
         self.deliver(line, way, act, *args)
+
+    def tell(self, what: str) -> None:
+        if self.story is not None:
+            self.story.append(what)
 
     def deliver(self, line: Line, way: int, act: Callable[..., None], *args: Any) -> None:
         line.due[way] = when = max(line.due[way], self.world.now + self.delay)
@@ -237,3 +249,8 @@ def _kind(message: Any) -> str:
         return message.WhichOneof("frame") or ""
     except ValueError:
         return ""
+
+
+def _said(message: Any) -> str:
+    """A frame in one line."""
+    return " ".join(str(message).split())[:WIDTH]
