@@ -20,9 +20,9 @@ def _engine_with_offspring(monkeypatch):
 
 @contextlib.asynccontextmanager
 async def running_link():
-    """A link, what its engines say, and a queue that gets an entry for each that died."""
+    """A link, what its engines say, and a queue that gets for each that died whether it crashed."""
     heard, down = asyncio.Queue(), asyncio.Queue()
-    link = EngineLink("options", on_message=heard.put_nowait, on_down=lambda: down.put_nowait(None))
+    link = EngineLink("options", on_message=heard.put_nowait, on_down=down.put_nowait)
     running = asyncio.create_task(link.run())
     try:
         async with asyncio.timeout(PATIENCE):
@@ -38,7 +38,7 @@ async def test_a_dead_engine_is_noticed_and_replaced_though_its_offspring_holds_
         offspring = psutil.Process(await heard.get())
         link.note_ready()
         psutil.Process(link.pid).kill()
-        await down.get()
+        assert await down.get() is False, "it was killed from outside"
         assert offspring.pid != await heard.get()  # from the next engine
         assert link.restarts == 1
         await asyncio.to_thread(offspring.wait, PATIENCE)  # went with the engine that it belonged to

@@ -26,6 +26,7 @@ def model(tmp_path_factory):
 
 
 SALT = b"s" * 16
+POISON = 99  # a token
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384))
 
 
@@ -195,10 +196,29 @@ async def test_an_engine_that_hangs_over_its_work_is_replaced(model):
         await edge.first_token(1)
         [engine] = engine_processes()
         engine.suspend()
-        _, ends = await edge.answers(1)
-        assert ends[1].failure.reason == "ENGINE_DIED"
-        await worker.scheduler.profiles.get()
+        assert (await edge.end(1)).output_tokens == 400, "the next engine goes on where it hung"
         assert [each.pid for each in engine_processes()] != [engine.pid]
+
+
+async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model):
+    options = {"engine": "sim", "sim_crash_on": POISON}
+    async with running_worker(model, **options) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        worker.scheduler.expect("lease 2")
+        edge.start(1, tokens=400)
+        await edge.first_token(1)
+        edge.start(2, prompt=[5, POISON])
+        _, ends = await edge.answers(1, 2)
+        assert ends[1].failure.reason == "ENGINE_DIED"  # to go on elsewhere
+        assert (ends[2].failure.code, ends[2].failure.reason) == (
+            grpc.StatusCode.INTERNAL.value[0],
+            "ENGINE_CRASHED",
+        )
+        await worker.scheduler.profiles.get()
+        worker.scheduler.expect("lease 3")
+        edge.start(3)
+        assert (await edge.end(3)).output_tokens == 4
+        assert (await worker.at_rest())["restarts"] == 2
 
 
 async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_nobody(model):

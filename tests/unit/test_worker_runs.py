@@ -331,6 +331,87 @@ def test_a_dead_engine_ends_every_run_and_the_next_one_starts_anew():
     assert running(book, lease="l5", ticket="t5").seq_id > run.seq_id
 
 
+def crash(book, now=1.0):
+    """Return how runs ended at a crash, by handle."""
+    effects = book.engine_lost(refusals.engine_died(), now, crashed=True)
+    return {each.run.handle: each.outcome.reason for each in effects if isinstance(each, Ended)}
+
+
+def made(book, *runs, step=1):
+    """A step that makes a token, 40, for each of the runs."""
+    each = [run.seq_id for run in runs]
+    result = StepResult(
+        step, seq_ids=each, tokens=[40] * len(runs), indexes=[0] * len(runs), logprobs=[0.0] * len(runs)
+    )
+    return book.stepped(result, 1.0, 2.0)
+
+
+def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
+    book = ready_book()
+    old = running(book)
+    made(book, old)
+    poison, innocent = (running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (2, 3))
+    assert crash(book) == {1: "ENGINE_DIED"}  # it was under way: what is new is likelier to blame
+    [tried] = book.engine_ready(LIMITS)
+    assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])
+    assert book.closed, "nobody else may be beside it"
+    assert crash(book) == {2: "ENGINE_CRASHED"}
+    assert book.engine_ready(LIMITS) == [AddSequence(innocent.spec)]
+    made(book, innocent)
+    assert book.closed is None
+    assert list(book.running.values()) == [innocent]
+
+
+def test_where_no_prompt_was_being_worked_on_each_run_is_tried_with_what_it_made():
+    book = ready_book()
+    runs = [running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2)]
+    made(book, *runs)
+    assert crash(book) == {}
+    assert book.engine_ready(LIMITS) == [AddSequence(runs[0].spec)]
+    spec = runs[0].spec
+    assert (spec.token_ids, spec.emitted, spec.max_output_tokens) == ([0, 1, 2, 40], 1, 3)
+    tokens, tried = made(book, runs[0])
+    assert tokens.handles == [1]
+    assert tried == AddSequence(runs[1].spec)
+    assert crash(book) == {1: "ENGINE_DIED", 2: "ENGINE_CRASHED"}
+    assert book.is_idle
+
+
+def test_the_end_of_a_run_that_was_tried_counts_all_that_it_made():
+    book = ready_book()
+    run = running(book)
+    made(book, run)
+    crash(book)
+    book.engine_ready(LIMITS)
+    last = StepResult(1, seq_ids=[run.seq_id], tokens=[41], indexes=[1], logprobs=[0.0])
+    last.finished = [Finished(run.seq_id, FinishReason.STOP, 1, 0)]
+    _, ended, _ = book.stepped(last, 1.0, 2.0)
+    assert ended.outcome.output_tokens == 2
+    assert book.closed is None
+    assert book.is_idle
+
+
+def test_what_is_held_after_a_crash_can_be_cancelled_and_does_not_wait_for_ever():
+    book = ready_book(hold_for=5.0)
+    for handle, deadline in ((1, 3.0), (2, 100.0), (3, 100.0)):
+        running(book, handle=handle, lease=f"l{handle}", ticket=f"t{handle}", deadline=deadline)
+    assert crash(book, now=1.0) == {}
+    ended, _ = book.cancel(EDGE, 3, 1.5)
+    assert ended.outcome.output_tokens == 0
+    assert refusal(book.expire(3.0)) == "DEADLINE"
+    assert refusal(book.expire(6.0)) == "ENGINE_DIED"
+    assert book.is_idle
+    assert book.engine_ready(LIMITS) == []
+    assert book.closed is None
+
+
+def test_an_engine_killed_from_outside_leaves_no_suspicion():
+    book = ready_book()
+    running(book)
+    book.engine_lost(refusals.engine_died(), 1.0)
+    assert not book.probation
+
+
 def test_what_the_engine_refuses_is_refused():
     book = ready_book()
     run = running(book)
@@ -390,8 +471,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.book = RunBook(leases=LeaseBook("me"), park_for=1.0, max_parked=3)
         self.now = 0.0
         self.ended = Counter()
-        self.begun = {}  # seq_id -> its run, as started
-        self.sent = {}  # seq_id -> indexes of the tokens sent
+        self.begun = []  # runs, as started
+        self.sent = {}  # by run: indexes of the tokens sent
         self.started, self.released = Counter(), Counter()
         self.prompts, self.outputs = Counter(), Counter()  # told, by lease
         self.open, self.all_streams = set(), 0
@@ -400,7 +481,7 @@ class AnyOrder(RuleBasedStateMachine):
     def load(self):
         pool = BlockPool(LIMITS.blocks, LIMITS.block_size)
         self.batch = Batch(pool=pool, batching=Continuous(token_budget=8), slots=3, context_length=64)
-        self.book.engine_ready(LIMITS)
+        self.perform(self.book.engine_ready(LIMITS))
 
     def perform(self, effects):
         for effect in effects:
@@ -411,7 +492,7 @@ class AnyOrder(RuleBasedStateMachine):
             elif isinstance(effect, Tokens):
                 self.note_tokens(effect)
             elif isinstance(effect, Ended):
-                self.ended[effect.run.seq_id] += 1
+                self.ended[effect.run] += 1
                 assert effect.answers <= (effect.run.stream in self.open)
             elif isinstance(effect, LeaseStarted):
                 self.started[effect.lease_id] += 1
@@ -431,11 +512,11 @@ class AnyOrder(RuleBasedStateMachine):
         assert tokens.stream in self.open
         for handle, index in zip(tokens.handles, tokens.indexes, strict=True):
             run = self.book.streams[tokens.stream].get(handle) or self.finished_now(tokens.stream, handle)
-            self.sent.setdefault(run.seq_id, []).append(index)
+            self.sent.setdefault(run, []).append(index)
 
     def finished_now(self, stream, handle):
         """Its tokens come before its end, but the book has taken it off the stream already."""
-        runs = [run for run in self.begun.values() if (run.stream, run.handle) == (stream, handle)]
+        runs = [run for run in self.begun if (run.stream, run.handle) == (stream, handle)]
         return runs[-1]
 
     @rule()
@@ -479,7 +560,7 @@ class AnyOrder(RuleBasedStateMachine):
             deadline=self.now + patience,
             stream=pick.choice(sorted(self.open)),
         )
-        self.begun[run.seq_id] = run
+        self.begun.append(run)
         self.perform(self.book.start(run, self.now))
 
     @precondition(lambda self: self.open)
@@ -504,10 +585,17 @@ class AnyOrder(RuleBasedStateMachine):
     def tell_progress(self):
         self.note_served(self.book.progress(self.now))
 
-    @rule()
-    def kill_engine(self):
-        self.perform(self.book.engine_lost(refusals.engine_died(), self.now))
+    @rule(crashed=st.booleans(), patience=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
+    def lose_engine(self, crashed, patience):
+        self.perform(self.book.engine_lost(refusals.engine_died(), self.now, crashed=crashed))
+        self.wait(patience)
         self.load()
+
+    @invariant()
+    def nobody_is_beside_the_one_that_is_tried_who_was_not_acquitted(self):
+        probation = self.book.probation
+        assert bool(self.book.closed) == bool(probation)
+        assert not any(run in self.book.running.values() for run in probation.held)
 
     @invariant()
     def nothing_ends_twice(self):
@@ -530,11 +618,11 @@ class AnyOrder(RuleBasedStateMachine):
         assert set(self.ended) == set(self.begun)
         assert all(self.started[lease] == 1 for lease in self.started)
         assert set(self.started) <= set(self.released)
-        assert sum(self.outputs.values()) == sum(run.tokens for run in self.begun.values())
-        assert sum(self.prompts.values()) == sum(run.prefilled for run in self.begun.values())
-        for run in self.begun.values():
-            assert run.prefilled <= len(run.spec.token_ids)
-            assert run.prefilled == len(run.spec.token_ids) or not run.tokens
+        assert sum(self.outputs.values()) == sum(run.tokens for run in self.begun)
+        assert sum(self.prompts.values()) == sum(run.prefilled for run in self.begun)
+        for run in self.begun:
+            prompt = (run.asked_for or run.spec).token_ids
+            assert run.prefilled == len(prompt) if run.tokens else run.prefilled <= len(prompt)
 
 
 TestAnyOrder = AnyOrder.TestCase

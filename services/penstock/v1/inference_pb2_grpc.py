@@ -83,7 +83,8 @@ class InferenceServicer:
         with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
         cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
         cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
-        its reader fell too far behind (`resume` continues it).
+        its reader fell too far behind (`resume` continues it). INTERNAL / ENGINE_CRASHED when it crashed a model's engine
+        twice: it is not run again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,7 +49,8 @@ class InferenceStub:
     with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
     cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
     cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
-    its reader fell too far behind (`resume` continues it).
+    its reader fell too far behind (`resume` continues it). INTERNAL / ENGINE_CRASHED when it crashed a model's engine
+    twice: it is not run again.
     """
     Session: _grpc.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]
     """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
@@ -85,7 +86,8 @@ class InferenceAsyncStub(InferenceStub):
     with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
     cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
     cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
-    its reader fell too far behind (`resume` continues it).
+    its reader fell too far behind (`resume` continues it). INTERNAL / ENGINE_CRASHED when it crashed a model's engine
+    twice: it is not run again.
     """
     Session: _aio.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]  # type: ignore[assignment]
     """Session multiplexes many requests on one stream, one frame per step for all of them. Each request fails alone,
@@ -124,7 +126,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         with RetryInfo. UNAVAILABLE / NO_WORKER when nothing serves the model; / AUTH_LOST or QUEUE_LOST when that tier
         cannot be reached; / STORE_UNAVAILABLE when auth cannot write its books. DEADLINE_EXCEEDED / DEADLINE when it
         cannot be or was not met. ABORTED / ATTEMPTS_EXHAUSTED when workers kept failing under it; / CLIENT_TOO_SLOW when
-        its reader fell too far behind (`resume` continues it).
+        its reader fell too far behind (`resume` continues it). INTERNAL / ENGINE_CRASHED when it crashed a model's engine
+        twice: it is not run again.
         """
 
     @_abc_1.abstractmethod

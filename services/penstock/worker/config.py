@@ -61,6 +61,7 @@ class WorkerConfig(ServiceConfig):
     vllm_args: str = ""  # JSON object: more of vLLM's engine arguments, such as {"tensor_parallel_size": 2}
 
     # Of a simulated engine: a step takes the sum of the terms below, or what the file says instead.
+    sim_crash_on: int = -1  # a token at which prompts crash the engine, to see what becomes of such a request; -1: none
     sim_law: str = ""  # written by `penstock simulate --calibrate --out FILE`
     sim_base_s: float = StepLaw().base_s
     sim_per_prefill_token_s: float = StepLaw().per_prefill_token_s
@@ -100,6 +101,7 @@ class WorkerConfig(ServiceConfig):
             threads=self.threads,
             vllm_args=self.vllm_args,
             law=self._law(),
+            crash_on=self.sim_crash_on,
         )
 
     def _law(self) -> StepLaw:

@@ -25,7 +25,8 @@ class EngineFailed(Exception):
 class EngineLink:
     """Keeps one engine process for as long as `run` runs. Callbacks are plain calls on the loop.
 
-    `on_message` gets what the engine says; `on_down` comes once for each process that ended, as soon as it did.
+    `on_message` gets what the engine says; `on_down` comes once for each process that ended, as soon as it did, and
+    says whether it crashed, or hung and was killed for it: whether what it was at may be to blame.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class EngineLink:
         options: object,
         *,
         on_message: Callable[[object], None],
-        on_down: Callable[[], None],
+        on_down: Callable[[bool], None],
         python: str = "",
     ) -> None:
         self._options = options
@@ -43,6 +44,7 @@ class EngineLink:
         self._pipe: EnginePipe | None = None
         self._was_ever_ready = False
         self._process: EngineProcess | None = None
+        self._hung = False
         self.starts = 0
 
     def __repr__(self) -> str:
@@ -68,8 +70,9 @@ class EngineLink:
         return True
 
     def kill(self) -> None:
-        """End a process that does not answer; it is noticed and replaced like any that died."""
+        """End a process that does not answer; it is noticed and replaced like any that crashed."""
         if self._process:
+            self._hung = True
             self._process.kill()
 
     async def run(self) -> None:
@@ -89,10 +92,11 @@ class EngineLink:
     async def _run_once(self) -> int:
         """Run one engine process to its end; returns its exit status, and leaves no process whatever happens."""
         self._process, self._pipe = await self._start()
+        self._hung = False
         self.starts += 1
         try:
             await _until_dead(self._process, self._pipe)
-            self._on_down()
+            self._on_down(self._hung or self._process.has_crashed)
         finally:
             self._pipe.close()
             self._pipe = None
@@ -112,6 +116,9 @@ class EngineLink:
 
 
 async def _until_dead(process: EngineProcess, pipe: EnginePipe) -> None:
-    """Until the pipe has ended, and with it all that the engine said; or the process, if something holds the pipe."""
-    await asyncio.wait([process.exited, pipe.lost], return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.wait([pipe.lost], timeout=LAST_WORDS_TIMEOUT)
+    """Until both the process and the pipe have ended, and with it all that the engine said; where one of them does not
+    follow the other soon, until the first.
+    """
+    ends = [process.exited, pipe.lost]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(ends, timeout=LAST_WORDS_TIMEOUT)

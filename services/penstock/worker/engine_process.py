@@ -33,6 +33,15 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether it is dead by what it did itself, not by a SIGKILL or SIGTERM from outside."""
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return False
+        is_killed = found.si_code == os.CLD_KILLED and found.si_status in (signal.SIGKILL, signal.SIGTERM)
+        return not is_killed and found.si_status != 0
+
     def kill(self) -> None:
         self._process.kill()
 

@@ -57,6 +57,7 @@ class Front:
         self._accounts = RunAccounts(self.state.figures)
         self._peers: dict[int, EdgePeer] = {}
         self._streams = 0  # opened since the start
+        self._is_open = False
         self._is_over = False
         self._heard = 0  # messages of engines
         self._stall_after = config.stall_after
@@ -158,6 +159,8 @@ class Front:
         now = time.time()
         self.state.note_step(result, capacity, took)
         self._perform(self.book.stepped(result, now - took, now))
+        if not self._is_open:
+            self._open()
         self.attachment.report(self.state.load)
         self.cache.note(result.cache_news)
         if self.attachment.is_up:  # what is told to nobody would never be told
@@ -174,18 +177,29 @@ class Front:
         self.state.note_ready(card, capacity)
         self.engine.note_ready()
         self._accounts.model = card.name
-        self.book.engine_ready(self.state.limits)
+        effects = self.book.engine_ready(self.state.limits)
         log.info("engine_ready", model=card.name, pid=self.engine.pid, kv_blocks=capacity.blocks, slots=capacity.slots)
+        self._perform(effects)
+        self._open()
+
+    def _open(self) -> None:
+        """Take work, unless runs are on probation yet; `_step` asks again."""
+        self._is_open = self.book.closed is None
+        if not self._is_open:
+            return
         self.on_ready(True)
         self.attachment.report(self.state.load)
         if not self.book.is_draining:
             self.attachment.attach()
 
-    def _lose_engine(self) -> None:
+    def _lose_engine(self, crashed: bool) -> None:
         self.state.note_lost()
         self.cache.clear()
+        self._is_open = False
         self.on_ready(False)
-        self._perform(self.book.engine_lost(refusals.engine_died(), time.time()))
+        self._perform(self.book.engine_lost(refusals.engine_died(), time.time(), crashed=crashed))
+        if held := len(self.book.probation.held):
+            log.warning("runs_on_probation", runs=held)
         self.attachment.detach("the engine died")
 
     # What time does.

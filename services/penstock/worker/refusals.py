@@ -1,6 +1,6 @@
 """Why a run cannot start or go on, in the words of the contract. What is wrong with the START itself is in `errors`."""
 
-from penstock.chassis.errors import Aborted, DeadlineExceeded, Unavailable
+from penstock.chassis.errors import Aborted, DeadlineExceeded, Internal, Unavailable
 
 
 class LeaseLost(Aborted):
@@ -31,3 +31,8 @@ def loading() -> Unavailable:
 
 def engine_died() -> Unavailable:
     return Unavailable("the worker's engine died and starts anew; enqueue the ticket again", reason="ENGINE_DIED")
+
+
+def engine_crashed() -> Internal:
+    text = "this request crashed the model's engine twice and is not run again; tell who runs the model"
+    return Internal(text, reason="ENGINE_CRASHED")

@@ -1,7 +1,7 @@
 """One run on this worker: a START and all that came of it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -63,7 +63,8 @@ class Run:
     arrived_at: float
     deadline: float = math.inf
     traceparent: str = ""
-    tokens: int = 0  # made, sent or not
+    output: list[int] = field(default_factory=list)  # tokens made, sent or not
+    asked_for: SequenceSpec | None = None  # as it came, where `spec` is what is left of it after a crash
     cached_tokens: int = 0  # of the prompt
     prefilled: int = 0  # tokens of the prompt that were computed, each counted once
     told: Served | None = None  # what its scheduler has heard
@@ -84,6 +85,11 @@ class Run:
         return self.spec.seq_id
 
     @property
+    def tokens(self) -> int:
+        """Tokens made, sent or not."""
+        return len(self.output)
+
+    @property
     def final_tokens(self) -> int:
         """Most tokens it can come to hold."""
         return len(self.spec.token_ids) + self.spec.max_output_tokens
@@ -94,18 +100,30 @@ class Run:
             self.admitted_at, self.cached_tokens = max(at, self.arrived_at), cached_tokens
 
     def prefill(self, tokens: int) -> None:
-        """Note computed tokens; what a preempted run computes again, it is not served again."""
-        self.prefilled = min(self.prefilled + tokens, len(self.spec.token_ids) - self.cached_tokens)
+        """Note computed tokens; what is computed again after a preemption or a crash is not served again."""
+        asked = self.asked_for or self.spec
+        self.prefilled = min(self.prefilled + tokens, len(asked.token_ids) - self.cached_tokens)
 
     @property
     def served(self) -> Served:
         first = None if self.first_token_at is None else self.first_token_at - self.arrived_at
         return Served(self.lease_id, self.prefilled, self.tokens, first)
 
-    def add_token(self, at: float) -> None:
+    def start_over(self, seq_id: int) -> None:
+        """Have what is left done by another engine, under a new number."""
+        self.asked_for = self.asked_for or self.spec
+        self.spec = replace(
+            self.asked_for,
+            seq_id=seq_id,
+            token_ids=[*self.asked_for.token_ids, *self.output],
+            emitted=self.asked_for.emitted + self.tokens,
+            max_output_tokens=self.asked_for.max_output_tokens - self.tokens,
+        )
+
+    def add_token(self, token: int, at: float) -> None:
         if not self.tokens:
             self.prefill(len(self.spec.token_ids))  # whatever the engine counts as a decode
-        self.tokens += 1
+        self.output.append(token)
         self.last_token_at = at
         if self.first_token_at is None:
             self.first_token_at = at

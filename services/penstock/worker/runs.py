@@ -23,6 +23,7 @@ from penstock.worker.engine.errors import StartInvalid
 from penstock.worker.engine.interface import Cancelled, Finished, StepResult
 from penstock.worker.leases import Grant, LeaseBook
 from penstock.worker.limits import Limits
+from penstock.worker.probation import Probation
 from penstock.worker.refusals import LeaseLost
 from penstock.worker.run import Asked, Ending, Run, Served
 from penstock.worker.spread import RunCounts, spread
@@ -40,6 +41,7 @@ class RunBook:
 
     leases: LeaseBook
     park_for: float = 1.0  # s that a START waits for its lease to be announced
+    hold_for: float = 30.0  # s that a run on probation waits for an engine
     max_parked: int = 1_024  # runs; a START beyond them is refused as if its time were over
     closed: PenstockError | None = field(default_factory=refusals.loading)
     is_draining: bool = False
@@ -47,6 +49,7 @@ class RunBook:
     counts: RunCounts = field(default_factory=RunCounts)
     parked: dict[str, Run] = field(default_factory=dict)  # by lease
     running: dict[int, Run] = field(default_factory=dict)  # by seq_id: all that the engine has
+    probation: Probation = field(default_factory=Probation)  # those held are not running
     streams: dict[int, dict[int, Run]] = field(default_factory=dict)  # by handle, for each edge stream
     _limits: Limits | None = None
     _due: Timers[tuple[str, str] | int] = field(default_factory=Timers)
@@ -62,7 +65,7 @@ class RunBook:
     @property
     def is_idle(self) -> bool:
         """Nothing runs, and nothing may yet come under a lease already granted."""
-        return not (self.running or self.parked or self.leases.expected)
+        return not (self.running or self.parked or self.probation or self.leases.expected)
 
     @property
     def next_expiry(self) -> float | None:
@@ -122,21 +125,30 @@ class RunBook:
 
     # What the engine does.
 
-    def engine_ready(self, limits: Limits) -> None:
-        self._limits, self.closed, self.step = limits, None, 0
+    def engine_ready(self, limits: Limits) -> list[Effect]:
+        self._limits, self.step = limits, 0
+        return self._try_next()
 
-    def engine_lost(self, error: PenstockError, now: float) -> list[Effect]:
-        """End all runs: those to be cancelled have what they wanted, the others are refused with `error`."""
-        self.closed = error
+    def engine_lost(self, error: PenstockError, now: float, *, crashed: bool = False) -> list[Effect]:
+        """End all runs: those to be cancelled have what they wanted, the others are refused with `error`.
+
+        Where it `crashed` by itself, the run that was tried is to blame, or some are put on probation.
+        """
+        self.closed, self._limits = error, None
+        culprit = self.probation.tried if crashed else None
+        suspects = [] if culprit or not crashed else self.probation.suspects(self.running.values())
+        for run in suspects:
+            self._hold(run, now)
         effects: list[Effect] = []
         for run in (*self.parked.values(), *self.running.values()):
+            why = refusals.engine_crashed() if run is culprit else error
             gone = Cancelled(run.seq_id, run.tokens, 0)
-            effects += self._end(run, error if run.ending is None else _outcome(run, gone), now)
+            effects += self._end(run, why if run.ending is None else _outcome(run, gone), now)
         return _told_at_once(effects)
 
     def engine_refused(self, seq_id: int, error: PenstockError, now: float) -> list[Effect]:
         run = self.running.get(seq_id)
-        return self._end(run, error, now) if run else []
+        return [*self._end(run, error, now), *self._try_next()] if run else []
 
     def stepped(self, result: StepResult, began_at: float, now: float) -> list[Effect]:
         self.step = result.step
@@ -151,7 +163,10 @@ class RunBook:
         outcomes: list[Finished | Cancelled] = [*result.cancelled, *result.finished]
         for outcome in outcomes:
             if run := self.running.get(outcome.seq_id):
-                effects += self._end(run, _outcome(run, outcome), now)
+                effects += self._end(run, _outcome(run, outcome._replace(output_tokens=run.tokens)), now)
+        if self.closed:  # one that is on probation runs
+            self.probation.acquit()
+            effects += self._try_next()
         return _told_at_once(effects)
 
     def progress(self, now: float) -> list[Served]:
@@ -174,6 +189,9 @@ class RunBook:
                 effects += self._take_out(self.running[key], Ending.DEADLINE, now)
             elif key[0] == "lease":
                 self._end_lease(key[1])
+            elif key[0] == "held":
+                run = next(run for run in self.probation.held if run.lease_id == key[1])
+                effects += self._end(run, refusals.too_late() if run.deadline <= now else self._unannounced(run), now)
             else:
                 run = self.parked[key[1]]
                 late = run.deadline <= now
@@ -200,9 +218,13 @@ class RunBook:
             self._check(run, now)
         except PenstockError as error:
             return [LeaseStarted(run.lease_id), *self._end(run, error, now)]
+        return [LeaseStarted(run.lease_id), self._add(run)]
+
+    def _add(self, run: Run) -> Effect:
+        self.running[run.seq_id] = run
         if run.deadline < math.inf:
             self._due.set(run.seq_id, run.deadline)
-        return [LeaseStarted(run.lease_id), AddSequence(run.spec)]
+        return AddSequence(run.spec)
 
     def _check(self, run: Run, now: float) -> None:
         if self.closed or self._limits is None:
@@ -233,12 +255,33 @@ class RunBook:
         if not was_asked or ending.is_silent:
             run.ending = ending
         if run.seq_id not in self.running:
-            return self._end(run, _outcome(run, Cancelled(run.seq_id, 0, 0)), now)
+            ended = self._end(run, _outcome(run, Cancelled(run.seq_id, run.tokens, 0)), now)
+            return [*ended, *self._try_next()]
         return [] if was_asked else [CancelSequence(run.seq_id)]
+
+    def _hold(self, run: Run, now: float) -> None:
+        """Keep a run for the next engine. Its scheduler takes this worker for gone, and its leases with it."""
+        del self.running[run.seq_id]
+        self._due.drop(run.seq_id)
+        self._due.set(("held", run.lease_id), min(now + self.hold_for, run.deadline))
+        self.probation.held.append(run)
+
+    def _try_next(self) -> list[Effect]:
+        """Run the next on probation; with none left, the worker is open again."""
+        if self._limits is None:
+            return []
+        if run := self.probation.next():
+            self._due.drop(("held", run.lease_id))
+            run.start_over(self.new_seq_id())
+            return [self._add(run)]
+        if not self.probation:
+            self.closed = None
+        return []
 
     def _end(self, run: Run, outcome: Outcome, now: float) -> list[Effect]:
         """Forget a run and its lease; only the lease of a started run is known to be held by its scheduler."""
-        was_started = self.running.pop(run.seq_id, None) is not None
+        was_held = self.probation.drop(run)
+        was_started = self.running.pop(run.seq_id, None) is not None or was_held
         self._due.drop(run.seq_id)
         self._end_lease(run.lease_id)
         ended = self._ended(run, outcome, now)
@@ -254,6 +297,7 @@ class RunBook:
     def _forget_timers(self, lease_id: str) -> None:
         self._due.drop(("lease", lease_id))
         self._due.drop(("parked", lease_id))
+        self._due.drop(("held", lease_id))
 
     def _ended(self, run: Run, outcome: Outcome, now: float) -> Ended:
         handles = self.streams.get(run.stream, {})

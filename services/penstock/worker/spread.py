@@ -26,7 +26,7 @@ def spread(result: StepResult, running: Mapping[int, Run], counts: RunCounts, no
         run = running.get(seq_id)
         if run is None:
             continue
-        run.add_token(now)
+        run.add_token(token, now)
         counts.tokens_generated += 1
         if run.ending:
             counts.tokens_wasted_after_cancel += 1

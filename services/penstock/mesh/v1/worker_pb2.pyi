@@ -403,7 +403,8 @@ class RunRefused(_message.Message):
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
         """ABORTED / LEASE_LOST, UNAVAILABLE / DRAINING or ENGINE_DIED: enqueue again. INVALID_ARGUMENT / PROMPT_TOO_LONG with the
-        numbers, or / START_INVALID: never. DEADLINE_EXCEEDED / DEADLINE.
+        numbers, or / START_INVALID: never. INTERNAL / ENGINE_CRASHED: never, it has crashed the engine twice. DEADLINE_EXCEEDED /
+        DEADLINE.
         """
 
     def __init__(

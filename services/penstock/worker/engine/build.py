@@ -20,7 +20,7 @@ def build_engine(options: EngineOptions) -> tuple[Engine, ModelCard]:
         blocks = options.kv_blocks or SIM_BLOCKS
         card = fit_context(card, blocks, options.block_size)
         batch = batch_of(options, card, blocks)
-        return SimEngine(batch, options.law, card.plain_ids()), card
+        return SimEngine(batch, options.law, card.plain_ids(), options.crash_on), card
     if options.engine == "vllm":
         from penstock.worker.engine.vllm.build import build_vllm_engine  # noqa: PLC0415 - has libraries of its own
 

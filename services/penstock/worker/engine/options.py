@@ -24,3 +24,4 @@ class EngineOptions:
     threads: int = 0  # on a CPU; 0: one for each core that the process may use
     vllm_args: str = ""  # JSON object: more arguments for vllm.EngineArgs
     law: StepLaw = field(default_factory=StepLaw)  # of a simulated engine
+    crash_on: int = -1  # a token of prompts at which a simulated engine dies; -1: none

@@ -1,6 +1,7 @@
 """The engine that only takes time: the real batch over a step-time law, for capacity work without a GPU."""
 
 import hashlib
+import os
 from array import array
 
 from penstock.worker.engine.batch import Batch
@@ -17,8 +18,10 @@ class SimEngine:
     end-of-sequence id: every answer has the length asked for.
     """
 
-    def __init__(self, batch: Batch, law: StepLaw, token_ids: range) -> None:
+    def __init__(self, batch: Batch, law: StepLaw, token_ids: range, crash_on: int = -1) -> None:
+        """`crash_on`: a token at which the process dies as by a fault in a kernel, to prove what is done then."""
         self.batch = batch
+        self._crash_on = crash_on
         self.law = law
         self._token_ids = token_ids
         self._keys: dict[int, int] = {}  # of the sequences here
@@ -39,6 +42,8 @@ class SimEngine:
 
     def step(self) -> StepResult:
         plan = self.batch.plan()
+        if any(self._crash_on in part.sequence.spec.token_ids for part in plan.prefills):
+            os.abort()
         tokens = [self._token(each.spec.seq_id, len(each.ids)) for each in plan.sampled]
         result = self.batch.commit(plan, tokens, [0.0] * len(tokens))
         result.duration_s = self._duration_s(plan)
