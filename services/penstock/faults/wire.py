@@ -67,6 +67,17 @@ class Connection:
         return not any(self.gone)
 
 
+@dataclass
+class Unjoined:
+    """A client's side until it has heard that its connection is there."""
+
+    down: Callable[[], None]
+
+    def lost(self, why: str) -> None:
+        del why
+        self.down()
+
+
 @dataclass(eq=False)
 class Line:
     """What arrives in the order in which it was said: one call on a connection."""
@@ -123,20 +134,24 @@ class Network:
             self._after(self.delay, call_on, client, down)
 
         self._attempts[refuse] = listener.loop
-        call_on(listener.loop, self._accept, listener, client, up, refuse)
+        call_on(listener.loop, self._accept, listener, client, up, down, refuse)
 
     def _accept(
-        self, listener: Listener, client: ProcessLoop, up: Callable[[Connection], Closable], refuse: Callable[[], None]
+        self,
+        listener: Listener,
+        client: ProcessLoop,
+        up: Callable[[Connection], Closable],
+        down: Callable[[], None],
+        refuse: Callable[[], None],
     ) -> None:
         if self._attempts.pop(refuse, None) is None:
             return
         connection = Connection((client, listener.loop))
-        connection.sides[TO_SERVER] = listener.accept(connection)
+        connection.sides = [Unjoined(down), listener.accept(connection)]
         self.connections.append(connection)
 
         def join() -> None:
-            if connection.is_open:
-                connection.sides[TO_CLIENT] = up(connection)
+            connection.sides[TO_CLIENT] = up(connection)
 
         self.deliver(Line(connection), TO_CLIENT, join)
 
