@@ -66,6 +66,7 @@ def test_a_client_that_loses_patience_costs_the_engine_no_step():
             {**long, "client": {"patience": 0.5}},
             duration=0.2,
             workers=[{"slots": 1}],
+            queues={"policy": "fair"},
             schedulers={"look_ahead": 0},
         )
     )

@@ -12,6 +12,8 @@ import pytest
 
 from paths import REPO, shared_data
 from penstock.simulator.arrivals import Bursty, Poisson, RenewalWindow, Window
+from penstock.simulator.beginnings import Beginning
+from penstock.simulator.demand import Ask
 from penstock.simulator.errors import ScenarioError
 from penstock.simulator.lengths import Empirical, LogNormal
 from penstock.simulator.reading import read_scenario, scenario_of
@@ -53,6 +55,8 @@ def test_the_example_can_be_run_and_shows_the_defaults():
         (TENANT.replace("rate = 1.0", "rate = true"), "tenants[0].arrivals.rate"),
         (TENANT.replace("tokens = 5", "tokens = 5.5"), "tenants[0].output.tokens"),
         (TENANT.replace("tokens = 10", "kind = 'uniform', low = 5, high = 4"), "tenants[0].prompt.high"),
+        (TENANT + "prefix = { tokens = 10, share = 2 }", "tenants[0].prefix.share"),
+        (TENANT + "prefix = { texts = 3 }", "tenants[0].prefix.tokens"),
         (TENANT + "class = 'vip'", "tenants[0].class"),
         (TENANT + "client = { retrys = 3 }", "tenants[0].client.retrys"),
         (TENANT + "trace = { kind = 'azure', path = 'none.csv' }", "tenants[0].trace.path"),
@@ -130,10 +134,10 @@ def test_traces_are_read_as_they_were_recorded(tmp_path):
         "2023-11-16 18:15:46.0000000,7,0",
     ]
     path.write_bytes(gzip.compress("\n".join(rows).encode()))
-    assert list(azure(path).asks("", load=2.0)) == [(0.0, 7, 1), (2.25, 30, 4)]
+    assert list(azure(path).asks("", load=2.0)) == [Ask(0.0, 7, 1), Ask(2.25, 30, 4)]
     path = tmp_path / "mooncake.jsonl"
-    path.write_text(json.dumps({"timestamp": 3000, "input_length": 9, "output_length": 2, "hash_ids": []}) + "\n")
-    assert list(mooncake(path).asks("", load=1.0)) == [(3.0, 9, 2)]
+    path.write_text(json.dumps({"timestamp": 3000, "input_length": 900, "output_length": 2, "hash_ids": [4, 7]}) + "\n")
+    assert list(mooncake(path).asks("", load=1.0)) == [(3.0, 900, 2, Beginning((4, 7), 512))]
 
 
 def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
@@ -148,11 +152,11 @@ def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
     asks = list(found["1"].asks("seed", load=1.0))
     assert len(asks) == pytest.approx(1_500, rel=0.1)
     assert asks[-1].at < 300.0
-    assert {ask[1:] for ask in asks} == {(30, 4)}
+    assert {(ask.prompt, ask.output) for ask in asks} == {(30, 4)}
 
 
 def test_the_recorded_azure_hour_has_its_length():
     asks = list(azure(Path(shared_data(), "traces/AzureLLMInferenceTrace_conv.csv.gz")).asks("", load=1.0))
     assert len(asks) == 19_366
-    assert asks[0] == (0.0, 374, 44)
+    assert asks[0] == Ask(0.0, 374, 44)
     assert asks[-1].at == pytest.approx(3_501.7, abs=0.1)

@@ -97,6 +97,11 @@ def _own_lines(figures: Mapping[str, Any]) -> Iterator[str]:
             f"queue waits predicted {predicted['count']:,} times: error P50 {predicted['error_p50_s'] * 1e3:,.0f} ms, "
             f"P95 {predicted['error_p95_s'] * 1e3:,.0f} ms"
         )
+    if prefixes := figures.get("prefix_cache"):
+        yield (
+            f"{prefixes['hit_share']:.1%} of prompt tokens found in caches, "
+            f"of {prefixes['repeated_share']:.1%} that had come before"
+        )
     if len(figures["service_by_tenant"]) > 1:
         yield f"max service gap between backlogged tenants: {figures['max_service_gap']:,.0f} weighted tokens"
 

@@ -12,7 +12,7 @@ class PrefixIndex:
     Caches give up the end of a chain before its beginning, so the longest known beginning is found by bisection.
     """
 
-    _holders: dict[int, set[str]] = field(default_factory=dict)  # workers, by name of a block
+    _holders: dict[int, dict[str, None]] = field(default_factory=dict)  # workers in the order they came, by block
     _held: dict[str, set[int]] = field(default_factory=dict)  # by worker
 
     def __len__(self) -> int:
@@ -24,7 +24,7 @@ class PrefixIndex:
         held = self._held.setdefault(worker, set())
         for name in added:
             held.add(name)
-            self._holders.setdefault(name, set()).add(worker)
+            self._holders.setdefault(name, {})[worker] = None
         for name in removed:
             held.discard(name)
             self._drop(name, worker)
@@ -44,7 +44,7 @@ class PrefixIndex:
         return bisect_left(names, x=True, key=lambda name: name not in held) if held else 0
 
     def _drop(self, name: int, worker: str) -> None:
-        holders = self._holders.get(name, set())
-        holders.discard(worker)
+        holders = self._holders.get(name, {})
+        holders.pop(worker, None)
         if not holders:
             self._holders.pop(name, None)

@@ -6,15 +6,17 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from penstock.simulator.arrivals import Arrivals
+from penstock.simulator.beginnings import NOTHING, Beginning, SharedTexts
 from penstock.simulator.lengths import Lengths
 
 
 class Ask(NamedTuple):
-    """One request: when, and how long its prompt and its answer are in tokens."""
+    """One request: when, how long its prompt and its answer are in tokens, and what the prompt has in common."""
 
     at: float  # s from the start
     prompt: int
     output: int
+    beginning: Beginning = NOTHING
 
 
 class Demand(Protocol):
@@ -29,11 +31,13 @@ class Drawn:
     arrivals: Arrivals
     prompt: Lengths
     output: Lengths
+    shared: SharedTexts | None = None
 
     def asks(self, seed: str, load: float) -> Iterator[Ask]:
-        prompts, outputs = Random(f"{seed}/prompt"), Random(f"{seed}/output")
+        prompts, outputs, texts = (Random(f"{seed}/{name}") for name in ("prompt", "output", "texts"))
         for at in self.arrivals.times(Random(f"{seed}/arrivals"), load):
-            yield Ask(at, self.prompt.draw(prompts), self.output.draw(outputs))
+            beginning = self.shared.draw(texts) if self.shared else NOTHING
+            yield Ask(at, self.prompt.draw(prompts), self.output.draw(outputs), beginning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,10 @@ class Traced:
 
     recorded: Sequence[Ask]
 
+    @property
+    def shares_prefixes(self) -> bool:
+        return any(ask.beginning.names for ask in self.recorded)
+
     def asks(self, seed: str, load: float) -> Iterator[Ask]:
         for ask in self.recorded:
-            yield Ask(ask.at / load, ask.prompt, ask.output)
+            yield ask._replace(at=ask.at / load)

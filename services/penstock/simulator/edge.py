@@ -5,10 +5,12 @@ from typing import NamedTuple, Protocol
 
 from penstock.chassis.errors import PenstockError
 from penstock.cli.bench.history import CANCELLED, OK, History
+from penstock.edge.links.prefix import MAX_HASHES
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.beginnings import packed_hashes, salt_of
 from penstock.simulator.demand import Ask
-from penstock.simulator.engine import Run
+from penstock.simulator.engine import Run, Text
 from penstock.simulator.heap import Events
 from penstock.simulator.ledger import Ledger
 from penstock.simulator.request import Request
@@ -56,6 +58,8 @@ class SimEdge:
         self._peers = peers
         self._ledger = ledger
         self._minds_clients = minds_clients
+        self._block_size = scenario.workers[0].block_size
+        self._salts = {each.name: salt_of(each.name) for each in scenario.tenants} if scenario.shares_prefixes else {}
         self._rngs = {each.name: Random(f"{scenario.seed}/{each.name}/client") for each in scenario.tenants}
         self._waiting: dict[str, tuple[Request, WaitingTicket]] = {}  # by ticket, until a lease
         self._flights: dict[int, Flight] = {}  # by run, until it is over
@@ -66,7 +70,7 @@ class SimEdge:
     def arrive(self, tenant: Tenant, ask: Ask) -> None:
         now, client = self._events.now, tenant.client
         history = History(len(self._ledger.requests), now, prompt_tokens=ask.prompt)
-        request = Request(tenant, ask.prompt, ask.output, history, self._rngs[tenant.name])
+        request = Request(tenant, ask.prompt, ask.output, history, self._rngs[tenant.name], ask.beginning)
         request.declared = _declared(tenant, ask.output, request.rng)
         self._ledger.requests.append(request)
         self.open += 1
@@ -118,8 +122,10 @@ class SimEdge:
         request, ticket = self._no_longer_waits(lease.ticket_id)
         self._ledger.note_wait(request, waited)
         self._last_run += 1
-        output = request.output - (ticket.prompt_tokens - request.prompt)
-        run = Run(self._last_run, ticket.tenant_id, ticket.prompt_tokens, output, ticket.max_output_tokens)
+        emitted = ticket.prompt_tokens - request.prompt
+        text = self._text(request, emitted) if self._salts else None
+        lengths = ticket.prompt_tokens, request.output - emitted, ticket.max_output_tokens
+        run = Run(self._last_run, ticket.tenant_id, *lengths, text)
         self._flights[run.run_id] = Flight(request, ticket, run, self._peers.worker(lease.worker_id))
         if request.ticket is ticket:
             request.run, request.worker = run, lease.worker_id
@@ -178,8 +184,17 @@ class SimEdge:
             deadline=deadline if self._minds_clients else 0.0,
             enqueued=request.submitted,
             attempt=attempt,
+            prefix_hashes=self._hashes(request) if self._salts else b"",
             avoid_workers=avoided,
         )
+
+    def _text(self, request: Request, emitted: int) -> Text:
+        return Text(request.history.number, self._salts[request.tenant.name], request.beginning, emitted)
+
+    def _hashes(self, request: Request) -> bytes:
+        named = min(request.prompt, MAX_HASHES * self._block_size)
+        token_ids = request.beginning.token_ids(named, request.history.number)
+        return packed_hashes(token_ids, self._block_size, self._salts[request.tenant.name])
 
     def _enqueue(self, request: Request, ticket: WaitingTicket) -> None:
         request.ticket, request.predicted_wait = ticket, None

@@ -1,17 +1,20 @@
 """What a simulated worker asks of an engine, and the exact one: the worker's own batch, token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from penstock.simulator.beginnings import NOTHING, Beginning
 from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.interface import SequenceSpec, StepResult
 from penstock.worker.engine.plan import StepPlan
 from penstock.worker.engine.step_law import work_of
 
 NEVER = -1
+NO_NEWS: Mapping[bytes, bool] = MappingProxyType({})
 WORD, STOP = 0, 1  # the two token ids of a simulated answer: all but the last, and the last
 
 
@@ -26,7 +29,9 @@ class Run:
     prompt: int
     output: int  # tokens it will generate
     declared: int  # tokens it may generate: what KV is kept for
+    text: "Text | None" = None  # None: nothing of it is kept for others
     prefilled: int = 0  # positions of the prompt that were computed
+    cached: int = 0  # positions of it that others had computed
     first: int = NEVER  # step of its first token, from 0
     last: int = NEVER  # step of its last token so far, once it is over
 
@@ -35,12 +40,26 @@ class Run:
         return 0 if NEVER in (self.first, self.last) else self.last - self.first + 1
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What a run's prompt is made of, for an engine that shares what prompts have in common."""
+
+    number: int  # of its request
+    salt: bytes
+    beginning: Beginning = NOTHING
+    emitted: int = 0  # tokens at its end that are of the answer, from an earlier run
+
+    def token_ids(self, prompt: int) -> list[int]:
+        return [*self.beginning.token_ids(prompt - self.emitted, self.number), *[WORD] * self.emitted]
+
+
 class Stepped(NamedTuple):
     duration: float  # s; 0: there was nothing to compute
     prefill_tokens: int
     decode_seqs: int
     finished: Sequence[Run]
     cancelled: Sequence[Run]
+    cache_news: Mapping[bytes, bool] = NO_NEWS  # names of blocks that can be found, or no more
 
 
 class Fill(NamedTuple):
@@ -82,7 +101,8 @@ class ExactEngine:
         self._batch.add(
             SequenceSpec(
                 seq_id=run.run_id,
-                token_ids=range(run.prompt),
+                token_ids=run.text.token_ids(run.prompt) if run.text else range(run.prompt),
+                cache_salt=run.text.salt if run.text else b"",
                 max_output_tokens=run.declared,
                 stop_ids=frozenset({STOP}),
             )
@@ -95,6 +115,7 @@ class ExactEngine:
     def step(self) -> Stepped:
         plan = self._batch.plan()
         self._note_prefill(plan)
+        self._note_cached(plan.result)
         runs = [self._runs[each.spec.seq_id] for each in plan.sampled]
         tokens = [
             STOP if sequence.generated + 1 == run.output else WORD
@@ -110,7 +131,8 @@ class ExactEngine:
             run.last = result.step - 1
         for run in cancelled:
             run.last = NEVER if run.first == NEVER else result.step - 2
-        return Stepped(self._duration(plan), result.prefill_tokens, result.decode_seqs, finished, cancelled)
+        counts = result.prefill_tokens, result.decode_seqs
+        return Stepped(self._duration(plan), *counts, finished, cancelled, result.cache_news)
 
     def fill(self) -> Fill:
         capacity = self._batch.capacity()
@@ -124,6 +146,10 @@ class ExactEngine:
         for part in plan.slices:
             if not part.sequence.generated:
                 self._runs[part.sequence.spec.seq_id].prefilled += part.count
+
+    def _note_cached(self, result: StepResult) -> None:
+        for admitted in result.admitted:
+            self._runs[admitted.seq_id].cached = admitted.cached_tokens
 
     def _duration(self, plan: StepPlan) -> float:
         if not plan.decodes and not plan.prefills:

@@ -23,6 +23,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
         "goodput_weighted_tokens_per_s": sum(_weighted(each) for each in counted if is_good(each, slo)) / offered,
         **_work(simulation),
         "engine_tokens_after_leaving": ledger.after_leaving,
+        **_prefixes(simulation),
         **_predictions(ledger.waits, ledger.unpredicted),
         "attempts_per_request": _share(sum(each.tries for each in ledger.requests), len(ledger.requests)),
         "first_tokens": ledger.first_tokens,
@@ -50,9 +51,12 @@ def _weighted(request: Request) -> int:
 
 
 def _work(simulation: Simulation) -> dict[str, Any]:
-    """Engine tokens are positions computed. Useful is one pass over each prompt and answer that reached its client."""
+    """Engine tokens are positions computed. Useful is one pass over each prompt and answer that reached its client, but
+    for what was found in a cache.
+    """
     made = sum(each.tally.prefill_tokens + each.tally.decode_tokens for each in simulation.workers)
-    useful = sum(each.prompt + each.output - 1 for each in simulation.ledger.requests if each.history.outcome == OK)
+    answered = [each for each in simulation.ledger.requests if each.history.outcome == OK]
+    useful = sum(each.prompt + each.output - 1 - min(each.prompt - 1, each.cached_tokens) for each in answered)
     busy = sum(each.tally.busy for each in simulation.workers)
     return {
         "engine_steps": sum(each.tally.steps for each in simulation.workers),
@@ -61,6 +65,24 @@ def _work(simulation: Simulation) -> dict[str, Any]:
         "engine_tokens_wasted_share": _share(made - useful, made),
         "engine_busy_share": busy / (simulation.events.now * sum(kind.count for kind in simulation.scenario.workers)),
     }
+
+
+def _prefixes(simulation: Simulation) -> dict[str, Any]:
+    """Return how much of the prompts that engines took on they found in their caches, and how much of it had come
+    before: what one cache that forgets nothing would find.
+    """
+    if not simulation.scenario.shares_prefixes:
+        return {}
+    taken = [each for each in simulation.ledger.requests if each.engine_tokens]
+    prompts, cached = sum(each.prompt for each in taken), sum(each.cached_tokens for each in taken)
+    seen, repeated = set[tuple[str, int]](), 0
+    for each in taken:
+        names = [(each.tenant.name, name) for name in each.beginning.names]
+        known = next((place for place, name in enumerate(names) if name not in seen), len(names))
+        repeated += min(each.prompt, known * each.beginning.piece)
+        seen.update(names)
+    found = {"hit_share": _share(cached, prompts), "repeated_share": _share(repeated, prompts)}
+    return {"prefix_cache": {"cached_tokens": cached, **found}}
 
 
 def _predictions(waits: list[tuple[float, float]], unpredicted: int) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Ledger:
     def close_run(self, request: Request, worker: SimWorker, run: Run) -> None:
         """Account for a run that its engine has no more, whoever still cares."""
         request.engine_tokens += worker.engine_tokens(run)
+        request.cached_tokens += run.cached
         if run.run_id in self.left:
             self.after_leaving += worker.engine_tokens(run) - self.left.pop(run.run_id)
         emitted = worker.emitted(run)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from penstock.edge.links.shards import home
 from penstock.mesh.v1 import queue_pb2
 from penstock.mesh.v1.queue_pb2 import DispatchResponse
-from penstock.mesh.v1.scheduler_pb2 import Report, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report, ServedLease
 from penstock.queue import effects as queue_out
 from penstock.queue.seats import Credit
 from penstock.queue.waiting import WaitingTicket
@@ -65,7 +65,7 @@ class SimMesh:
 
     def _attach(self, number: int, kind: WorkerKind, life: int) -> None:
         name = f"worker-{number}" if life == 1 else f"worker-{number}-life-{life}"
-        worker = SimWorker(name, kind, self._scenario.engine, self._events, self)
+        worker = SimWorker(name, kind, self._scenario.stepping, self._events, self)
         self.lives.append(worker)
         self._workers[name] = worker
         schedulers = list(self.schedulers.values())
@@ -163,6 +163,9 @@ class SimMesh:
 
     def report(self, worker: str, report: Report) -> None:
         self._send(self._scheduler_of[worker].report, worker, report)
+
+    def cache_changed(self, worker: str, news: CacheNews) -> None:
+        self._send(self._scheduler_of[worker].cache_changed, worker, news)
 
     def run_over(self, worker: SimWorker, run: Run) -> None:
         self._send(self.edge.run_over, worker, run)

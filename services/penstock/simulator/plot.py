@@ -1,14 +1,17 @@
 """Pictures of simulations: goodput over load or time, TTFT over time, service by tenant, depth by class."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.bench.report import quantile
+from penstock.cli.bench.report import Slo, quantile
+from penstock.simulator.figures import is_good
 from penstock.simulator.scenario import PRIORITIES
 from penstock.simulator.simulation import Simulation
 
-BUCKET = 1.0  # s
+BUCKETS = 120  # over the time in which requests come, none shorter than a second
 
 
 def plot_simulations(runs: Sequence[tuple[Simulation, Mapping[str, Any]]], knee: float, path: Path) -> None:
@@ -47,19 +50,21 @@ def _goodput_over_load(axes: Any, figures: Sequence[Mapping[str, Any]], knee: fl
 
 
 def _goodput_over_time(axes: Any, run: Simulation) -> None:
-    targets = run.scenario.targets
-    answered = [each.history for each in run.ledger.requests if each.history.outcome == "ok"]
-    good = [each.ended for each in answered if (each.ttft or 0.0) <= targets.ttft and (each.tpot or 0.0) <= targets.tbt]
-    begun = [each.history.started for each in run.ledger.requests]
-    for label, times in (("offered", begun), ("within the SLO", good)):
-        buckets = _bucketed([(at, 1.0) for at in times])
-        axes.plot(list(buckets), [len(each) / BUCKET for each in buckets.values()], label=label)
-    axes.set(title="Requests", xlabel="s", ylabel="requests/s")
+    targets, requests = run.scenario.targets, run.ledger.requests
+    slo, width = Slo(ttft=targets.ttft, tpot=targets.tbt), _width(run)
+    good = [each.history.started for each in requests if is_good(each, slo)]
+    for label, times in (("offered", [each.history.started for each in requests]), ("within the SLO", good)):
+        counts = Counter(int(at / width) for at in times)
+        places = range(math.ceil(run.scenario.duration / width))
+        axes.plot([place * width for place in places], [counts[place] / width for place in places], label=label)
+    axes.set(title="Requests, by arrival", xlabel="s", ylabel="requests/s", ylim=(0, None))
 
 
 def _ttft(axes: Any, run: Simulation) -> None:
-    waits = [(each.history.started, each.history.ttft) for each in run.ledger.requests]
-    buckets = _bucketed([(at, wait) for at, wait in waits if wait is not None])
+    buckets, width = dict[float, list[float]](), _width(run)
+    for each in run.ledger.requests:
+        if (wait := each.history.ttft) is not None:
+            buckets.setdefault(each.history.started // width * width, []).append(wait)
     for share in (0.5, 0.9, 0.99):
         axes.plot(list(buckets), [quantile(each, share) for each in buckets.values()], label=f"P{share * 100:.0f}")
     axes.axhline(run.scenario.targets.ttft, color="grey", linestyle="--", label="SLO")
@@ -80,8 +85,5 @@ def _depth(axes: Any, run: Simulation) -> None:
     axes.set(title="Tickets waiting, by class", xlabel="s", ylabel="tickets")
 
 
-def _bucketed(values: Sequence[tuple[float, float]]) -> dict[float, list[float]]:
-    buckets: dict[float, list[float]] = {}
-    for at, value in sorted(values):
-        buckets.setdefault(at // BUCKET * BUCKET, []).append(value)
-    return buckets
+def _width(run: Simulation) -> float:
+    return max(1.0, run.scenario.duration / BUCKETS)

@@ -7,7 +7,8 @@ from typing import Any
 
 from penstock.simulator.arrivals import Arrivals, Bursty, Poisson, Regular, Window
 from penstock.simulator.baselines import POLICIES
-from penstock.simulator.demand import Demand, Drawn
+from penstock.simulator.beginnings import SharedTexts
+from penstock.simulator.demand import Demand, Drawn, Traced
 from penstock.simulator.errors import ScenarioError
 from penstock.simulator.lengths import Fixed, Lengths, LogNormal, Uniform
 from penstock.simulator.scenario import (
@@ -151,10 +152,13 @@ def _tenants(table: Table, folder: Path) -> list[Tenant]:
     }
     if "trace" in table:
         demands = _section(table, "trace", lambda trace: _traced(trace, folder))
+        common["shares_prefixes"] = any(isinstance(each, Traced) and each.shares_prefixes for each in demands.values())
         return [Tenant(name=f"{name}{suffix}", demand=demand, **common) for suffix, demand in demands.items()]
     arrivals = _section(table, "arrivals", _arrivals)
     prompt, output = _section(table, "prompt", _lengths), _section(table, "output", _lengths)
-    return [Tenant(name=name, demand=Drawn(arrivals, prompt, output), **common)]
+    shared = _section(table, "prefix", _shared) if "prefix" in table else None
+    demand = Drawn(arrivals, prompt, output, shared)
+    return [Tenant(name=name, demand=demand, shares_prefixes=shared is not None, **common)]
 
 
 def _client(table: Table) -> Client:
@@ -194,6 +198,14 @@ def _lengths(table: Table) -> Lengths:
             )
         case _:
             return Fixed(table.count("tokens", low=1))
+
+
+def _shared(table: Table) -> SharedTexts:
+    return SharedTexts(
+        tokens=table.count("tokens", low=1),
+        texts=table.count("texts", 1, low=1),
+        share=table.number("share", 1.0, high=1.0),
+    )
 
 
 def _traced(table: Table, folder: Path) -> Mapping[str, Demand]:

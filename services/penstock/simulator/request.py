@@ -5,6 +5,7 @@ from random import Random
 
 from penstock.cli.bench.history import History
 from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.beginnings import NOTHING, Beginning
 from penstock.simulator.engine import Run
 from penstock.simulator.scenario import Tenant
 
@@ -18,6 +19,7 @@ class Request:
     output: int
     history: History
     rng: Random
+    beginning: Beginning = NOTHING
     declared: int = 0  # max_output_tokens
     tries: int = 0
     ticket: WaitingTicket | None = None  # of the present try; None between tries and at the end
@@ -27,6 +29,7 @@ class Request:
     predicted_ttft: float | None = None  # s, likewise; of the present try
     submitted: float = 0.0  # of the present try
     engine_tokens: int = 0  # positions that engines computed for it, in all tries
+    cached_tokens: int = 0  # positions that they found computed, likewise
 
     @property
     def is_over(self) -> bool:

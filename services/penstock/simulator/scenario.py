@@ -46,6 +46,7 @@ class Tenant:
     demand: Demand
     priority: int = PRIORITIES["standard"]
     weight: float = 1.0
+    shares_prefixes: bool = False  # its prompts have beginnings in common
     over_declare: float = 1.0  # max_output_tokens as a multiple of what the answer comes to
     declare_noise: float = 0.0  # of that multiple, which is off by up to this share of it either way
     client: Client = Client()
@@ -104,3 +105,13 @@ class Scenario:
     detect_loss: float = 1.0  # until scheduler and edges notice a dead worker
     engine: str = "fast"  # or exact: the worker's own batch, token by token
     sample_every: float = 0.25  # of depths and service
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Tell whether workers keep beginnings of prompts, and edges name them."""
+        return any(tenant.shares_prefixes for tenant in self.tenants)
+
+    @property
+    def stepping(self) -> str:
+        """Return the engine that is taken: which block holds what, only the batch itself can say."""
+        return "exact" if self.shares_prefixes else self.engine

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from penstock.mesh.v1.queue_pb2 import DispatchResponse
-from penstock.mesh.v1.scheduler_pb2 import Profile, Report, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, ServedLease
 from penstock.scheduler import effects as out
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
@@ -54,6 +54,10 @@ class SimScheduler:
     def report(self, worker: str, report: Report) -> None:
         if worker in self.dispatcher.fleet:
             self.dispatcher.report(worker, report)
+
+    def cache_changed(self, worker: str, news: CacheNews) -> None:
+        if worker in self.dispatcher.fleet:
+            self.dispatcher.cache_changed(worker, news)
 
     def started(self, worker: str, lease_id: str) -> None:
         if worker in self.dispatcher.fleet:

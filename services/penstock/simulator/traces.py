@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.simulator.arrivals import Renewal, RenewalWindow
+from penstock.simulator.beginnings import Beginning
 from penstock.simulator.demand import Ask, Demand, Phased, Traced
 from penstock.simulator.lengths import Empirical
 
@@ -38,8 +39,16 @@ def azure(path: Path) -> Traced:
 def mooncake(path: Path) -> Traced:
     with _opened(path) as lines:
         rows = [json.loads(line) for line in lines if line.strip()]
-    asks = [Ask(row["timestamp"] / 1e3, _tokens(row["input_length"]), _tokens(row["output_length"])) for row in rows]
-    return Traced(sorted(asks))
+    asks = [
+        Ask(
+            row["timestamp"] / 1e3,
+            _tokens(row["input_length"]),
+            _tokens(row["output_length"]),
+            Beginning(tuple(row.get("hash_ids", ()))),
+        )
+        for row in rows
+    ]
+    return Traced(sorted(asks, key=lambda ask: ask.at))
 
 
 def servegen(folder: Path, *, start: float, clients: int) -> Mapping[str, Demand]:

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.mesh.v1.scheduler_pb2 import CacheNews as CacheFrame
 from penstock.mesh.v1.scheduler_pb2 import Profile, Report, ServedLease
 from penstock.simulator.engine import NEVER, ExactEngine, Run, SimulatedEngine, Stepped
 from penstock.simulator.fast_engine import FastEngine
 from penstock.simulator.heap import Events
 from penstock.simulator.scenario import WorkerKind
+from penstock.worker.cache_news import CacheNews
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.frames import report_frame, served_message
 from penstock.worker.load import Load
@@ -29,6 +31,8 @@ class WorkerPeers(Protocol):
     def released(self, worker: str, served: Sequence[ServedLease]) -> None: ...
 
     def report(self, worker: str, report: Report) -> None: ...
+
+    def cache_changed(self, worker: str, news: CacheFrame) -> None: ...
 
     def run_over(self, worker: "SimWorker", run: Run) -> None:
         """A run has ended or was let go; its edge hears."""
@@ -62,6 +66,8 @@ class SimWorker:
         self._peers = peers
         self._is_stepping = False
         self._pace = Pace()
+        self._cache = CacheNews()
+        self._shares = False  # has kept anything for others
         self._told: Load | None = None
         self._told_at = 0.0  # s; the last progress
         self._noted = StepResult(0)  # one for all steps: only its counts are read
@@ -138,6 +144,8 @@ class SimWorker:
             del self.runs[run.run_id], self.leases[run.run_id], self._arrived[run.run_id]
             self._peers.run_over(self, run)
         self._report(stepped)
+        if self._shares or stepped.cache_news:
+            self._tell_cache(stepped)
         if self._events.now >= self._told_at + PROGRESS_EVERY:
             self._tell_progress()
         self._is_stepping = False
@@ -147,6 +155,12 @@ class SimWorker:
         emitted = self.emitted(run)
         first = self.ends[run.first] - self._arrived[run.run_id] if emitted else None
         return served_message(Served(self.leases[run.run_id], run.prefilled, emitted, first))
+
+    def _tell_cache(self, stepped: Stepped) -> None:
+        self._shares = True
+        self._cache.note(stepped.cache_news)
+        if change := self._cache.take(self._events.now, at_once=not self.runs):
+            self._peers.cache_changed(self.name, CacheFrame(**change._asdict()))
 
     def _tell_progress(self) -> None:
         self._told_at = self._events.now

@@ -1,0 +1,164 @@
+"""Prompts that begin alike find each other's work, where it is and for as long as it is kept."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock.edge.links.prefix import prefix_hashes
+from penstock.simulator.beginnings import NOTHING, Beginning, salt_of
+from penstock.simulator.figures import figures_of
+from penstock.simulator.reading import read_scenario, scenario_of
+from penstock.simulator.simulation import Simulation
+
+TENANT = {
+    "name": "chat",
+    "arrivals": {"rate": 20.0},
+    "prompt": {"kind": "uniform", "low": 600, "high": 700},
+    "output": {"tokens": 20},
+}
+SCENARIO = """
+duration = 4.0
+[[workers]]
+count = 6
+slots = 8
+[[tenants]]
+name = "chat"
+trace = { kind = "mooncake", path = "conversation.jsonl" }
+"""
+CROWD = """
+duration = 6.0
+[[workers]]
+count = 16
+slots = 8
+[[tenants]]
+name = "chat"
+arrivals = { kind = "bursty", rate = 120.0, on = 0.5, off = 0.5 }
+prompt = { kind = "uniform", low = 1030, high = 2000 }
+output = { kind = "uniform", low = 10, high = 80 }
+prefix = { tokens = 1024, texts = 3, share = 0.6 }
+"""
+
+
+def run_of(*tenants, **fields):
+    return Simulation(scenario_of({"tenants": list(tenants), "duration": 10.0, "seed": 1, **fields})).run()
+
+
+def prefixes_of(run):
+    return figures_of(run)["prefix_cache"]
+
+
+def conversation(path, turns=5, speakers=12):
+    """Write a trace in which every turn repeats all turns before it."""
+    rows = [
+        {
+            "timestamp": 600 * turn + 40 * speaker,
+            "input_length": 512 * (turn + 1) + 9,
+            "output_length": 12,
+            "hash_ids": [0, *(1 + speaker * turns + each for each in range(turn)), 10_000 + speaker * turns + turn],
+        }
+        for turn in range(turns)
+        for speaker in range(speakers)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+def test_prompts_are_alike_as_far_as_their_pieces_are():
+    one, other = Beginning((3, 5), 16), Beginning((3, 6), 16)
+    first, second, third = one.token_ids(40, 1), one.token_ids(40, 2), other.token_ids(40, 3)
+    assert len(first) == len(third) == 40
+    assert first[:32] == second[:32]
+    assert not set(first[32:]) & set(second[32:])
+    assert first[:16] == third[:16]
+    assert not set(first[16:32]) & set(third)
+    assert one.token_ids(20, 1) == first[:20]
+    assert not set(NOTHING.token_ids(40, 1)) & set(NOTHING.token_ids(40, 2))
+
+
+def test_what_a_system_prompt_saves_is_what_all_but_the_first_of_it_have_in_common():
+    run = run_of({**TENANT, "prefix": {"tokens": 512}})
+    requests = run.ledger.requests
+    assert len(requests) > 150
+    assert {each.cached_tokens for each in requests[1:]} == {512}
+    assert requests[0].engine_tokens == requests[0].prompt + requests[0].output - 1
+    assert all(each.engine_tokens == each.prompt + each.output - 1 - 512 for each in requests[1:])
+    figures = figures_of(run)
+    assert figures["prefix_cache"]["hit_share"] == pytest.approx(figures["prefix_cache"]["repeated_share"])
+    assert figures["engine_tokens_wasted"] == 0
+
+
+def test_a_tenant_finds_nothing_of_another():
+    pair = [{**TENANT, "name": name, "arrivals": {"rate": 0.2}, "prefix": {"tokens": 512}} for name in "ab"]
+    run = run_of(*pair, duration=30.0)
+    for name in "ab":
+        first, *others = [each for each in run.ledger.requests if each.tenant.name == name]
+        assert first.cached_tokens == 0
+        assert {each.cached_tokens for each in others} == {512}
+
+
+def test_without_a_prefix_nothing_is_named_and_nothing_reported():
+    run = run_of(TENANT)
+    assert "prefix_cache" not in figures_of(run)
+    assert not any(each.cached_tokens for each in run.ledger.requests)
+
+
+def test_tickets_go_where_their_beginning_is():
+    """Six workers share 60 texts too many for any of them: a ticket placed blindly finds its own once in six times."""
+    many = {**TENANT, "prefix": {"tokens": 512, "texts": 60}, "arrivals": {"rate": 30.0}}
+    run = run_of(many, duration=60.0, workers=[{"count": 6, "kv_blocks": 800, "slots": 8}])
+    found = prefixes_of(run)
+    assert found["hit_share"] > 0.5 * found["repeated_share"]
+
+
+def test_a_small_cache_forgets():
+    many = {**TENANT, "prefix": {"tokens": 512, "texts": 60}}
+    large, small = (run_of(many, workers=[{"kv_blocks": blocks, "slots": 8}]) for blocks in (7_500, 400))
+    assert prefixes_of(small)["cached_tokens"] < 0.5 * prefixes_of(large)["cached_tokens"]
+
+
+def test_a_lost_worker_takes_its_cache_along_and_answers_go_on():
+    run = run_of(
+        {**TENANT, "prefix": {"tokens": 512}, "output": {"tokens": 200}},
+        workers=[{"count": 2}],
+        losses=[{"worker": 0, "at": 5.0, "back_after": 1.0}],
+    )
+    assert {each.history.outcome for each in run.ledger.requests} == {"ok"}
+    assert all(each.history.tokens == each.output for each in run.ledger.requests)
+    assert sum(each.cached_tokens == 0 for each in run.ledger.requests) >= 2, (
+        "each life of a worker begins with nothing"
+    )
+
+
+def test_a_ticket_names_its_prompt_as_edges_do(tmp_path):
+    conversation(tmp_path / "conversation.jsonl")
+    (tmp_path / "world.toml").write_text(SCENARIO, encoding="utf-8")
+    simulation = Simulation(read_scenario(tmp_path / "world.toml"))
+    heard = []
+    simulation.mesh.enqueue = heard.append
+    simulation.events.run(until=0.1)
+    token_ids = Beginning((0, 10_000), 512).token_ids(521, 0)
+    names = prefix_hashes(token_ids, 16, salt_of("chat"))
+    assert heard[0].prefix_hashes == b"".join(each.to_bytes(8, "little") for each in names)
+    assert len(names) == 521 // 16
+
+
+def test_a_recorded_conversation_finds_its_turns(tmp_path):
+    conversation(tmp_path / "conversation.jsonl")
+    (tmp_path / "world.toml").write_text(SCENARIO, encoding="utf-8")
+    figures = figures_of(Simulation(read_scenario(tmp_path / "world.toml")).run())
+    assert figures["completed"] == 60
+    assert figures["prefix_cache"]["hit_share"] > 0.3
+
+
+def test_a_text_that_many_workers_hold_goes_to_the_same_ones_whatever_the_hash_seed(tmp_path):
+    """More workers hold it than are looked at for a ticket, so which of them are may not hang on a set's order."""
+    (tmp_path / "crowd.toml").write_text(CROWD, encoding="utf-8")
+
+    def report(hash_seed):
+        command = [sys.executable, "-m", "penstock.cli", "simulate", tmp_path / "crowd.toml", "--json"]
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+    assert report("1") == report("2")
