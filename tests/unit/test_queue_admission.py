@@ -16,7 +16,7 @@ TTFT = 2.0  # s
 
 def shard_at_full_speed(**fields):
     """A shard whose workers are measured as they are with all that they can hold."""
-    shard = Shard(promises=Promises({STANDARD: TTFT, INTERACTIVE: TTFT}), **fields)
+    shard = Shard(promises=Promises({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), **fields)
     shard.join()
     shard.book.shelves["m"].forecast.rate.full = RATE
     report(shard)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from penstock.queue.forecast import CORRECTION_BOUNDS, ERRORS, SETTLING, Forecast
 from penstock.queue.lengths import ENOUGH, PRIOR, Lengths
-from penstock.queue.policies.order import Ahead
-from penstock.queue.speed import ServiceRate, Speed
+from penstock.queue.outlook import Line
+from penstock.queue.speed import Release, ServiceRate, Speed
 from queue_tickets import START, ticket
 
 FULL = Speed(START, tokens_per_second=1_000.0, prefill_tokens_per_second=500.0, prefill_backlog=100, step_time=0.01)
@@ -20,7 +20,7 @@ def measured():
 
 
 def test_a_first_token_takes_the_wait_the_backlog_the_own_prompt_and_a_step():
-    found = measured().predict(ticket("t", tokens=60), Ahead(9, 900), [FULL], 0, START)
+    found = measured().predict(ticket("t", tokens=60), Line(9, 900), [FULL], 0, START)
     assert found.wait == pytest.approx(1.0), "nine tickets ahead and a place for its own"
     assert found.after_lease == pytest.approx(100 / 500 + 50 / 500 + 0.01)
     assert found.first_token == pytest.approx(1.0 + 100 / 500 + 50 / 500 + 0.01)
@@ -28,7 +28,7 @@ def test_a_first_token_takes_the_wait_the_backlog_the_own_prompt_and_a_step():
 
 def test_free_slots_take_a_burst_at_once_however_slow_a_batch_of_one_was():
     idle = Speed(START, tokens_per_second=20.0, free_slots=64)
-    found = Forecast().predict(ticket("t"), Ahead(40, 4_000), [idle], 0, START)
+    found = Forecast().predict(ticket("t"), Line(40, 4_000), [idle], 0, START)
     assert found.wait == 0
 
 
@@ -36,15 +36,15 @@ def test_free_slots_are_not_believed_in_once_tickets_wait_beside_them():
     forecast = measured()
     forecast.note_waiting(3, START)
     roomy = Speed(START, free_slots=64)
-    assert forecast.predict(ticket("t"), Ahead(3, 300), [roomy], 0, START + SETTLING / 2).wait == 0
-    assert forecast.predict(ticket("t"), Ahead(3, 300), [roomy], 0, START + 2 * SETTLING).wait == pytest.approx(0.4)
+    assert forecast.predict(ticket("t"), Line(3, 300), [roomy], 0, START + SETTLING / 2).wait == 0
+    assert forecast.predict(ticket("t"), Line(3, 300), [roomy], 0, START + 2 * SETTLING).wait == pytest.approx(0.4)
     forecast.note_waiting(0, START + 1)
-    assert forecast.predict(ticket("t"), Ahead(3, 300), [roomy], 0, START + 1 + 2 * SETTLING).wait == 0
+    assert forecast.predict(ticket("t"), Line(3, 300), [roomy], 0, START + 1 + 2 * SETTLING).wait == 0
 
 
 def test_nothing_is_said_of_what_was_never_measured():
-    assert Forecast().predict(ticket("t"), Ahead(5, 500), [], 0, START).first_token is None
-    assert Forecast().predict(ticket("t"), Ahead(5, 500), [FULL], 0, START).first_token is None
+    assert Forecast().predict(ticket("t"), Line(5, 500), [], 0, START).first_token is None
+    assert Forecast().predict(ticket("t"), Line(5, 500), [FULL], 0, START).first_token is None
 
 
 def test_the_rate_of_a_small_batch_neither_counts_nor_lowers_that_of_a_full_one():
@@ -64,10 +64,46 @@ def test_the_rate_of_a_small_batch_neither_counts_nor_lowers_that_of_a_full_one(
 def test_predictions_that_are_off_by_a_factor_are_soon_right(truth):
     forecast = measured()
     for _ in range(300):
-        found = forecast.predict(ticket("t"), Ahead(9, 900), [FULL], 0, START)
-        forecast.note_wait(found.wait, found.raw, truth * found.raw)
+        found = forecast.predict(ticket("t"), Line(9, 900), [FULL], 0, START)
+        forecast.note_wait(found.wait, found.raw_wait, truth * found.raw_wait)
     assert forecast.correction == pytest.approx(truth, rel=0.01)
     assert abs(forecast.errors[-1]) < 0.02
+
+
+LAW = Speed(
+    START,
+    step_time=0.03,
+    slots=4,
+    leases=4,
+    workers=1,
+    decode_step=0.01,
+    prefill_token=0.0001,
+    step_tokens=512,
+    releases=(Release(0.1, 1), Release(0.2, 2), Release(0.3, 3), Release(0.4, 4)),
+)
+
+
+def test_where_workers_tell_when_leases_end_a_ticket_waits_for_as_many_as_are_before_it():
+    found = Forecast().predict(ticket("t", tokens=60), Line(1, 60, 50, 60), [LAW], 0, START)
+    assert found.wait == pytest.approx(0.2 + 50 * 0.0001), "two slots, and the prompt that is computed meanwhile"
+    assert found.first_token == pytest.approx(found.wait + 0.01 + 50 * 0.0001), "and a step with its own"
+
+
+def test_first_tokens_that_come_later_than_by_law_are_soon_expected_later():
+    forecast = Forecast()
+    for _ in range(300):
+        found = forecast.predict(ticket("t"), Line(2, 200, 180, 200), [LAW], 0, START)
+        forecast.note_ratio(found.raw_first, 1.5 * found.raw_first)
+    assert forecast.correction == pytest.approx(1.5, rel=0.01)
+    again = forecast.predict(ticket("t"), Line(2, 200, 180, 200), [LAW], 0, START)
+    assert again.first_token == pytest.approx(1.5 * again.raw_first, rel=0.01)
+    assert again.wait + again.after_lease == pytest.approx(again.first_token)
+
+
+def test_one_scheduler_without_a_law_has_all_predicted_by_rate():
+    forecast = measured()
+    found = forecast.predict(ticket("t", tokens=60), Line(9, 900), [FULL, LAW], 0, START)
+    assert found.wait == pytest.approx(1.0)
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(0, 1e6)), max_size=50))

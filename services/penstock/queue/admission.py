@@ -38,10 +38,12 @@ class Admission:
         if limit is None:
             return None
         ticket.due = now + limit - prediction.after_lease
+        ticket.promised, ticket.predicted_first = limit, prediction.first_token or 0.0
         least = prediction.after_lease if prediction.first_token is None else prediction.first_token
-        if ticket.due > now and self._promises.is_kept(ticket, least, limit):
+        usable = limit * (self._promises.headroom or self._shelves[ticket.model].forecast.margin.share)
+        if ticket.due > now and (ticket.resumes or least <= usable):
             return None
-        return TooLate(least, limit, retry_within_bounds(least - limit * self._promises.headroom))
+        return TooLate(least, limit, retry_within_bounds(least - usable))
 
     def expiry(self, ticket: WaitingTicket, now: float) -> PenstockError:
         """Return why a ticket goes that is past its due time."""

@@ -165,6 +165,9 @@ class TicketBook:
         for service in services:
             if run := self.charges.served(service):
                 self.shelves.charge(run.ticket, run.cost)
+                if service.first_token_after and not run.is_timed:
+                    run.is_timed = True
+                    self.shelves.note_first_token(run.ticket, service.first_token_after)
                 if run.is_answer:
                     ticket = run.ticket
                     self.lengths.note(ticket.model, ticket.tenant_id, ticket.max_output_tokens, run.output_tokens)
@@ -234,7 +237,8 @@ class TicketBook:
     def _predict(self, ticket: WaitingTicket, now: float) -> Prediction:
         ticket.predicted_output = self.lengths.predict(ticket.model, ticket.tenant_id, ticket.max_output_tokens)
         prediction = self.shelves.predict(ticket, now)
-        ticket.predicted_wait, ticket.raw_wait = prediction.wait or 0.0, prediction.raw
+        ticket.predicted_wait = prediction.wait or 0.0
+        ticket.raw_wait, ticket.raw_first = prediction.raw_wait, prediction.raw_first
         return prediction
 
     def _make_room(self, ticket: WaitingTicket, now: float) -> list[Effect]:

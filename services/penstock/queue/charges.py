@@ -29,6 +29,7 @@ class Run:
     prompt_tokens: int = 0  # served
     output_tokens: int = 0
     ended: bool = False
+    is_timed: bool = False  # whether it is known when its first token came
 
     @property
     def cost(self) -> float:

@@ -1,22 +1,28 @@
 """When a ticket will have its first token, predicted at its arrival and corrected by how well that was done before.
 
-Wait for a lease: work ahead in the ticket's place in the order, less what free slots take at once, over the measured
-service rate of full batches. Then the prefill backlog of the worker that is next, the own prompt and a step.
+Where workers tell what a step takes and when their leases are likely to end, from that (`outlook`). Else the work ahead
+in the ticket's place in the order, less what free slots take at once, over the measured service rate of full batches;
+then the prefill backlog of the worker that is next, the own prompt and a step.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from penstock.queue.policies.order import Ahead
-from penstock.queue.speed import ServiceRate, Speed
+from penstock.queue.curve import Curve
+from penstock.queue.margin import Margin
+from penstock.queue.outlook import Ask, Line, Moment, outlook
+from penstock.queue.pace import Pace
+from penstock.queue.sizes import Sizes
+from penstock.queue.speed import Release, ServiceRate, Speed, together
 from penstock.queue.waiting import WaitingTicket
 
 MEMORY = 1 / 64  # gain; about as many waits are remembered
 CORRECTION_BOUNDS = 0.25, 4.0
 SETTLING = 0.25  # s that tickets have to have waited before free slots are believed to be of no use to them
 NOTICEABLE = 0.05  # s; what errors are relative to at least
+INFLOW_MEMORY = 0.5  # s; a burst is to be seen while it lasts
 ERRORS = 1_024  # remembered, for their quantiles
 
 
@@ -27,7 +33,8 @@ class Prediction(NamedTuple):
     wait: float | None = None  # s to a lease
     first_token: float | None = None  # s
     after_lease: float = 0.0  # s of it
-    raw: float = 0.0  # s; the wait before correction
+    raw_wait: float = 0.0  # s; before correction; 0: there is nothing to be learnt from it, as with the next
+    raw_first: float = 0.0  # s to the first token, likewise
 
 
 @dataclass(slots=True)
@@ -35,10 +42,16 @@ class Forecast:
     """Of one model."""
 
     rate: ServiceRate = field(default_factory=ServiceRate)
+    margin: Margin = field(default_factory=Margin)
+    sizes: Sizes = field(default_factory=Sizes)
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=ERRORS))  # realised over predicted, less 1
+    inflow: Pace = field(default_factory=lambda: Pace(memory=INFLOW_MEMORY, warm_up=INFLOW_MEMORY))  # of prompts
+    answer: float = 0.0  # tokens, mean of those placed of late as predicted
     _realised: float = 0.0  # s, faded sums of waits and of their raw predictions
     _predicted: float = 0.0
     _short_since: float | None = None  # since when tickets wait that no credit was found for
+    _curve: Curve = field(default_factory=lambda: Curve((), 0.0))
+    _curve_of: tuple[Release, ...] = ()
 
     @property
     def correction(self) -> float:
@@ -56,19 +69,51 @@ class Forecast:
     def note_speed(self, speeds: Sequence[Speed], now: float) -> None:
         self.rate.note(speeds, is_saturated=self._is_short(now))
 
+    def note_placed(self, ticket: WaitingTicket, now: float) -> None:
+        self.inflow.note(ticket.prompt_tokens, now)
+        self.sizes.note(ticket.prompt_tokens)
+        self.answer += (ticket.output - self.answer) * (MEMORY if self.answer else 1.0)
+
     def note_wait(self, prediction: float, raw: float, realised: float) -> None:
         """Learn from a ticket that got its lease; `prediction` is the corrected one."""
         self.errors.append((realised - prediction) / max(realised, NOTICEABLE))
+        if raw:
+            self.note_ratio(raw, realised)
+
+    def note_ratio(self, raw: float, realised: float) -> None:
+        """Learn what uncorrected predictions of late are to be multiplied by."""
         self._realised += MEMORY * (realised - self._realised)
         self._predicted += MEMORY * (raw - self._predicted)
 
     def predict(
-        self, ticket: WaitingTicket, ahead: Ahead, speeds: Sequence[Speed], credit: int, now: float
+        self, ticket: WaitingTicket, ahead: Line, speeds: Sequence[Speed], credit: int, now: float
     ) -> Prediction:
         """Say what `ticket` may expect behind `ahead`, where `credit` more tickets would be taken at once."""
-        tickets = round(ahead.tickets)
         if not speeds:
-            return Prediction(tickets)
+            return Prediction(round(ahead.tickets))
+        if all(each.has_law for each in speeds):
+            return self._by_law(ticket, ahead, together(speeds), now)
+        return self._by_rate(ticket, ahead, speeds, credit, now)
+
+    def _by_law(self, ticket: WaitingTicket, ahead: Line, speed: Speed, now: float) -> Prediction:
+        if self._is_short(now) and speed.leases < speed.slots:
+            speed = replace(speed, slots=speed.leases)
+        if self._curve_of is not speed.releases:
+            self._curve_of = speed.releases
+            self._curve = Curve(speed.releases, speed.decode_step * self.answer)
+        ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
+        moment = Moment(max(0.0, now - speed.at), self.inflow.tokens_per_second(now), self.sizes.mean)
+        found = outlook(speed, self._curve, ahead, ask, moment)
+        tickets, correction = round(ahead.tickets), self.correction
+        if not found.waits:
+            return Prediction(tickets, found.wait, found.first_token, found.first_token - found.wait)
+        wait, first = correction * found.wait, correction * found.first_token
+        return Prediction(tickets, wait, first, first - wait, raw_first=found.first_token)
+
+    def _by_rate(
+        self, ticket: WaitingTicket, ahead: Line, speeds: Sequence[Speed], credit: int, now: float
+    ) -> Prediction:
+        tickets = round(ahead.tickets)
         nearest = min(speeds, key=lambda each: each.backlog + each.prefill(ticket.prompt_tokens))
         after_lease = nearest.backlog + nearest.prefill(ticket.prompt_tokens)
         free = 0 if self._is_short(now) else max(credit, sum(each.free_slots for each in speeds))

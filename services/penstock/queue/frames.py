@@ -72,8 +72,9 @@ def speed_of(frame: pb.Pace, now: float) -> Speed:
         decode_step=seconds_of(frame.decode_step_time),
         prefill_token=frame.prefill_token_seconds,
         step_tokens=frame.step_tokens,
+        held_tokens=frame.held_tokens,
         free_tokens=frame.free_tokens,
-        releases=tuple(Release(seconds_of(each.after), each.leases, each.tokens) for each in frame.releases),
+        releases=tuple(Release(seconds_of(each.after), each.leases) for each in frame.releases),
     )
 
 

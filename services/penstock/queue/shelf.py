@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 
 from penstock.queue.effects import Head
 from penstock.queue.forecast import Forecast
+from penstock.queue.outlook import Line
 from penstock.queue.pace import Pace
-from penstock.queue.policies.order import Order
+from penstock.queue.policies.order import Ahead, Order
+from penstock.queue.waiting import WaitingTicket
 
 
 @dataclass(slots=True)
@@ -14,8 +16,21 @@ class Shelf:
     order: Order
     pace: Pace = field(default_factory=Pace)
     forecast: Forecast = field(default_factory=Forecast)
+    _prompts: int = 0  # tokens of what waits, like the next
+    _work: int = 0
+    _tokens: int = 0
     _told: Head | None = None  # as schedulers know it, addressed to none of them; None: they know of no ticket
     _is_due: bool = False  # whether they are to be told even where nothing has changed
+
+    def count(self, ticket: WaitingTicket, sign: int) -> None:
+        self._prompts += sign * ticket.prompt_tokens
+        self._work += sign * ticket.work
+        self._tokens += sign * ticket.tokens
+
+    def line(self, ahead: Ahead) -> Line:
+        """Say what of the work ahead is prompts, and what it is promised, as it is over all that waits."""
+        share = ahead.work / self._work if self._work else 0.0
+        return Line(ahead.tickets, ahead.work, share * self._prompts, share * self._tokens)
 
     def tell_again(self) -> None:
         self._is_due = self._told is not None and self._told.waiting > 0

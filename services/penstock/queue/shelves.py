@@ -37,6 +37,7 @@ class Shelves:
 
     def count(self, ticket: WaitingTicket, sign: int) -> None:
         self.waiting = Load(self.waiting.tickets + sign, self.waiting.tokens + sign * ticket.tokens)
+        self[ticket.model].count(ticket, sign)
         self.by_class[ticket.priority] = self.by_class.get(ticket.priority, 0) + sign
         whose = ticket.model, ticket.priority, ticket.tenant_id
         tickets, tokens = self.by_tenant.get(whose, (0, 0))
@@ -98,7 +99,8 @@ class Shelves:
         """Say what a ticket that comes now may expect; where no scheduler has measured, from what leaves here."""
         shelf = self[ticket.model]
         ahead, speeds = shelf.order.ahead(ticket), self._seats.speeds(ticket.model, now - STALE)
-        found = shelf.forecast.predict(ticket, ahead, speeds, self._seats.credit_for(ticket.model), now)
+        credit = self._seats.credit_for(ticket.model)
+        found = shelf.forecast.predict(ticket, shelf.line(ahead), speeds, credit, now)
         if found.wait is None and (rate := self._rate(shelf, now)):
             return found._replace(wait=ahead.work / rate)
         return found
@@ -110,8 +112,17 @@ class Shelves:
     def note_placed(self, ticket: WaitingTicket, now: float) -> None:
         shelf = self[ticket.model]
         shelf.pace.note(ticket.work, now)
-        if ticket.raw_wait:
-            shelf.forecast.note_wait(ticket.predicted_wait, ticket.raw_wait, max(0.0, now - ticket.arrived))
+        shelf.forecast.note_placed(ticket, now)
+        ticket.waited = max(0.0, now - ticket.arrived)
+        if ticket.raw_wait or ticket.raw_first:
+            shelf.forecast.note_wait(ticket.predicted_wait, ticket.raw_wait, ticket.waited)
+
+    def note_first_token(self, ticket: WaitingTicket, after_lease: float) -> None:
+        forecast, realised = self[ticket.model].forecast, ticket.waited + after_lease
+        if ticket.raw_first:
+            forecast.note_ratio(ticket.raw_first, realised)
+        if ticket.promised:
+            forecast.margin.note(ticket.predicted_first, realised, ticket.promised)
 
     def retry_after(self, ticket: WaitingTicket, now: float) -> float:
         """Return the time in which all that goes before such a ticket is served."""

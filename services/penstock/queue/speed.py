@@ -1,7 +1,8 @@
 """How fast a model's workers are and when their slots fall free, by what their schedulers report."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -10,7 +11,6 @@ class Release(NamedTuple):
 
     after: float  # s from the report, if nothing were prefilled
     leases: int  # ended by then
-    tokens: int  # that these held
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,15 @@ class Speed:
     decode_step: float = 0.0  # s, of a step that prefills nothing
     prefill_token: float = 0.0  # s by which a prompt token makes a step of its worker longer
     step_tokens: int = 0  # most that a step has had
-    free_tokens: float = 0.0  # that could still be promised
+    held_tokens: int = 0  # promised to leases
+    free_tokens: int = 0  # that could still be promised
     releases: tuple[Release, ...] = ()
     placed: int = 0  # tickets that have gone there since
+
+    @property
+    def has_law(self) -> bool:
+        """Tell whether it says what a step takes, and not only what gets done in the mean."""
+        return self.slots > 0 and self.decode_step > 0 and self.prefill_token > 0
 
     def after(self, prompt_tokens: float) -> "Speed":
         """Count a ticket that has gone there since, as what comes before the next report must not all seem first."""
@@ -55,6 +61,41 @@ class Speed:
         """Return the s in which the worker that is next gets to a new prompt."""
         rate = self.prefill_tokens_per_second
         return self.prefill_backlog / rate if rate else 0.0
+
+
+def together(speeds: Sequence[Speed]) -> Speed:
+    """Take several schedulers' workers for those of one; laws are means by slots."""
+    if len(speeds) == 1:
+        return speeds[0]
+    slots = sum(each.slots for each in speeds)
+
+    def mean(of: Callable[[Speed], float]) -> float:
+        return sum(each.slots * of(each) for each in speeds) / slots
+
+    return Speed(
+        at=mean(lambda each: each.at),
+        step_time=mean(lambda each: each.step_time),
+        slots=slots,
+        leases=sum(each.leases for each in speeds),
+        room=sum(each.room for each in speeds),
+        workers=sum(each.workers for each in speeds),
+        pending_prefill=sum(each.pending_prefill for each in speeds),
+        decode_step=mean(lambda each: each.decode_step),
+        prefill_token=mean(lambda each: each.prefill_token),
+        step_tokens=max(each.step_tokens for each in speeds),
+        held_tokens=sum(each.held_tokens for each in speeds),
+        free_tokens=sum(each.free_tokens for each in speeds),
+        releases=_merged([each.releases for each in speeds]),
+        placed=sum(each.placed for each in speeds),
+    )
+
+
+def _merged(curves: Sequence[Sequence[Release]]) -> tuple[Release, ...]:
+    """Add curves up, each step of one where it comes."""
+    steps = sorted(
+        (two.after, two.leases - one.leases) for curve in curves for one, two in pairwise((Release(0.0, 0), *curve))
+    )
+    return tuple(map(Release, (after for after, _ in steps), accumulate(more for _, more in steps)))
 
 
 @dataclass(slots=True)

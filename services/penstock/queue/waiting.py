@@ -35,6 +35,10 @@ class WaitingTicket:
     predicted_output: int = 0  # tokens, predicted at arrival; 0: nothing is known, and the most counts
     predicted_wait: float = -1.0  # s to its lease, as said at arrival; below 0: nothing was said
     raw_wait: float = 0.0  # s; the same before correction
+    raw_first: float = 0.0  # s to its first token, likewise
+    predicted_first: float = 0.0  # s to its first token, likewise; 0: nothing was said
+    promised: float = 0.0  # s that it had for it then; 0: as long as it takes
+    waited: float = 0.0  # s for its lease
     due: float = 0.0  # s; when a lease is of no use any more; 0: never
     charged: float = 0.0  # weighted tokens that its tenant pays for it, once it is taken
     arrival: int = 0  # counts arrivals here: settles ties, so that a ticket given back finds its very place

@@ -58,7 +58,8 @@ def pace_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn: int 
         prefill_token_seconds=_mean([each.report.prefill_token_seconds for each in workers]),
         releases=releases_of(workers, leases, turn),
         step_tokens=max((each.report.step_tokens for each in workers), default=0),
-        free_tokens=totals.tokens,
+        held_tokens=sum(each.promised_blocks * each.profile.block_size for each in workers),
+        free_tokens=sum(each.free_blocks * each.profile.block_size for each in workers),
     )
     if decode_step := _mean([_decode_step(each) for each in workers]):
         pace.decode_step_time.FromNanoseconds(round(decode_step * 1e9))

@@ -29,25 +29,20 @@ def releases_of(workers: Sequence[Worker], leases: Mapping[str, LeaseEntry], tur
     seen = list(islice(workers, turn % every, None, every))
     ends = sorted(end for worker in seen for end in _ends(worker, leases))
     scale = len(workers) / max(1, len(seen))
-    found, following, tokens = [], 1.0, 0
-    for count, (after, held) in enumerate(ends, start=1):
-        tokens += held
+    found, following = [], 1.0
+    for count, after in enumerate(ends, start=1):
         if count >= following or count == len(ends):
             following = max(count + 1, count * GROWTH)
-            release = Release(leases=round(count * scale), tokens=round(tokens * scale))
+            release = Release(leases=round(count * scale))
             release.after.FromNanoseconds(round(after * 1e9))
             found.append(release)
     return found
 
 
-def _ends(worker: Worker, leases: Mapping[str, LeaseEntry]) -> list[tuple[float, int]]:
-    """Return s and tokens of KV for each lease; one that came along with the worker may be known by its id alone."""
-    report, size = worker.report, worker.profile.block_size
-    step = seconds_of(report.decode_step_time)
+def _ends(worker: Worker, leases: Mapping[str, LeaseEntry]) -> list[float]:
+    """Return s for each lease; one that came along with the worker may be known by its id alone."""
+    step, steps = seconds_of(worker.report.decode_step_time), worker.report.steps
     if not step:
         return []
     nothing = LeaseEntry("", "", 0, "", worker.key, worker.worker_id, 0)
-    return [
-        (step * steps_left(leases.get(lease_id, nothing), report.steps), blocks * size)
-        for lease_id, blocks in worker.promised.items()
-    ]
+    return [step * steps_left(leases.get(lease_id, nothing), steps) for lease_id in worker.promised]

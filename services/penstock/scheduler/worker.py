@@ -111,9 +111,13 @@ class Worker:
         return max(len(self.promised) / max(1, profile.slots), self.promised_blocks / max(1, profile.kv_blocks))
 
     @property
+    def free_blocks(self) -> int:
+        """Return the KV blocks that are not promised; what runs on a worker that attaches may be promised too many."""
+        return max(0, self.profile.kv_blocks - self.promised_blocks)
+
+    @property
     def share(self) -> Share:
-        free = self.profile.kv_blocks - self.promised_blocks
-        tokens = free * self.profile.block_size if self.room else 0
+        tokens = self.free_blocks * self.profile.block_size if self.room else 0
         rate = round(self.report.tokens_per_second)
         return Share(self.room, tokens, int(self.room > 0), self.report.running, self.profile.slots, rate)
 
@@ -135,7 +139,7 @@ class Worker:
 
     def _measure(self) -> None:
         profile, leases = self.profile, len(self.promised)
-        free_blocks = max(0, profile.kv_blocks - self.promised_blocks)
+        free_blocks = self.free_blocks
         self.room = max(0, profile.slots + self.look_ahead - leases) if free_blocks else 0
         self.largest = min(free_blocks * profile.block_size, profile.context_length) if self.room else 0
         self.list()

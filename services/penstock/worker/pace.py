@@ -7,6 +7,7 @@ from penstock.worker.engine.interface import StepResult
 MEMORY = 0.9  # share of what was known that a step keeps: about the last 10 steps count
 SLOWEST = 1 / 128  # gain of a slope; it is the engine's own, so that it may be learnt for longer than a pace
 ENOUGH = 8  # steps before a slope counts
+SPREAD = 0.2  # of the mean, that steps have to differ by: a line through points that are all alike may lie anyhow
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class Slope:
     @property
     def seconds(self) -> float:
         """At least 0 and at most what leaves nothing of a mean step; 0: not known yet."""
-        if self._steps < ENOUGH or self._variance < 1 or self._tokens <= 0:
+        if self._steps < ENOUGH or self._variance <= (SPREAD * self._tokens) ** 2:
             return 0.0
         return min(max(0.0, self._covariance / self._variance), self._took / self._tokens)
 

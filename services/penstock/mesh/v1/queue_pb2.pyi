@@ -473,6 +473,7 @@ class Pace(_message.Message):
     PREFILL_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     RELEASES_FIELD_NUMBER: _builtins.int
     STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
     FREE_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Which model."""
@@ -498,8 +499,10 @@ class Pace(_message.Message):
     """Seconds by which a prompt token makes a step of its worker longer, mean of the workers; 0: not measured yet."""
     step_tokens: _builtins.int
     """Most tokens, prompt and decoded together, that a step of one worker has had; 0: not measured yet."""
+    held_tokens: _builtins.int
+    """Prompt plus output tokens promised to leases, over all workers of the model."""
     free_tokens: _builtins.int
-    """Prompt plus output tokens that could still be promised, over all workers of the model."""
+    """Those that could still be promised, be there a slot or not."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Length of an engine step there; with the prefill it is the time from lease to first token."""
@@ -530,11 +533,12 @@ class Pace(_message.Message):
         prefill_token_seconds: _builtins.float = ...,
         releases: _abc.Iterable[Global___Release] | None = ...,
         step_tokens: _builtins.int = ...,
+        held_tokens: _builtins.int = ...,
         free_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "free_tokens", b"free_tokens", "leases", b"leases", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "releases", b"releases", "room", b"room", "running", b"running", "slots", b"slots", "step_time", b"step_time", "step_tokens", b"step_tokens", "tokens_per_second", b"tokens_per_second", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "free_tokens", b"free_tokens", "held_tokens", b"held_tokens", "leases", b"leases", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "releases", b"releases", "room", b"room", "running", b"running", "slots", b"slots", "step_time", b"step_time", "step_tokens", b"step_tokens", "tokens_per_second", b"tokens_per_second", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -548,11 +552,8 @@ class Release(_message.Message):
 
     AFTER_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
     leases: _builtins.int
     """Leases ended by then, all earlier points included."""
-    tokens: _builtins.int
-    """Prompt plus output tokens that these held, all earlier points included."""
     @_builtins.property
     def after(self) -> _duration_pb2.Duration:
         """Time from this frame, if no worker prefilled anything: steps that prefill come on top."""
@@ -562,11 +563,10 @@ class Release(_message.Message):
         *,
         after: _duration_pb2.Duration | None = ...,
         leases: _builtins.int = ...,
-        tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "leases", b"leases", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "leases", b"leases"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,123 @@
+"""When a ticket will have its lease and its first token, from when slots fall free and what a step takes.
+
+A step takes `decode_step` and `prefill_token` more for each prompt token in it, so the time to a step is its number
+times the one and what was prefilled until then times the other. A ticket with n before it gets the slot that falls free
+as the (n+1)th; until then the prompts of all before it are computed, as far as the steps' budgets hold them.
+From there on its own worker splits each step's budget: short prompts pass long ones, but for a share of the oldest.
+"""
+
+from math import ceil, inf
+from typing import NamedTuple
+
+from penstock.queue.curve import Curve
+from penstock.queue.speed import Speed
+
+OLDEST = 0.25  # of a step's budget, which workers keep for the prompt that came first, however long it is
+LEAST = 1 / 8  # of the budget that is taken to be left to a prompt, whatever passes it
+KEEPS = 0.5  # of what comes of late, that is taken to go on
+AHEAD = 8  # slots that are looked at to tell how fast they fall free
+
+
+class Line(NamedTuple):
+    """What goes before a ticket."""
+
+    tickets: float = 0.0
+    work: float = 0.0  # tokens, prompt and predicted output
+    prompts: float = 0.0  # tokens
+    tokens: float = 0.0  # prompt and output, as they are promised
+
+
+class Ask(NamedTuple):
+    """What a ticket asks for, in tokens."""
+
+    prompt: int
+    tokens: int  # prompt and output
+    share_of_shorter: float  # of all prompt tokens, in prompts shorter than its own
+
+
+class Moment(NamedTuple):
+    """When it is asked."""
+
+    elapsed: float  # s since the report
+    inflow: float  # prompt tokens per second that go to workers of late
+    prompt: float  # tokens, mean of prompts
+
+
+class Rivals(NamedTuple):
+    """Other prompts, in tokens of one worker."""
+
+    left: float  # not done by the time a ticket gets its slot
+    inflow: float  # that come with each step
+    most: float  # of these, until there is no slot for more
+
+
+class Outlook(NamedTuple):
+    """In s from now, at least 0."""
+
+    wait: float  # to the lease
+    first_token: float
+    waits: bool  # for a slot, and not only for its prompt
+
+
+def outlook(speed: Speed, curve: Curve, line: Line, ask: Ask, now: Moment) -> Outlook:
+    """Tell what a ticket may expect; the report must have a law."""
+    slot = _releases(speed, line, ask)
+    ahead_of_slots = max(0, speed.room + speed.leases - speed.slots)  # leases that wait at a worker for the next one
+    wait, _ = _reach(speed, curve, line, slot - ahead_of_slots)
+    at, left = _reach(speed, curve, line, slot)
+    at -= now.elapsed
+    full_step = speed.decode_step + speed.prefill_token * _budget(speed)
+    if at < 0:
+        left = max(0.0, left + at * _budget(speed) / full_step)
+    if slot > 0:
+        after = Rivals(left, _inflow(speed, curve, line, slot), inf)
+    else:
+        at = max(0.0, at) + (speed.step_time / 2 if speed.leases else 0.0)  # a step is under way
+        workers = max(1, speed.workers)
+        after = Rivals(left, KEEPS * now.inflow * full_step / workers, -slot * now.prompt / workers)
+    return Outlook(max(0.0, wait - now.elapsed), max(0.0, at) + _own(speed, ask, after), slot > 0)
+
+
+def _budget(speed: Speed) -> float:
+    """Return the prompt tokens of a step."""
+    return max(1.0, speed.step_tokens - min(speed.leases, speed.slots) / max(1, speed.workers))
+
+
+def _releases(speed: Speed, line: Line, ask: Ask) -> float:
+    """Return how many slots have to fall free for a ticket to have one, and KV enough."""
+    slots = speed.placed + line.tickets + 1 - (speed.slots - speed.leases)
+    if not speed.held_tokens or not speed.leases:
+        return slots
+    mean = speed.held_tokens / speed.leases
+    return max(slots, speed.placed + (line.tokens + ask.tokens - speed.free_tokens) / mean)
+
+
+def _reach(speed: Speed, curve: Curve, line: Line, count: float) -> tuple[float, float]:
+    """Return the s until so many slots have fallen free, and the prompt tokens of a worker not done by then."""
+    decoding = curve.time_of(count)
+    prompts = (speed.pending_prefill + line.prompts) / max(1, speed.workers)
+    done = min(prompts, _budget(speed) * decoding / speed.decode_step)
+    return decoding + speed.prefill_token * done, prompts - done
+
+
+def _inflow(speed: Speed, curve: Curve, line: Line, count: float) -> float:
+    """Return the prompt tokens that come to a worker with each step while tickets wait."""
+    if count <= 0 or not line.tickets:
+        return 0.0
+    took = curve.time_of(count + AHEAD) - curve.time_of(count)
+    slots = AHEAD * speed.decode_step / took if took > 0 else 0.0
+    return slots * line.prompts / line.tickets / max(1, speed.workers)
+
+
+def _own(speed: Speed, ask: Ask, rivals: Rivals) -> float:
+    """Return the s from a slot to the first token."""
+    budget, shorter = _budget(speed), ask.share_of_shorter
+    is_shared = rivals.left > 0 and rivals.left + ask.prompt > budget
+    share = 1 - OLDEST * (1 - shorter) if is_shared else 1.0
+    # Of what has been left over for long, next to all is longer than a short prompt: the short ones have passed it.
+    before = rivals.left * shorter * shorter
+    free = max(LEAST * budget, share * budget - shorter * rivals.inflow)
+    needed = before + ask.prompt
+    steps = max(1, ceil(min(needed / free, (needed + shorter * rivals.most) / (share * budget))))
+    beside = min(rivals.left + ask.prompt + min(rivals.inflow * (steps - 1), rivals.most), steps * budget)
+    return steps * speed.decode_step + speed.prefill_token * beside

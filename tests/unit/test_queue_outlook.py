@@ -1,0 +1,181 @@
+"""What a ticket may expect from when slots fall free, what a step takes and what else is to be prefilled."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.queue.curve import Curve
+from penstock.queue.margin import ENOUGH, FIRST, LEAST, MOST, Margin
+from penstock.queue.outlook import Ask, Line, Moment, outlook
+from penstock.queue.sizes import Sizes
+from penstock.queue.speed import Release, Speed, together
+
+STEP, TOKEN = 0.01, 0.0001  # s
+NOW = Moment(elapsed=0.0, inflow=0.0, prompt=100.0)
+ENDS = tuple(Release(number / 10, number) for number in range(1, 9))
+FULL = Speed(
+    0.0,
+    step_time=STEP,
+    slots=8,
+    leases=8,
+    workers=1,
+    decode_step=STEP,
+    prefill_token=TOKEN,
+    step_tokens=520,
+    releases=ENDS,
+)
+IDLE = replace(FULL, leases=0, releases=())
+
+
+def first_token(speed, line, prompt, now=NOW, *, shorter=0.5, tokens=0):
+    return outlook(speed, Curve(speed.releases, 0.0), line, Ask(prompt, tokens or prompt, shorter), now).first_token
+
+
+def test_an_idle_worker_takes_a_step_and_the_prompt():
+    assert first_token(IDLE, Line(), 100) == pytest.approx(STEP + 100 * TOKEN)
+    assert first_token(IDLE, Line(), 1_000) == pytest.approx(2 * STEP + 1_000 * TOKEN), "two budgets"
+
+
+def test_the_time_that_has_passed_since_the_report_is_not_waited_for_again():
+    later = NOW._replace(elapsed=0.15)
+    assert first_token(FULL, Line(1), 100, later) == pytest.approx(first_token(FULL, Line(1), 100) - 0.15)
+    assert first_token(FULL, Line(), 100, NOW._replace(elapsed=60.0)) == pytest.approx(STEP + 100 * TOKEN)
+
+
+def test_prompts_that_go_first_are_waited_for_as_far_as_they_are_computed_meanwhile():
+    alone = first_token(FULL, Line(3), 100)
+    assert first_token(FULL, Line(3, prompts=600), 100) == pytest.approx(alone + 600 * TOKEN)
+    assert first_token(replace(FULL, pending_prefill=600), Line(3), 100) == pytest.approx(alone + 600 * TOKEN)
+    assert first_token(replace(FULL, pending_prefill=600, workers=2), Line(3), 100) == pytest.approx(
+        alone + 300 * TOKEN
+    )
+
+
+def test_what_was_placed_since_the_report_takes_slots_of_it():
+    assert first_token(FULL.after(0), Line(2), 100) == pytest.approx(first_token(FULL, Line(3), 100))
+
+
+def test_a_lease_that_waits_at_the_worker_is_given_one_slot_earlier():
+    ahead = replace(FULL, leases=9, room=0)
+    found = outlook(ahead, Curve(ENDS, 0.0), Line(1), Ask(10, 10, 0.5), NOW)
+    assert found.wait == pytest.approx(0.2)
+    assert found.first_token == pytest.approx(0.3 + STEP + 10 * TOKEN)
+
+
+def test_where_kv_is_short_a_free_slot_is_not_enough():
+    short = replace(FULL, leases=4, held_tokens=4_000, free_tokens=500)
+    assert first_token(short, Line(), 100, tokens=400) < 0.1
+    assert first_token(short, Line(), 100, tokens=2_500) == pytest.approx(0.2 + STEP + 100 * TOKEN)
+
+
+def test_a_long_prompt_waits_for_what_passes_it_and_a_short_one_does_not():
+    busy = replace(FULL, leases=2, pending_prefill=2_000)
+    burst = NOW._replace(inflow=40_000.0, prompt=400.0)
+    assert first_token(busy, Line(), 50, burst, shorter=0.02) == pytest.approx(
+        first_token(busy, Line(), 50, shorter=0.02), rel=0.3
+    )
+    assert first_token(busy, Line(), 900, burst, shorter=0.9) > 1.5 * first_token(busy, Line(), 900, shorter=0.9)
+
+
+def test_no_more_passes_a_prompt_than_there_are_slots_for():
+    last = replace(FULL, leases=7, pending_prefill=2_000)
+    flood = NOW._replace(inflow=1e9)
+    assert first_token(last, Line(), 400, flood, shorter=0.9) == pytest.approx(
+        first_token(last, Line(), 400, shorter=0.9)
+    )
+
+
+@given(
+    st.builds(
+        Speed,
+        at=st.just(0.0),
+        step_time=st.floats(0.001, 1),
+        slots=st.integers(1, 300),
+        leases=st.integers(0, 310),
+        room=st.integers(0, 300),
+        workers=st.integers(0, 4),
+        pending_prefill=st.floats(0, 1e6),
+        decode_step=st.floats(1e-4, 1),
+        prefill_token=st.floats(1e-7, 0.01),
+        step_tokens=st.integers(0, 10_000),
+        held_tokens=st.integers(0, 10**6),
+        free_tokens=st.integers(0, 10**6),
+        releases=st.sampled_from([(), ENDS]),
+        placed=st.integers(0, 50),
+    ),
+    st.builds(Line, *[st.floats(0, 1e5)] * 4),
+    st.builds(Ask, st.integers(1, 100_000), st.integers(2, 200_000), st.floats(0, 1)),
+    st.builds(Moment, st.floats(0, 5), st.floats(0, 1e7), st.floats(0, 1e5)),
+)
+def test_whatever_is_reported_a_first_token_comes_after_its_lease_and_after_its_own_prompt(speed, line, ask, now):
+    found = outlook(speed, Curve(speed.releases, 1.0), line, ask, now)
+    assert 0 <= found.wait <= found.first_token < float("inf")
+    assert found.first_token >= speed.decode_step
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 5.0), st.integers(1, 9)), max_size=12), st.floats(0.01, 10.0))
+def test_the_more_slots_are_asked_for_the_later_it_is(gaps, mean):
+    releases, after, leases = [], 0.0, 0
+    for gap, more in gaps:
+        after, leases = after + gap, leases + more
+        releases.append(Release(after, leases))
+    curve = Curve(releases, mean)
+    times = [curve.time_of(count / 2) for count in range(4 * leases)]
+    assert times == sorted(times)
+    if releases:
+        far = curve.time_of(1_000_000 * leases) - curve.time_of(999_900 * leases)
+        assert far == pytest.approx(100 * mean, rel=1e-3), (
+            "in the long run each slot is given anew once in the mean time"
+        )
+
+
+def test_a_slot_given_anew_falls_free_again():
+    once, again = Curve(ENDS, 0.0), Curve(ENDS, 0.5)
+    assert again.time_of(1) <= once.time_of(1)
+    assert again.time_of(8) < once.time_of(8)
+    assert again.time_of(20) == pytest.approx(0.5 * 20 / 8, abs=0.6)
+
+
+def test_two_schedulers_are_as_good_as_one_of_twice_the_size():
+    half = replace(FULL, pending_prefill=300, held_tokens=80, free_tokens=8)
+    both = together([half, half])
+    assert both.slots == 16
+    assert Curve(both.releases, 0.0).time_of(16) == pytest.approx(0.8)
+    assert first_token(both, Line(7), 100, tokens=1) == pytest.approx(
+        first_token(half, Line(3), 100, tokens=1), rel=0.15
+    )
+
+
+def test_of_what_is_heard_of_prompts_the_shares_of_shorter_ones_follow():
+    sizes = Sizes()
+    assert sizes.share_of_shorter(10) == 0.5
+    for prompt in (100, 100, 200, 1_600):
+        sizes.note(prompt)
+    shares = [sizes.share_of_shorter(each) for each in (10, 100, 150, 1_000, 3_000)]
+    assert shares == [0.0, 0.05, pytest.approx(0.1), 0.2, 1.0]
+
+
+# How much of a promise a prediction may take.
+
+
+def learnt(errors, predicted=0.8):
+    margin = Margin()
+    for error in errors:
+        margin.note(predicted * 2.0, predicted * 2.0 + error * 2.0, promised=2.0)
+    return margin.share
+
+
+def test_little_is_left_of_a_promise_where_predictions_are_right():
+    assert learnt([0.0] * 200) == MOST
+
+
+def test_much_is_left_where_some_come_far_later_than_was_said():
+    assert learnt([0.0] * 180 + [0.3] * 20) == pytest.approx(0.7)
+    assert learnt([5.0] * 200) == LEAST
+
+
+def test_a_few_first_tokens_and_those_far_from_their_promise_say_nothing():
+    assert learnt([5.0] * (ENOUGH - 1)) == FIRST
+    assert learnt([5.0] * 500, predicted=0.1) == FIRST
