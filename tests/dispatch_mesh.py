@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from penstock.mesh.v1.queue_pb2 import DispatchRequest, DispatchResponse
-from penstock.mesh.v1.scheduler_pb2 import Profile, RunningLease
+from penstock.mesh.v1.scheduler_pb2 import Profile, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as queue_effects
 from penstock.queue import frames as queue_frames
@@ -30,12 +30,14 @@ START = 1_000_000.0  # s; any unix time
 BLOCK = 16  # tokens
 
 
-def ticket_of(name, *, priority=2, tokens=32, at=START, attempt=1, avoid=(), model=MODEL, deadline=0.0):
+def ticket_of(
+    name, *, priority=2, tokens=32, at=START, attempt=1, avoid=(), model=MODEL, deadline=0.0, tenant="acme", weight=1.0
+):
     return Ticket(
         ticket_id=name,
-        tenant_id="acme",
+        tenant_id=tenant,
         priority=priority,
-        weight=1.0,
+        weight=weight,
         model=model,
         prompt_tokens=tokens - 1,
         max_output_tokens=1,
@@ -58,12 +60,13 @@ def profile_of(*, slots=2, kv_blocks=8, running=(), model=MODEL, context=10_000)
     )
 
 
-def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE, warm_up=0.0):
+def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE, warm_up=0.0, new_order=ClassFifo):
+    """`new_order`: by default one whose keys need no history to be compared."""
     return TicketBook(
         bounds=Bounds(max_depth, max_tokens),
         presence=Presence(patience=patience, warm_up=warm_up, started_at=START),
         placed=Placed(10.0),
-        new_order=ClassFifo,  # keys that need no history to be compared
+        new_order=new_order,
     )
 
 
@@ -112,6 +115,20 @@ class Mesh:
         for shard in self.shards:
             self.connect(name, shard)
 
+    def remove_shard(self, name):
+        """Lose a shard with all it had."""
+        for scheduler in self.schedulers:
+            del self.streams[scheduler, name]
+            self._perform_scheduler(scheduler, self.schedulers[scheduler].queue_lost(name))
+        del self.shards[name]
+
+    def remove_scheduler(self, name):
+        """Lose a scheduler; its workers are to attach to another, or to it once it is back."""
+        for shard in self.shards:
+            del self.streams[name, shard]
+            self._perform_shard(shard, self.shards[shard].scheduler_lost(name, self.now))
+        del self.schedulers[name]
+
     def connect(self, scheduler, shard):
         self.streams[scheduler, shard] = Stream()
         self._perform_shard(shard, self.shards[shard].scheduler_joined(scheduler))
@@ -152,10 +169,12 @@ class Mesh:
         self.running[worker][lease_id] = self.expected[worker].pop(lease_id)
         self.schedulers[self.homes[worker]].started(worker, lease_id)
 
-    def finish(self, worker, lease_id):
+    def finish(self, worker, lease_id, *, prompt=0, output=0):
+        """End a lease; `prompt` and `output` are the tokens it was served."""
         self.running[worker].pop(lease_id, None) or self.expected[worker].pop(lease_id)
         scheduler = self.homes[worker]
-        self._perform_scheduler(scheduler, self.schedulers[scheduler].released(worker, [lease_id]))
+        served = [ServedLease(lease_id=lease_id, prompt_tokens=prompt, output_tokens=output)]
+        self._perform_scheduler(scheduler, self.schedulers[scheduler].released(worker, [lease_id], served))
 
     def pass_time(self, seconds):
         self.now += seconds
@@ -214,6 +233,8 @@ class Mesh:
             return book.credit(scheduler, frame.credit.model, credit, self.now, once=frame.credit.once)
         if kind == "pace":
             return book.pace(scheduler, frame.pace.model, queue_frames.speed_of(frame.pace, self.now))
+        if kind == "virtual_times":
+            return book.virtual_times(frame.virtual_times.times)
         if kind == "served":
             return book.served(queue_frames.services_of(frame.served))
         if kind == "place":

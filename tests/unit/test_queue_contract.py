@@ -32,6 +32,7 @@ ALLOWED = {
     "value",
     "worker_address",
     "worker_id",
+    "zone",
 }
 
 

@@ -13,7 +13,7 @@ LARGE, SMALL = 1_000, 100  # tokens
 PLENTY = 1_000_000  # tokens: more than any of these tests grants
 
 
-def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10):
+def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, resumes=False):
     """Of tickets of `tokens` each."""
     return Head(
         model=MODEL,
@@ -22,6 +22,8 @@ def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10):
         enqueue_unix_nano=at,
         virtual_tokens=virtual,
         waiting_tokens=waiting * tokens,
+        lifted_tokens=lifted,
+        resumes=resumes,
     )
 
 
@@ -300,3 +302,55 @@ def test_a_lift_holds_while_a_shard_waits_and_is_found_anew_after():
     book.head("b", head(0))
     book.head("b", head(1, virtual=1_200.0))
     assert book.shards["b"].virtual_tokens == 1_200.0
+
+
+def book_that_came_to(virtual):
+    """Shard a has served as much, and waits with more."""
+    book = CreditBook("ab")
+    book.head("a", head(5, virtual=virtual))
+    grants(book, 1, LARGE)
+    return book
+
+
+def test_what_a_shard_lifts_by_itself_is_not_lifted_twice():
+    book = book_that_came_to(1_000.0)
+    book.head("b", head(2, virtual=100.0))
+    assert book.shards["b"].virtual_tokens == 1_000.0
+    book.head("b", head(2, virtual=700.0, lifted=600.0))
+    assert book.shards["b"].virtual_tokens == 1_000.0
+    book.head("b", head(2, virtual=1_300.0, lifted=1_200.0))
+    assert book.shards["b"].virtual_tokens == 1_300.0
+
+
+def test_what_resumes_goes_first_in_its_class_and_leaves_no_trace():
+    book = book_that_came_to(1_000.0)
+    book.head("b", head(2, virtual=0.0, resumes=True))
+    assert book.shards["b"].urgency < (2, -(10**9), 0)
+    assert book.elsewhere("a") == {}
+    book.head("b", head(1, virtual=1_200.0))
+    assert book.shards["b"].virtual_tokens == 1_200.0
+
+
+def test_a_class_that_has_stopped_waiting_is_lifted_anew_when_it_comes_back():
+    book = book_that_came_to(1_000.0)
+    book.head("b", head(2, virtual=900.0))
+    book.head("b", head(1, priority=3))  # nothing of the class above waits any more
+    book.virtual_time[2] = 5_000.0  # while others are served on
+    book.head("b", head(2, virtual=900.0))
+    assert book.shards["b"].virtual_tokens == 5_000.0
+
+
+def test_virtual_time_elsewhere_is_what_others_served_or_the_least_that_waits_there():
+    book = CreditBook("abc")
+    assert book.elsewhere("a") == {}
+    book.head("b", head(5, virtual=300.0))
+    book.head("c", head(5, virtual=200.0))
+    assert (book.elsewhere("a"), book.elsewhere("b"), book.elsewhere("c")) == ({2: 200.0}, {2: 200.0}, {2: 300.0})
+    grants(book, 1, LARGE)  # to c, whose head comes first
+    book.head("c", head(5, virtual=250.0, priority=3))
+    assert book.elsewhere("a") == {2: 300.0, 3: 250.0}
+    book.head("b", head(0))
+    assert book.elsewhere("a") == {2: 200.0, 3: 250.0}
+    assert book.elsewhere("c") == {}
+    book.reset()
+    assert book.elsewhere("a") == {2: 200.0}

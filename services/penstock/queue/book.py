@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from penstock.chassis.errors import PenstockError
+from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue.admission import Admission
 from penstock.queue.bounds import Bounds
@@ -158,6 +159,11 @@ class TicketBook:
 
     def pace(self, scheduler: str, model: str, speed: Speed) -> list[Effect]:
         self.shelves.note_speed(scheduler, model, speed)
+        return []
+
+    def virtual_times(self, times: Iterable[VirtualTime]) -> list[Effect]:
+        for each in times:
+            self.shelves.keep_up(each.model, each.priority, each.virtual_tokens)
         return []
 
     def served(self, services: Iterable[Service]) -> list[Effect]:

@@ -88,6 +88,7 @@ class Head:
     waiting_tokens: int
     key: Key | None  # None: nothing waits
     tokens: int = field(default=0, compare=False)  # of the ticket that the key is of
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

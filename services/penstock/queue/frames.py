@@ -49,6 +49,8 @@ def _head(effect: out.Head) -> pb.Head:
         head.priority = effect.key.priority  # type: ignore[assignment]  # an int that came from this very enum
         head.virtual_tokens = effect.key.virtual_tokens
         head.enqueue_unix_nano = round(effect.key.enqueued * NANOS)
+        head.lifted_tokens = effect.key.lifted
+        head.resumes = effect.resumes
     return head
 
 

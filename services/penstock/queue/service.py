@@ -118,6 +118,8 @@ class QueueService(QueueServiceServicer):
                 return self._book.credit(scheduler, given.model, credit_of(given), now, once=given.once)
             case "pace":
                 return self._book.pace(scheduler, frame.pace.model, speed_of(frame.pace, now))
+            case "virtual_times":
+                return self._book.virtual_times(frame.virtual_times.times)
             case "served":
                 return self._book.served(services_of(frame.served))
             case "place":

@@ -1,6 +1,6 @@
 """All that a shard keeps about one model."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.queue.effects import Head
 from penstock.queue.forecast import Forecast
@@ -39,7 +39,9 @@ class Shelf:
         """Return the head where schedulers are to hear of it; they are then taken to know it."""
         found, load = self.order.head(), self.order.load
         ticket, key = found or (None, None)
-        head = Head("", self.model, load.tickets, load.tokens, key, ticket.tokens if ticket else 0)
+        head = Head("", self.model, load.tickets, load.tokens, key)
+        if ticket:
+            head = replace(head, tokens=ticket.tokens, resumes=ticket.resumes)
         if not self._is_due and (head == self._told or (self._told is None and not found)):
             return None
         self._told, self._is_due = head, False

@@ -1,6 +1,7 @@
 """What waits in one shard, by model, and how it meets the credit of schedulers."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from penstock.queue.effects import Effect, Head, Offer
 from penstock.queue.forecast import Prediction
@@ -91,7 +92,12 @@ class Shelves:
         for model in sorted(changed):
             if head := self[model].news():
                 for scheduler in self._seats.serving(model):
-                    yield Head(scheduler, model, head.waiting, head.waiting_tokens, head.key, head.tokens)
+                    yield replace(head, scheduler=scheduler)
+
+    def keep_up(self, model: str, priority: int, virtual_tokens: float) -> None:
+        """Hear how far other shards have come with one class of a model."""
+        self[model].order.keep_up(priority, virtual_tokens)
+        self._changed.add(model)
 
     # Predictions.
 

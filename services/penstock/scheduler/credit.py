@@ -6,6 +6,7 @@ credit for what is free. While several wait, none holds any: free capacity is of
 what finds no ticket there comes back and goes to the next. That keeps the order over all shards.
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -72,6 +73,20 @@ class CreditBook:
     def waits(self) -> bool:
         return any(shard.waits for shard in self.shards.values())
 
+    def elsewhere(self, queue: str) -> dict[int, float]:
+        """Return the virtual time of each class over the other shards: the larger of what was served and what waits."""
+        others = [shard for each, shard in self.shards.items() if each != queue]
+        waiting: dict[int, float] = {}
+        for shard in others:
+            if shard.waits and not shard.head.resumes:
+                priority = shard.head.priority
+                waiting[priority] = min(waiting.get(priority, math.inf), shard.virtual_tokens)
+        classes = waiting.keys() | {priority for shard in others for priority in shard.served}
+        return {
+            priority: max(waiting.get(priority, 0.0), *(shard.served.get(priority, 0.0) for shard in others))
+            for priority in classes
+        }
+
     def joined(self, queue: str) -> None:
         self.shards[queue] = Shard()
 
@@ -80,7 +95,7 @@ class CreditBook:
 
     def reset(self) -> None:
         """No worker serves the model any more, or the first does: shards tell their heads and get credit anew."""
-        self.shards = {queue: Shard() for queue in self.shards}
+        self.shards = {queue: Shard(served=shard.served) for queue, shard in self.shards.items()}
 
     def offered(self, queue: str, tokens: int) -> None:
         self.large += (LARGER * tokens - self.large) * MEMORY
@@ -179,11 +194,14 @@ class CreditBook:
     def _note(self, grant: Grant, largest: int) -> Grant:
         shard = self.shards[grant.queue]
         shard.held += grant.tickets
-        if grant.tickets and shard.waits:
-            passed = self.virtual_time.get(shard.head.priority, 0.0)
-            self.virtual_time[shard.head.priority] = max(passed, shard.virtual_tokens)
+        if grant.tickets and shard.waits and not shard.head.resumes:
+            self._note_served(shard, shard.head.priority)
         shard.tokens += grant.tokens
         shard.told = largest
         shard.is_asked = shard.is_asked or grant.once
         shard.is_probed = shard.is_probed or grant.is_unbounded
         return grant
+
+    def _note_served(self, shard: Shard, priority: int) -> None:
+        for passed in (self.virtual_time, shard.served):
+            passed[priority] = max(passed.get(priority, 0.0), shard.virtual_tokens)

@@ -13,12 +13,13 @@ from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
 from penstock.scheduler.credit import CreditBook, Grant, Space
-from penstock.scheduler.effects import Catalog, Decline, Effect, Expect, GiveCredit, Place, Revoke
+from penstock.scheduler.effects import Catalog, Decline, Effect, Expect, GiveCredit, Place, Revoke, TellTimes
 from penstock.scheduler.fleet import Fleet
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
 from penstock.scheduler.pace import PaceBook
 from penstock.scheduler.pool import Pool
 from penstock.scheduler.served import ServedBook
+from penstock.scheduler.times import TimeBook
 from penstock.scheduler.worker import Worker, tokens_of
 
 NOTHING_FITS = 1  # token; the smallest ticket has two
@@ -35,6 +36,7 @@ class Dispatcher:
     credits: dict[str, CreditBook] = field(default_factory=dict)  # by model
     queues: dict[str, None] = field(default_factory=dict)  # in the order in which they joined, so that runs repeat
     paces: PaceBook = field(default_factory=PaceBook)
+    times: TimeBook = field(default_factory=TimeBook)
     served: ServedBook = field(default_factory=ServedBook)
     is_draining: bool = False
     declines: int = 0
@@ -52,12 +54,14 @@ class Dispatcher:
         self.queues[queue] = None
         for credit in self.credits.values():
             credit.joined(queue)
-        return [Catalog(self.fleet.catalog()), *self._grant(*self.fleet.models())]
+        times = self.times.news([queue], self.credits)
+        return [*times, Catalog(self.fleet.catalog()), *self._grant(*self.fleet.models())]
 
     def queue_lost(self, queue: str) -> list[Effect]:
         """Its unstarted leases stand: they lapse, or an edge that has them starts them."""
         self.queues.pop(queue, None)
         self.paces.forget(queue)
+        self.times.forget(queue)
         self.served.lost(queue)
         for credit in self.credits.values():
             credit.lost(queue)
@@ -150,7 +154,10 @@ class Dispatcher:
                 credit.tick()
                 effects += self._grant(model)
         paces = self.paces.news(self.queues, self.fleet.pools, self.leases.leases, now)
-        return [*effects, *paces, *self.served.take(self.queues, now)]
+        return [*effects, *paces, *self._times(), *self.served.take(self.queues, now)]
+
+    def _times(self) -> list[TellTimes]:
+        return self.times.news(self.queues, self.credits) if len(self.queues) > 1 else []
 
     def drain(self) -> None:
         """Give no more credit and decline what is offered yet."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket
+from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 
 
@@ -53,6 +53,14 @@ class TellServed:
 
 
 @dataclass(frozen=True, slots=True)
+class TellTimes:
+    """To a queue: how far other shards have come."""
+
+    queue: str
+    times: tuple[VirtualTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """To every queue: the models that can be placed here."""
 
@@ -75,6 +83,6 @@ class Revoke:
     lease_id: str
 
 
-ToQueue = Place | Decline | GiveCredit | TellPace | TellServed
+ToQueue = Place | Decline | GiveCredit | TellPace | TellServed | TellTimes
 ToWorker = Expect | Revoke
 Effect = ToQueue | ToWorker | Catalog

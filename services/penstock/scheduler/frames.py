@@ -25,6 +25,8 @@ def to_queue(effect: out.ToQueue | out.Catalog) -> queue_pb2.DispatchRequest:
             return queue_pb2.DispatchRequest(pace=effect.pace)
         case out.TellServed():
             return queue_pb2.DispatchRequest(served=queue_pb2.Served(tickets=effect.tickets))
+        case out.TellTimes():
+            return queue_pb2.DispatchRequest(virtual_times=queue_pb2.VirtualTimes(times=effect.times))
         case out.Catalog():
             return queue_pb2.DispatchRequest(catalog=queue_pb2.Catalog(entries=effect.entries))
 

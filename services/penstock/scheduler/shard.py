@@ -1,10 +1,19 @@
 """What a scheduler knows of one queue shard, for one model."""
 
+import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.mesh.v1.queue_pb2 import Head
 
 PROBE_AFTER = 2  # ticks or refusals over one and the same head
+
+
+class Lift(NamedTuple):
+    """What is added to a shard's virtual tokens here, until the shard has lifted them itself."""
+
+    tokens: float
+    lifted_there: float  # as its head said at that time
 
 
 @dataclass(slots=True)
@@ -15,7 +24,8 @@ class Shard:
     tokens: int = 0  # that this credit may still be used for
     told: int = 0  # largest ticket that may be offered, as last said
     head: Head = field(default_factory=Head)
-    lifts: dict[int, float] = field(default_factory=dict)  # to be added to virtual tokens, by class, while it waits
+    lifts: dict[int, Lift] = field(default_factory=dict)  # by class, while it waits
+    served: dict[int, float] = field(default_factory=dict)  # virtual tokens of the head that was served last, by class
     is_asked: bool = False  # to hand back what it holds; the answer is on its way
     is_stale: bool = False  # has offered since its head was heard
     is_stuck: bool = False  # has tickets waiting, and handed credit back all the same
@@ -51,7 +61,14 @@ class Shard:
 
     @property
     def virtual_tokens(self) -> float:
-        return self.head.virtual_tokens + self.lifts.get(self.head.priority, 0.0)
+        """Before any tenant's for work that resumes, which goes first in its class."""
+        head = self.head
+        if head.resumes:
+            return -math.inf
+        lift = self.lifts.get(head.priority)
+        if lift is None:
+            return head.virtual_tokens
+        return head.virtual_tokens + max(0.0, lift.tokens - (head.lifted_tokens - lift.lifted_there))
 
     def offered(self, tokens: int) -> None:
         self.held = max(0, self.held - 1)
@@ -73,10 +90,10 @@ class Shard:
     def hear(self, head: Head, virtual_time: float) -> None:
         """Who waits again, or for the first time, has neither credit nor debt: it is lifted to the class's time."""
         before, self.head = self.urgency, head
-        if not head.waiting:
-            self.lifts.clear()
-        elif head.priority not in self.lifts:
-            self.lifts[head.priority] = max(0.0, virtual_time - head.virtual_tokens)
+        # A head is of the most urgent class that waits: those more urgent do not.
+        self.lifts = {each: lift for each, lift in self.lifts.items() if head.waiting and each >= head.priority}
+        if head.waiting and not head.resumes and head.priority not in self.lifts:
+            self.lifts[head.priority] = Lift(max(0.0, virtual_time - head.virtual_tokens), head.lifted_tokens)
         self.is_stale = self.is_stuck = False
         if self.urgency != before:
             self.refusals, self.is_probed = 0, False

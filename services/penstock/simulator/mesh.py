@@ -141,6 +141,8 @@ class SimMesh:
                 self._send(self.shards[effect.queue].decline, scheduler, effect.ticket_id, effect.reason)
             case scheduler_out.TellPace():
                 self._send(self.shards[effect.queue].pace, scheduler, effect.pace)
+            case scheduler_out.TellTimes():
+                self._send(self.shards[effect.queue].virtual_times, queue_pb2.VirtualTimes(times=effect.times))
             case scheduler_out.TellServed():
                 self._send(self.shards[effect.queue].served, queue_pb2.Served(tickets=effect.tickets))
             case scheduler_out.Catalog():

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.mesh.v1.queue_pb2 import DispatchResponse, Pace, Served
+from penstock.mesh.v1.queue_pb2 import DispatchResponse, Pace, Served, VirtualTimes
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
 from penstock.queue.book import TicketBook
@@ -73,6 +73,9 @@ class SimShard:
 
     def pace(self, scheduler: str, pace: Pace) -> None:
         self._perform(self.book.pace(scheduler, pace.model, speed_of(pace, self._events.now)))
+
+    def virtual_times(self, times: VirtualTimes) -> None:
+        self._perform(self.book.virtual_times(times.times))
 
     def served(self, served: Served) -> None:
         self._perform(self.book.served(services_of(served)))

@@ -44,7 +44,7 @@ class ClassLine:
         if ticket := self.resumed.first():
             return ticket, Key(self.priority, 0.0, ticket.enqueued)
         if ticket := self.line.first():
-            return ticket, Key(self.priority, self.line.virtual_tokens, ticket.enqueued)
+            return ticket, Key(self.priority, self.line.virtual_tokens, ticket.enqueued, self.line.lifted)
         return None
 
     def take(self, fit: FitOf) -> Taken:
@@ -122,6 +122,9 @@ class Classes:
     def head(self) -> tuple[WaitingTicket, Key] | None:
         """Return the best by class even while a lower class has its turn: the shard is as urgent as its best ticket."""
         return next((found for each in self._classes.values() if (found := each.head())), None)
+
+    def keep_up(self, priority: int, virtual_tokens: float) -> None:
+        self[priority].line.keep_up(virtual_tokens)
 
     def ahead(self, ticket: WaitingTicket) -> Ahead:
         tickets = work = 0.0

@@ -22,6 +22,13 @@ class Line(Protocol):
     def virtual_tokens(self) -> float:
         """Weighted service of the tenant whose turn it is; something must wait."""
 
+    @property
+    def lifted(self) -> float:
+        """What virtual tokens have of `keep_up`."""
+
+    def keep_up(self, virtual_tokens: float) -> None:
+        """As `Order.keep_up`."""
+
     def __iter__(self) -> Iterator[WaitingTicket]:
         """Yield all in no particular order."""
 
@@ -48,6 +55,13 @@ class Together(Lane):
     @property
     def virtual_tokens(self) -> float:
         return 0.0
+
+    @property
+    def lifted(self) -> float:
+        return 0.0
+
+    def keep_up(self, virtual_tokens: float) -> None:
+        """Keep no counters, so there is nothing to lift."""
 
     def charge(self, ticket: WaitingTicket, cost: float) -> None:
         ticket.charged = cost

@@ -13,6 +13,7 @@ class Key(NamedTuple):
     priority: int
     virtual_tokens: float  # weighted service of its tenant so far; 0 where an order keeps none
     enqueued: float  # s
+    lifted: float = 0.0  # of the virtual tokens, what only serves to keep up with other shards
 
 
 class Load(NamedTuple):
@@ -63,6 +64,12 @@ class Order(Protocol):
 
     def head(self) -> tuple[WaitingTicket, Key] | None:
         """Return the first ticket and how urgent it is."""
+
+    def keep_up(self, priority: int, virtual_tokens: float) -> None:
+        """Hear how far other shards have come: who comes to a class in which nobody waits is lifted to that.
+
+        In virtual tokens. They never go back.
+        """
 
     def ahead(self, ticket: WaitingTicket) -> Ahead:
         """Return what is served before a ticket that arrives now."""

@@ -53,6 +53,8 @@ class FairTenants:
         self._turns = 0
         self._last = Account(0.0)  # whose last ticket went most recently
         self._time = 0.0
+        self._elsewhere: float | None = None  # how far other shards have come; None: nobody has said
+        self.lifted = 0.0  # tokens that counters are taken to stand higher when shards are compared
         self._sweep_at = SWEEP
 
     def __iter__(self) -> Iterator[WaitingTicket]:
@@ -66,7 +68,7 @@ class FairTenants:
     def virtual_tokens(self) -> float:
         turn = self._waiting.first()
         assert turn, "the turn is a waiting tenant's"
-        return turn[0]
+        return turn[0] + self.lifted
 
     @property
     def floor(self) -> float:
@@ -82,7 +84,21 @@ class FairTenants:
         found = self._accounts.get(tenant_id)
         return found.counter if found else self.floor
 
+    def keep_up(self, virtual_tokens: float) -> None:
+        """As `Order.keep_up`. Those that wait are owed what they lag behind, unless they came before the first word."""
+        is_first = self._elsewhere is None
+        self._elsewhere = max(self._elsewhere or 0.0, virtual_tokens)
+        if is_first:
+            self._lift()
+
+    def _lift(self) -> None:
+        """Take whoever comes now to have come to other shards: with neither credit nor debt."""
+        if self._elsewhere is not None:
+            self.lifted = max(self.lifted, self._elsewhere - self.floor)
+
     def push(self, ticket: WaitingTicket) -> None:
+        if not self.tickets and not ticket.charged:
+            self._lift()
         account = self._account(ticket.tenant_id)
         if account.lane is None:
             if not ticket.charged:  # else it is given back, and its tenant had not left

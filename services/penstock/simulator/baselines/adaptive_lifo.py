@@ -6,11 +6,12 @@ Source: Maurer 2015, Fail at Scale (Facebook): FIFO in normal operation, LIFO on
 from penstock.queue.lazy_heap import LazyHeap
 from penstock.queue.policies.order import Ahead, Fit, FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.baselines.alone import Alone
 
 Entry = tuple[int, float, int, int, WaitingTicket]  # class, time and arrival up or down, listing, ticket
 
 
-class AdaptiveLifo:
+class AdaptiveLifo(Alone):
     """Strict classes; within one, FIFO up to `short` waiting tickets and LIFO above. A ticket too large bars others."""
 
     def __init__(self, short: int) -> None:

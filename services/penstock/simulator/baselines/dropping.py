@@ -7,6 +7,7 @@ from typing import Protocol
 from penstock.queue.policies.class_fifo import ClassFifo
 from penstock.queue.policies.order import Ahead, FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.baselines.alone import Alone
 
 
 class Rule(Protocol):
@@ -56,7 +57,7 @@ class Never:
         return False
 
 
-class Dropping:
+class Dropping(Alone):
     """A FIFO whose tickets pass `rule` as they go; what it drops is kept until the shard asks for it."""
 
     def __init__(self, rule: Rule, clock: Callable[[], float]) -> None:

@@ -8,9 +8,10 @@ those that wait. Knows no classes.
 from penstock.queue.policies.lane import Lane
 from penstock.queue.policies.order import Ahead, FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.baselines.alone import Alone
 
 
-class PlainVtc:
+class PlainVtc(Alone):
     def __init__(self, input_weight: float, output_weight: float) -> None:
         self._input_weight = input_weight
         self._output_weight = output_weight

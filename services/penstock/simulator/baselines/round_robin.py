@@ -9,11 +9,12 @@ from collections.abc import Callable
 from penstock.queue.policies.lane import Lane
 from penstock.queue.policies.order import NOTHING, Ahead, FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.baselines.alone import Alone
 
 Flow = tuple[int, str]  # class and tenant
 
 
-class RoundRobin:
+class RoundRobin(Alone):
     def __init__(self, ttl: float, clock: Callable[[], float]) -> None:
         self._ttl = ttl
         self._clock = clock

@@ -1,0 +1,201 @@
+"""Tenants of several shards are served as one shard would serve them, also where a shard or a scheduler is new."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatch_mesh import MODEL, START, Mesh, ticket_of
+from penstock.queue.policies.choice import Choice
+from penstock.queue.policies.order import Fit
+from penstock.queue.policies.tenants import FairTenants
+from penstock.queue.waiting import from_frame
+
+PROMPT, OUTPUT = 30, 10  # tokens
+COST = PROMPT + 2 * OUTPUT  # weighted
+SLOTS = 2
+BACKLOG = 400  # tickets
+
+
+def fair():
+    return Choice(burst=0.0)()
+
+
+class Fleet(Mesh):
+    """A mesh whose tickets are all alike, and that counts whom it serves."""
+
+    def backlog(self, shard, tenant, tickets=BACKLOG, **fields):
+        for number in range(tickets):
+            ticket = ticket_of(f"{tenant}/{number}", tokens=PROMPT + OUTPUT, tenant=tenant, **fields)
+            ticket.prompt_tokens, ticket.max_output_tokens = PROMPT, OUTPUT
+            self.enqueue(shard, ticket)
+        self.settle()
+
+    def serve(self, tickets):
+        """Serve so many one after the other; returns how many were granted to each tenant meanwhile."""
+        before = len(self.granted)
+        for number in range(tickets):
+            leases = [(worker, lease) for worker in self.homes for lease in self.expected[worker]]
+            self.finish(*leases[number % len(leases)], prompt=PROMPT, output=OUTPUT)
+            self.settle()
+            self.pass_time(0.1)
+            self.settle()
+        return Counter(name.partition("/")[0] for name in self.granted[before:])
+
+
+def fleet_of(shards, schedulers=1):
+    mesh = Fleet.of(shards, schedulers, new_order=fair, max_tokens=10**9)
+    for number in range(schedulers):
+        mesh.attach(f"w{number}", f"s{number}", slots=SLOTS, kv_blocks=64)
+    mesh.settle()
+    return mesh
+
+
+def restart_scheduler(mesh, name="s0", meanwhile=lambda: None):
+    """Everything it knew is gone; its workers come back with nothing that runs."""
+    workers = [worker for worker, home in mesh.homes.items() if home == name]
+    for worker in workers:
+        mesh.detach(worker)
+    mesh.remove_scheduler(name)
+    meanwhile()
+    mesh.add_scheduler(name)
+    for worker in workers:
+        mesh.attach(worker, name, slots=SLOTS, kv_blocks=64)
+    mesh.settle()
+
+
+def waiting(name, tenant="acme"):
+    return from_frame(ticket_of(name, tenant=tenant), "edge")
+
+
+def test_who_waits_is_owed_what_he_lags_behind_and_keeps_it():
+    tenants = FairTenants()
+    tenants.keep_up(100.0)
+    tenants.push(waiting("a"))
+    assert tenants.virtual_tokens == 100.0
+    tenants.keep_up(900.0)
+    taken = tenants.take(lambda _: Fit.NOW).ticket
+    tenants.push(taken)  # nobody could place it
+    assert (tenants.virtual_tokens, tenants.lifted) == (100.0, 100.0)
+    tenants.remove(taken)
+    tenants.push(waiting("b"))
+    assert tenants.virtual_tokens == 900.0
+
+
+def test_who_waits_before_the_first_word_is_lifted_by_it():
+    tenants = FairTenants()
+    tenants.push(waiting("a"))
+    tenants.keep_up(100.0)
+    tenants.keep_up(50.0)  # of a scheduler that has seen less
+    assert tenants.virtual_tokens == 100.0
+
+
+def test_a_debt_outlasts_the_lift():
+    tenants = FairTenants()
+    tenants.push(waiting("a"))
+    tenants.charge(tenants.take(lambda _: Fit.NOW).ticket, 300.0)
+    tenants.keep_up(1_000.0)
+    tenants.push(waiting("b", tenant="other"))
+    tenants.push(waiting("c"))
+    assert tenants.first().ticket_id == "b"
+    assert tenants.lifted + tenants.counter("acme") - tenants.counter("other") >= tenants.lifted
+
+
+@pytest.mark.parametrize("schedulers", [1, 2])
+def test_a_new_shard_does_not_make_others_wait_for_what_its_tenants_never_asked_for(schedulers):
+    mesh = fleet_of(1, schedulers)
+    mesh.backlog("q0", "old")
+    mesh.serve(100)
+    mesh.add_shard("q1", new_order=fair)
+    mesh.settle()
+    mesh.backlog("q1", "new")
+    served = mesh.serve(60)
+    assert abs(served["old"] - served["new"]) <= 2 * SLOTS * schedulers
+
+
+def test_a_shard_that_was_idle_does_not_claim_what_it_missed():
+    mesh = fleet_of(2)
+    mesh.backlog("q0", "busy")
+    mesh.serve(100)
+    mesh.backlog("q1", "idle")
+    served = mesh.serve(60)
+    assert abs(served["busy"] - served["idle"]) <= 2 * SLOTS
+
+
+def test_a_new_scheduler_knows_no_time_and_yet_lets_no_shard_claim_what_it_missed():
+    mesh = fleet_of(1)
+    mesh.backlog("q0", "old")
+    mesh.serve(100)
+    mesh.add_shard("q1", new_order=fair)
+    mesh.settle()
+    mesh.backlog("q1", "new")
+    mesh.serve(4)
+    restart_scheduler(mesh)
+    served = mesh.serve(60)
+    assert abs(served["old"] - served["new"]) <= 2 * SLOTS
+
+
+def test_a_scheduler_and_a_shard_that_start_together_let_no_tenant_claim_what_it_missed():
+    mesh = fleet_of(1)
+    mesh.backlog("q0", "old")
+    mesh.serve(100)
+
+    def start_shard():
+        mesh.add_shard("q1", new_order=fair)
+        mesh.backlog("q1", "new")
+
+    restart_scheduler(mesh, meanwhile=start_shard)
+    served = mesh.serve(60)
+    assert abs(served["old"] - served["new"]) <= 2 * SLOTS
+
+
+def test_what_resumes_does_not_cost_its_shard_its_turns():
+    mesh = fleet_of(2)
+    mesh.backlog("q1", "second", tickets=50)
+    mesh.serve(45)
+    mesh.backlog("q0", "first")
+    mesh.serve(100)
+    mesh.enqueue("q1", ticket_of("resumed", attempt=2, tenant="second"))
+    mesh.backlog("q1", "second again")
+    served = mesh.serve(60)
+    assert abs(served["first"] - served["second again"]) <= 2 * SLOTS
+
+
+def test_a_class_that_was_away_while_a_lower_one_waited_has_no_more_to_claim():
+    mesh = fleet_of(2)
+    mesh.backlog("q0", "before", priority=1, tickets=1)
+    mesh.backlog("q1", "lower", priority=2)
+    mesh.backlog("q1", "away", priority=1, tickets=5)
+    mesh.serve(8)
+    mesh.backlog("q0", "busy", priority=1)
+    mesh.serve(100)
+    mesh.backlog("q1", "back", priority=1)
+    served = mesh.serve(60)
+    assert abs(served["busy"] - served["back"]) <= 2 * SLOTS
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    events=st.lists(st.sampled_from(["shard", "scheduler", "tenant", "nothing"]), min_size=1, max_size=6),
+    pauses=st.lists(st.integers(0, 30), min_size=6, max_size=6),
+    schedulers=st.integers(1, 2),
+)
+def test_two_tenants_that_wait_get_the_same_whatever_was_new_when_they_came(events, pauses, schedulers):
+    """VTC's bound (Sheng et al. 2024, theorem 4.4) over all shards, plus what is under way at each scheduler."""
+    mesh = fleet_of(2, schedulers)
+    mesh.backlog("q0", "first")
+    names = iter(range(100))
+    for event, pause in zip(events, pauses, strict=False):
+        mesh.serve(pause)
+        if event == "shard":
+            mesh.add_shard(f"new{next(names)}", new_order=fair)
+        elif event == "scheduler":
+            restart_scheduler(mesh)
+        elif event == "tenant":
+            mesh.backlog(max(mesh.shards), f"short{next(names)}", tickets=5)
+        mesh.settle()
+    mesh.backlog(max(mesh.shards), "last")
+    served = mesh.serve(80)
+    assert abs(served["first"] - served["last"]) <= 2 * SLOTS * schedulers
+    assert mesh.shards["q0"].shelves[MODEL].order.load.tickets > 0, f"{START}: both have to wait all the time"
