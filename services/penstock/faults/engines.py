@@ -44,6 +44,12 @@ class FrontEnd:
         self._on_message = on_message
         self._engine: Process | None = None
         self._inlet: Inlet | None = None
+        self._has_crashed = False
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether the engine died of itself, not by a signal."""
+        return self._has_crashed
 
     def attach(self, engine: Process) -> None:
         self._engine = engine
@@ -58,7 +64,8 @@ class FrontEnd:
     def begin(self, inlet: Inlet) -> None:
         self._inlet = inlet
 
-    def died(self) -> None:
+    def died(self, *, of_itself: bool) -> None:
+        self._has_crashed = of_itself
         self._carry(lambda: self._front, self._note_death)
 
     def kill(self) -> None:
@@ -99,10 +106,17 @@ class EngineProcess(Process):
     front: FrontEnd | None = None
 
     def kill(self) -> None:
+        self._end(of_itself=False)
+
+    def crash(self) -> None:
+        """Die of itself, as by a fault in a kernel."""
+        self._end(of_itself=True)
+
+    def _end(self, *, of_itself: bool) -> None:
         was_up = self.is_up
         super().kill()
         if was_up and self.front:
-            self.front.died()
+            self.front.died(of_itself=of_itself)
 
 
 @dataclass

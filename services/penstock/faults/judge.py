@@ -131,6 +131,13 @@ def _mischarged(seen: Seen, rows: Sequence[Row], made: int) -> Iterator[Violatio
         yield Violation("charge", f"{came} tokens came of a broken answer, charged were {told}")
 
 
+def judge_totals(rows: Sequence[Row], totals: tuple[int | None, int | None, int | None]) -> Iterator[Violation]:
+    """`totals`: prompt tokens, output tokens and requests that accounts came to."""
+    summed = sum(row.prompt_tokens for row in rows), sum(row.output_tokens for row in rows), len(rows)
+    if tuple(each or 0 for each in totals) != summed:
+        yield Violation("charge", f"accounts came to {totals}, the ledger adds up to {summed}")
+
+
 # Tier harmed: the figure that may then stay. What a scheduler had heard of ends, and not told its shards, dies with it.
 EXCUSED = {"scheduler": ("queue", "running")}
 

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from penstock.faults.disk import Disk
+from penstock.faults.engines import EngineProcess
 from penstock.faults.plan import Act, Fault
 from penstock.faults.process import Process
 from penstock.faults.tiers import Tiers
@@ -79,6 +80,8 @@ class Nemesis:
                 self.harmed.add(victim.tier)
                 victim.kill()
                 self._start_later(victim, fault.seconds)
+            case Act.CRASH if isinstance(victim, EngineProcess):
+                victim.crash()
             case Act.TERM:
                 self.harmed.add(victim.tier)
                 victim.stop()

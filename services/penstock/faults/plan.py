@@ -17,17 +17,19 @@ MAX_FAULTS = 3  # a request survives as many lost runs as the edges' bound on at
 class Act(StrEnum):
     KILL = "kill"  # and start again after a while
     TERM = "term"  # the same, but asked to
+    CRASH = "crash"  # of an engine, by its own fault
     FREEZE = "freeze"  # and go on after a while
     CUT = "cut"  # one connection
     HOLE = "hole"  # let nothing through between two processes for a while
     DISK = "disk"  # full for a while
 
 
-WEIGHTS = {Act.KILL: 5, Act.TERM: 2, Act.FREEZE: 3, Act.CUT: 3, Act.HOLE: 2, Act.DISK: 0.5}
+WEIGHTS = {Act.KILL: 5, Act.TERM: 2, Act.CRASH: 0.7, Act.FREEZE: 3, Act.CUT: 3, Act.HOLE: 2, Act.DISK: 0.5}
 TIER_WEIGHTS = {"edge": 3, "auth": 2, "queue": 3, "scheduler": 3, "worker": 3, "engine": 2}
 SECONDS = {
     Act.KILL: (0.01, 1.5),
     Act.TERM: (0.01, 0.5),
+    Act.CRASH: (0.0, 0.0),
     Act.FREEZE: (0.05, 5.0),
     Act.CUT: (0.0, 0.0),
     Act.HOLE: (0.05, 4.0),
@@ -149,7 +151,9 @@ def _stops(draw: random.Random, prompt: Sequence[int], seed: int | None, tokens:
 def _fault(draw: random.Random) -> Fault:
     act = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     victim = draw.choices(list(TIER_WEIGHTS), list(TIER_WEIGHTS.values()))[0]
-    if victim == "engine" and act not in (Act.KILL, Act.FREEZE):
+    if act is Act.CRASH:
+        victim = "engine"
+    elif victim == "engine" and act not in (Act.KILL, Act.FREEZE):
         victim = "worker"
     point = draw.choice(POINTS) if draw.random() < 0.6 and act is not Act.DISK and victim != "engine" else None
     return Fault(

@@ -14,8 +14,9 @@ from itertools import chain
 from penstock.faults.clients import Seen, run_clients
 from penstock.faults.disk import Disk
 from penstock.faults.engines import EngineStand
-from penstock.faults.judge import Row, Violation, judge_answers, judge_charges, judge_residue
+from penstock.faults.judge import Row, Violation, judge_answers, judge_charges, judge_residue, judge_totals
 from penstock.faults.loop import ProcessLoop
+from penstock.faults.monitor import Monitor
 from penstock.faults.nemesis import CLIENT, Nemesis
 from penstock.faults.plan import Act, Ask, Plan, plan
 from penstock.faults.stage import staged
@@ -35,6 +36,7 @@ _LEDGER = """
     SELECT reservation_id, request_id, reserved_prompt_tokens, reserved_output_tokens, prompt_tokens, output_tokens,
            outcome FROM ledger ORDER BY settled_at, reservation_id
 """
+_TOTALS = "SELECT SUM(prompt_tokens), SUM(output_tokens), SUM(requests) FROM balances"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class Stand:
     disk: Disk = field(init=False)
     engines: EngineStand = field(init=False)
     tiers: Tiers = field(init=False)
+    monitor: Monitor = field(init=False)
     nemesis: Nemesis = field(init=False)
     clients: list[ProcessLoop] = field(default_factory=list)
 
@@ -71,6 +74,9 @@ class Stand:
         self.disk = Disk(seed)
         self.engines = EngineStand(self.network)
         self.tiers = Tiers(self.network, self.plan.shape, self.engines)
+        asks = [*self.plan.asks, *_probes(self.plan)]
+        self.monitor = Monitor({len(each.prompt): each for each in asks})
+        self.network.hear = self.monitor.hear
         self.nemesis = Nemesis(self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"))
 
 
@@ -109,9 +115,12 @@ def _run(stand: Stand) -> Outcome:
     leaks += _come_to_rest(stand)
     rows = [Row(*row) for row in stand.disk.connection.execute(_LEDGER)]
     everything = [*seen, *probes]
+    totals = stand.disk.connection.execute(_TOTALS).fetchone()
     violations = chain(
         judge_answers(everything, set(_excused(stand))),
         judge_charges(everything, rows, stand.engines.made),
+        judge_totals(rows, totals),
+        stand.monitor.found,
         leaks,
         _crashes(stand),
     )

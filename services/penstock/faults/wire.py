@@ -99,6 +99,7 @@ class Network:
         self.trace = 0  # a digest of all that left, by whom and when
         self.story: list[str] | None = None  # a line for each frame and each fault, where somebody wants to read it
         self.watch: Callable[[Point, Connection], None] = lambda _, __: None
+        self.hear: Callable[[str, Any], None] = lambda _, __: None
         self._draw = random.Random(f"{seed} wire")
         self._roughness = roughness
         self._holes: dict[frozenset[str], deque[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
@@ -165,6 +166,7 @@ class Network:
         if self.story is not None and point.kind != "heartbeat":
             self.tell(f"{self.world.now:.6f} {names[0]} {point} {names[1]} {_said(message)}")
         self.trace = hash((self.trace, *names, point.kind, round(self.world.now, 6)))
+        self.hear(point.kind, message)
         self.watch(point, connection)
         self.deliver(line, way, act, *args)
 
