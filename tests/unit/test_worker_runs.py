@@ -237,8 +237,19 @@ def test_a_cancel_is_answered_once_the_engine_let_go():
     assert (ended.outcome, ended.step, ended.answers) == (Cancelled(run.seq_id, 1, 2), 2, True)
     assert released == LeasesReleased(("l1",), (Served("l1", 3, 1, 1.0),))
     assert (book.counts.cancels, book.counts.tokens_wasted_after_cancel) == (1, 1)
-    assert run.asked == Asked(at=0.0, step=0, tokens=0)  # from which the log tells how soon it was over
+    assert run.asked == Asked(at=0.0, step=0)  # from which the log tells how soon it was over
     assert book.is_idle
+
+
+def test_what_was_made_before_the_engine_was_told_is_not_wasted_though_it_is_heard_of_later():
+    book = ready_book()
+    run = running(book)
+    book.cancel(EDGE, 1, 0.0)
+    book.told(run.seq_id, 1.5)
+    for number in (1, 2):
+        book.stepped(step_of(number, run), number - 1.0, float(number))
+    book.stepped(StepResult(3, cancelled=[Cancelled(run.seq_id, 2, 2)]), 2.0, 3.0)
+    assert (run.tokens, run.wasted, book.counts.tokens_wasted_after_cancel) == (2, 1, 1)
 
 
 def test_a_cancel_that_comes_too_late_still_gets_its_receipt():

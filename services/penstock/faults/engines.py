@@ -1,6 +1,7 @@
 """Engines of such a mesh: the real batch over a step-time law, as a process of its own behind a pipe."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -160,7 +161,7 @@ class EngineStand:
             for seq_id in result.seq_ids:
                 self.made[lengths[seq_id]] = self.made.get(lengths[seq_id], 0) + 1
             await asyncio.sleep(result.duration_s)
-            front.hear(Stepped(result, engine.capacity(), result.duration_s))
+            front.hear(Stepped(result, engine.capacity(), result.duration_s, time.time()))
 
     def _take(self, inlet: Inlet, engine: SimEngine, front: FrontEnd, lengths: dict[int, int]) -> None:
         while inlet.messages:

@@ -107,9 +107,9 @@ def _letting_go(ended: Ended) -> dict[str, float]:
         return {}
     return {
         "asked_at": round(asked.at, 6),
-        "let_go_s": round(ended.at - asked.at, 6),
+        "let_go_s": round(max(0.0, ended.at - asked.at), 6),
         "let_go_steps": ended.step - asked.step,
-        "wasted_tokens": ended.run.tokens - asked.tokens,
+        "wasted_tokens": ended.run.wasted,
     }
 
 

@@ -23,7 +23,7 @@ from penstock.worker.cache_news import CacheNews
 from penstock.worker.config import WorkerConfig
 from penstock.worker.effects import AddSequence, CancelSequence, Effect, Ended, LeasesReleased, LeaseStarted, Tokens
 from penstock.worker.engine.card import ModelCard
-from penstock.worker.engine.interface import Capacity, StepResult
+from penstock.worker.engine.interface import Capacity
 from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
 from penstock.worker.engine_link import EngineLink
 from penstock.worker.engine_state import EngineState
@@ -66,7 +66,7 @@ class Front:
         self._changed = asyncio.Event()
         self._acts: dict[type, Callable[..., object]] = {
             AddSequence: self._add,
-            CancelSequence: lambda effect: self.engine.send(Cancel(effect.seq_id)),
+            CancelSequence: self._cancel,
             Tokens: lambda effect: self._send(effect.stream, step_frame(effect)),
             Ended: self._end,
             LeaseStarted: lambda effect: self.attachment.started(effect.lease_id),
@@ -145,8 +145,8 @@ class Front:
     def _hear_engine(self, message: object) -> None:
         self._heard += 1
         match message:
-            case Stepped(result=result, capacity=capacity, took_s=took):
-                self._step(result, capacity, took)
+            case Stepped():
+                self._step(message)
             case Ready(card=card, capacity=capacity):
                 self._load(card, capacity)
             case Refused(seq_id=seq_id):
@@ -155,16 +155,15 @@ class Front:
             case Fatal(message=text):
                 log.error("engine_fatal", message=text)
 
-    def _step(self, result: StepResult, capacity: Capacity, took: float) -> None:
-        now = time.time()
-        self.state.note_step(result, capacity, took)
-        self._perform(self.book.stepped(result, now - took, now))
+    def _step(self, step: Stepped) -> None:
+        self.state.note_step(step.result, step.capacity, step.took_s)
+        self._perform(self.book.stepped(step.result, step.ended_at - step.took_s, step.ended_at))
         if not self._is_open:
             self._open()
         self.attachment.report(self.state.load)
-        self.cache.note(result.cache_news)
+        self.cache.note(step.result.cache_news)
         if self.attachment.is_up:  # what is told to nobody would never be told
-            self._tell_news(now)
+            self._tell_news(time.time())
 
     def _tell_news(self, now: float) -> None:
         if served := self.book.progress(now):
@@ -244,6 +243,10 @@ class Front:
 
     def _add(self, effect: AddSequence) -> None:
         self.engine.send(Add(effect.spec))  # where there is no engine any more, `_lose_engine` is about to come
+
+    def _cancel(self, effect: CancelSequence) -> None:
+        self.engine.send(Cancel(effect.seq_id))
+        self.book.told(effect.seq_id, time.time())
 
     def _end(self, effect: Ended) -> None:
         if effect.answers:

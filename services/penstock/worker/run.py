@@ -46,9 +46,8 @@ class Served(NamedTuple):
 class Asked(NamedTuple):
     """The moment at which a run was first to be taken out of the engine."""
 
-    at: float  # Unix s
-    step: int  # the engine's last that had been told
-    tokens: int  # made by then; what it makes beyond them is wasted
+    at: float  # Unix s; once the engine has been told, when it was
+    step: int  # the engine's last that had been heard of
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -75,6 +74,7 @@ class Run:
     last_token_at: float | None = None
     ending: Ending | None = None
     asked: Asked | None = None  # when it was first to be taken out
+    wasted: int = 0  # tokens made in steps that ended after that
 
     def __repr__(self) -> str:
         state = f"ending by {self.ending.name}" if self.ending else f"{self.tokens} tokens"
@@ -121,12 +121,14 @@ class Run:
         )
 
     def add_token(self, token: int, at: float) -> None:
+        """`at`: when the step ended that made it."""
         if not self.tokens:
             self.prefill(len(self.spec.token_ids))  # whatever the engine counts as a decode
         self.output.append(token)
         self.last_token_at = at
         if self.first_token_at is None:
             self.first_token_at = at
+        self.wasted += self.asked is not None and at > self.asked.at
 
     def times(self, now: float) -> Times:
         """The three add up to the time from arrival to the last token, or to `now` for a run that had none."""

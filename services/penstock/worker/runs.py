@@ -103,6 +103,12 @@ class RunBook:
         self.counts.cancels += run.ending is None
         return self._take_out(run, Ending.CANCEL, now)
 
+    def told(self, seq_id: int, now: float) -> None:
+        """Note that the engine has been told to let go: what steps make that end later is wasted."""
+        run = self.running[seq_id]
+        if run.asked:
+            run.asked = run.asked._replace(at=now)
+
     # What a scheduler does.
 
     def expect(self, lease_id: str, grant: Grant, worker_id: str, lapses_at: float, now: float) -> list[Effect]:
@@ -151,6 +157,7 @@ class RunBook:
         return [*self._end(run, error, now), *self._try_next()] if run else []
 
     def stepped(self, result: StepResult, began_at: float, now: float) -> list[Effect]:
+        """`now`: when the step ended."""
         self.step = result.step
         self.counts.engine_steps += 1
         for seq_id, cached_tokens in result.admitted:
@@ -251,7 +258,7 @@ class RunBook:
         """Have the engine let go of a run; one that it does not have yet ends at once."""
         was_asked = run.ending is not None
         if not was_asked:
-            run.asked = Asked(now, self.step, run.tokens)
+            run.asked = Asked(now, self.step)
         if not was_asked or ending.is_silent:
             run.ending = ending
         if run.seq_id not in self.running:
@@ -300,6 +307,7 @@ class RunBook:
         self._due.drop(("held", lease_id))
 
     def _ended(self, run: Run, outcome: Outcome, now: float) -> Ended:
+        self.counts.tokens_wasted_after_cancel += run.wasted
         handles = self.streams.get(run.stream, {})
         if handles.get(run.handle) is run:
             del handles[run.handle]

@@ -19,7 +19,7 @@ class RunCounts:
 
 
 def spread(result: StepResult, running: Mapping[int, Run], counts: RunCounts, now: float) -> list[Tokens]:
-    """Return one `Tokens` per stream; a token that nobody waits for any more is counted and dropped."""
+    """Return one `Tokens` per stream; a token that nobody waits for any more is dropped."""
     groups: dict[int, Tokens] = {}
     columns = zip(result.seq_ids, result.tokens, result.indexes, result.logprobs, strict=True)
     for seq_id, token, index, logprob in columns:
@@ -29,7 +29,6 @@ def spread(result: StepResult, running: Mapping[int, Run], counts: RunCounts, no
         run.add_token(token, now)
         counts.tokens_generated += 1
         if run.ending:
-            counts.tokens_wasted_after_cancel += 1
             continue
         group = groups.get(run.stream)
         if group is None:

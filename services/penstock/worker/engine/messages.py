@@ -32,6 +32,7 @@ class Stepped(NamedTuple):
     result: StepResult
     capacity: Capacity
     took_s: float
+    ended_at: float  # Unix s; what it made, it made before: the front may hear of it later
 
 
 class Refused(NamedTuple):

@@ -73,4 +73,4 @@ def _step(pipe: FrontPipe, engine: Engine) -> None:
     began = time.monotonic()
     result = engine.step()
     time.sleep(max(0.0, began + result.duration_s - time.monotonic()))
-    pipe.send(Stepped(result, engine.capacity(), time.monotonic() - began))
+    pipe.send(Stepped(result, engine.capacity(), time.monotonic() - began, time.time()))
