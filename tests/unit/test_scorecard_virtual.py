@@ -11,7 +11,7 @@ from penstock.cli.scorecard.recovery import END, recovered_after
 from penstock.cli.scorecard.worlds import chat, world
 from penstock.scheduler.effects import GiveCredit
 from penstock.simulator.arrivals import Poisson
-from penstock.simulator.planning import MOST, fewest
+from penstock.simulator.planning import MOST, Trial, fewest
 from penstock.simulator.scenario import Client
 from penstock.simulator.simulation import Simulation
 
@@ -105,12 +105,12 @@ def test_short_prompts_beside_long_ones_wait_no_longer_than_is_promised():
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 64, 65])
 def test_a_plan_finds_the_fewest_workers_that_are_enough(needed):
-    found = fewest(0.99, lambda count: 1.0 if count >= needed else 0.5)
+    found = fewest(0.99, lambda count: Trial(1.0 if count >= needed else 0.5))
     assert found.workers == needed
     assert len(found.tried) <= 2 * needed.bit_length() + 1
 
 
 def test_a_plan_gives_up_where_no_number_of_workers_is_enough():
-    found = fewest(0.99, lambda _: 0.5)
+    found = fewest(0.99, lambda _: Trial(0.5))
     assert found.workers is None
     assert max(found.tried) == MOST

@@ -110,7 +110,19 @@ def test_the_knee_of_the_reference_model_is_where_it_was_measured():
 def test_a_plan_names_the_fewest_workers_and_what_each_number_comes_to(scenario):
     found = json.loads(invoke(scenario, "--plan", 0.99, "--json").stdout)
     assert found["workers"] >= 1
-    assert found["good_share"][str(found["workers"])] >= 0.99
+    assert found["trials"][str(found["workers"])]["good"] >= 0.99
+
+
+def test_a_plan_says_for_which_promise_and_draws_what_it_tried(scenario, tmp_path):
+    scenario.write_text("load = 20.0\n" + SCENARIO, encoding="utf-8")
+    result = invoke(scenario, "--plan", 0.95, "--plot", tmp_path / "plan.svg")
+    assert result.exit_code == 0, result.output
+    assert "of requests within TTFT 500 ms and TPOT 100 ms" in " ".join(result.stdout.split())
+    rows = [line.split() for line in result.stdout.splitlines() if "%" in line and line.split()[0].isdigit()]
+    counts = [int(row[0]) for row in rows]
+    assert counts == sorted(counts)
+    assert len(counts) > 1, "one worker is not enough"
+    assert "<svg" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
 
 
 def test_two_policies_are_drawn_beside_each_other(scenario, tmp_path):

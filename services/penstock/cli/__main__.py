@@ -156,7 +156,7 @@ def simulate(
         raise click.UsageError(message)
     asked = scenario_from(scenario, seed, law)
     if wanted:
-        capacity.show_plan(asked, wanted, as_json=as_json)
+        capacity.show_plan(asked, wanted, plot, as_json=as_json)
     elif beside:
         if plot is None:
             message = "--beside draws a picture: say where with --plot"

@@ -11,25 +11,44 @@ from penstock.cli.simulate import progress_line
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.beside import plot_beside
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.planning import MOST, plan
+from penstock.simulator.planning import MOST, Plan, plan
+from penstock.simulator.plot import plot_plan
 from penstock.simulator.scenario import Queues, Scenario
 from penstock.simulator.simulation import Simulation
 
 
-def show_plan(scenario: Scenario, wanted: float, *, as_json: bool) -> None:
+def show_plan(scenario: Scenario, wanted: float, plot: Path | None, *, as_json: bool) -> None:
     try:
         with progress_line(scenario) as progress:
             found = plan(scenario, wanted, progress)
     except ScenarioError as error:
         raise click.UsageError(str(error)) from error
+    if plot:
+        plot_plan(found, plot)
+        errors.print(f"plot: {plot}")
     if as_json:
-        answers.print_json(data={"workers": found.workers, "wanted_share": wanted, "good_share": found.tried})
-        return
-    table = Table("workers", "answered within the SLO", box=None, pad_edge=False, header_style="bold")
-    for count, share in sorted(found.tried.items()):
-        table.add_row(f"{count}", f"{share:.2%}")
+        trials = {count: trial._asdict() for count, trial in sorted(found.tried.items())}
+        answers.print_json(data={"workers": found.workers, "wanted_share": wanted, "trials": trials})
+    else:
+        _show(found, scenario)
+
+
+def _show(found: Plan, scenario: Scenario) -> None:
+    columns = ("workers", "within the SLO", "refused", "TTFT P99", "slots in use")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for count, trial in sorted(found.tried.items()):
+        shares = f"{trial.good:.2%}", f"{trial.refused:.2%}", f"{trial.ttft_p99 * 1e3:,.0f} ms", f"{trial.fill:.0%}"
+        table.add_row(f"{count}", *shares)
     answers.print(table)
-    answers.print(f"[bold]{found.workers or f'more than {MOST}'}[/bold] workers for {wanted:.1%} of requests")
+    slo = f"TTFT {scenario.targets.ttft * 1e3:.0f} ms and TPOT {scenario.targets.tbt * 1e3:.0f} ms"
+    needed = f"{found.workers}" if found.workers else f"more than {MOST}"
+    answers.print(
+        f"{scenario.name} at load {scenario.load:.2f} needs [bold]{needed}[/bold] "
+        f"worker{'' if found.workers == 1 else 's'} of {scenario.workers[0].slots} slots "
+        f"for {found.wanted:.1%} of requests within {slo}"
+    )
 
 
 def show_beside(scenario: Scenario, policy: str, plot: Path) -> None:

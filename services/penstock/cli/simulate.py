@@ -113,7 +113,8 @@ def progress_line(scenario: Scenario) -> Iterator[Progress]:
 
         def progress(simulation: Simulation) -> None:
             live.update(
-                f"{scenario.name}, load {scenario.load:.2f}: {simulation.events.now:.0f} s of {scenario.duration:.0f}, "
+                f"{scenario.name}, load {scenario.load:.2f}, workers {simulation.scenario.worker_count}: "
+                f"{simulation.events.now:.0f} s of {scenario.duration:.0f}, "
                 f"{len(simulation.ledger.requests):,} requests, {simulation.mesh.edge.open:,} open"
             )
 

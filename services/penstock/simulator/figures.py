@@ -20,7 +20,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
     bench = report([each.history for each in counted], offered, {}, slo)
     return {
         **bench,
-        "goodput_weighted_tokens_per_s": sum(_weighted(each) for each in counted if is_good(each, slo)) / offered,
+        "goodput_weighted_tokens_per_s": sum(weighted(each) for each in counted if is_good(each, slo)) / offered,
         **_work(simulation),
         "engine_tokens_after_leaving": ledger.after_leaving,
         **_prefixes(simulation),
@@ -46,7 +46,8 @@ def is_good(request: Request, slo: Slo) -> bool:
     return history.outcome == OK and (history.ttft or 0.0) <= slo.ttft and (history.tpot or 0.0) <= slo.tpot
 
 
-def _weighted(request: Request) -> int:
+def weighted(request: Request) -> int:
+    """Return its tokens as they are charged."""
     return request.prompt * INPUT_WEIGHT + request.output * OUTPUT_WEIGHT
 
 
@@ -55,15 +56,15 @@ def _work(simulation: Simulation) -> dict[str, Any]:
     for what was found in a cache.
     """
     made = sum(each.tally.prefill_tokens + each.tally.decode_tokens for each in simulation.workers)
+    busy = sum(each.tally.busy for each in simulation.workers)
     answered = [each for each in simulation.ledger.requests if each.history.outcome == OK]
     useful = sum(each.prompt + each.output - 1 - min(each.prompt - 1, each.cached_tokens) for each in answered)
-    busy = sum(each.tally.busy for each in simulation.workers)
     return {
         "engine_steps": sum(each.tally.steps for each in simulation.workers),
         "engine_tokens": made,
         "engine_tokens_wasted": made - useful,
         "engine_tokens_wasted_share": _share(made - useful, made),
-        "engine_busy_share": busy / (simulation.events.now * sum(kind.count for kind in simulation.scenario.workers)),
+        "engine_busy_share": busy / (simulation.events.now * simulation.scenario.worker_count),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.cli.bench.report import Slo, quantile
 from penstock.simulator.figures import is_good
+from penstock.simulator.planning import Plan
 from penstock.simulator.scenario import PRIORITIES
 from penstock.simulator.simulation import Simulation
 
@@ -34,6 +35,28 @@ def plot_simulations(runs: Sequence[tuple[Simulation, Mapping[str, Any]]], knee:
         axes.grid(alpha=0.3)
         axes.legend()
     figure.suptitle(f"{last.scenario.name}: {last.scenario.queues.policy}, seed {last.scenario.seed}")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def plot_plan(plan: Plan, path: Path) -> None:
+    """Write what each number of workers that was tried came to."""
+    import matplotlib as mpl  # noqa: PLC0415
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    counts = sorted(plan.tried)
+    for label, name in (("answered within the SLO", "good"), ("refused", "refused"), ("slots in use", "fill")):
+        shares = [100 * getattr(plan.tried[count], name) for count in counts]
+        axes.plot(counts, shares, marker="o", label=label)
+    axes.axhline(100 * plan.wanted, color="grey", linestyle="--", label="wanted")
+    if plan.workers:
+        axes.axvline(plan.workers, color="grey", linestyle=":", label=f"{plan.workers} workers")
+    axes.set(xlabel="workers", ylabel="%", ylim=(0, 103), xticks=counts)
+    axes.grid(alpha=0.3)
+    axes.legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

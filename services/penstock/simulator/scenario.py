@@ -107,6 +107,10 @@ class Scenario:
     sample_every: float = 0.25  # of depths and service
 
     @property
+    def worker_count(self) -> int:
+        return sum(kind.count for kind in self.workers)
+
+    @property
     def shares_prefixes(self) -> bool:
         """Tell whether workers keep beginnings of prompts, and edges name them."""
         return any(tenant.shares_prefixes for tenant in self.tenants)
