@@ -17,6 +17,7 @@ from penstock.simulator.demand import Ask
 from penstock.simulator.errors import ScenarioError
 from penstock.simulator.lengths import Empirical, LogNormal
 from penstock.simulator.reading import read_scenario, scenario_of
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.traces import azure, mooncake, servegen
 
 EXAMPLE = REPO / "services/penstock/simulator/scenarios/overload.toml"
@@ -153,6 +154,36 @@ def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
     assert len(asks) == pytest.approx(1_500, rel=0.1)
     assert asks[-1].at < 300.0
     assert {(ask.prompt, ask.output) for ask in asks} == {(30, 4)}
+
+
+@pytest.mark.parametrize("name", ["azure", "mooncake", "servegen"])
+def test_an_example_of_a_public_trace_runs_once_the_trace_is_there(tmp_path, name):
+    """Traces of a few requests, in the formats of the published ones."""
+    text = (EXAMPLE.parent / f"{name}.toml").read_text(encoding="utf-8")
+    asked = tomllib.loads(text)
+    write_trace(tmp_path / asked["tenants"][0]["trace"]["path"], name)
+    (tmp_path / "asked.toml").write_text(text, encoding="utf-8")
+    scenario = replace(read_scenario(tmp_path / "asked.toml"), duration=20.0, warm_up=0.0)
+    histories = [each.history for each in Simulation(scenario).run().ledger.requests]
+    assert len(histories) >= 6
+    assert {each.outcome for each in histories} == {"ok"}
+
+
+def write_trace(path, kind):
+    if kind == "servegen":
+        path.mkdir()
+        lengths = {"input_tokens": "{30: 0.5, 90: 0.5}", "output_tokens": "{4: 1.0}"}
+        for number in range(3):
+            (path / f"chunk-{number}-trace.csv").write_text("43200,0.5,1.2,Gamma,0.7,1.0\n")
+            (path / f"chunk-{number}-dataset.json").write_text(json.dumps({"43200": lengths}))
+        return
+    if kind == "azure":
+        rows = [f"2023-11-16 18:15:{second}.0000000,30{second},4" for second in range(10, 20)]
+        lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]
+    else:
+        turns = [{"timestamp": 3_000 * turn, "hash_ids": list(range(turn + 1))} for turn in range(6)]
+        lines = [json.dumps({**turn, "input_length": 600, "output_length": 4}) for turn in turns]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
 
 
 def test_the_recorded_azure_hour_has_its_length():
