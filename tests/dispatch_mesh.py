@@ -25,6 +25,7 @@ from penstock.scheduler.leases import LeaseBook
 
 MODEL = "m"
 TTL = 5.0  # s
+SILENCE = 2.0  # s
 PATIENCE = 10.0  # s
 START = 1_000_000.0  # s; any unix time
 BLOCK = 16  # tokens
@@ -177,6 +178,9 @@ class Mesh:
         self._perform_scheduler(scheduler, self.schedulers[scheduler].released(worker, [lease_id], served))
 
     def pass_time(self, seconds):
+        """Let time pass; what is under way for longer than a stream may be silent arrives first, or it would be cut."""
+        if seconds > SILENCE:
+            self.settle()
         self.now += seconds
         for name, book in self.shards.items():
             self._perform_shard(name, book.tick(self.now))

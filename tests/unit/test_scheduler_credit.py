@@ -45,11 +45,24 @@ def test_while_nothing_waits_every_shard_holds_credit_for_all_that_is_free():
     assert repr(book) == "<CreditBook 6 held by 2 shards, 0 waiting>"
 
 
-def test_standing_credit_is_topped_up_to_a_bound():
+def test_standing_credit_is_filled_up_to_a_bound_once_half_of_it_is_used():
     book = CreditBook("a")
     assert grants(book, 10_000, LARGE) == [Grant("a", STANDING)]
+    for _ in range(STANDING // 2 - 1):
+        offered(book, "a", head(0))
+        assert grants(book, 10_000, LARGE) == []
     offered(book, "a", head(0))
-    assert grants(book, 10_000, LARGE) == [Grant("a", 1)]
+    assert grants(book, 10_000, LARGE) == [Grant("a", STANDING // 2)]
+
+
+def test_standing_credit_is_filled_up_where_its_tokens_run_low_or_much_larger_tickets_fit_by_now():
+    book = CreditBook("a")
+    assert book.grants(Space(8, 1_000, 300)) == [Grant("a", 8, 1_000)]
+    book.offered("a", 450)
+    assert book.grants(Space(7, 1_000, 599)) == []
+    assert book.grants(Space(8, 1_200, 300)) == [Grant("a", 1, 650)]
+    book.offered("a", 10)
+    assert book.grants(Space(8, 1_200, 600)) == [Grant("a", 1, 10)]
 
 
 def test_the_one_shard_that_waits_gets_what_is_free_and_no_more_than_waits():

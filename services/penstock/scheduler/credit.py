@@ -1,9 +1,9 @@
 """How many tickets which shard may offer. Knows no clock, no worker and no stream.
 
-While nothing waits, every shard holds credit for all free capacity, so that an idle request costs one round trip
-between queue and scheduler; two shards using the same credit is settled by a decline. While one shard waits, it gets
-credit for what is free. While several wait, none holds any: free capacity is offered to the most urgent head, and
-what finds no ticket there comes back and goes to the next. That keeps the order over all shards.
+While nothing waits, every shard holds credit for all free capacity, or half of it at least, so that an idle request
+costs one round trip between queue and scheduler; two shards using the same credit is settled by a decline. While one
+shard waits, it gets credit for what is free. While several wait, none holds any: free capacity is offered to the most
+urgent head, and what finds no ticket there comes back and goes to the next. That keeps the order over all shards.
 """
 
 import math
@@ -135,11 +135,12 @@ class CreditBook:
         return [self._note(grant, space.largest) for grant in [*found, *self._renewals(found, space)]]
 
     def _standing(self, space: Space) -> list[Grant]:
+        """Fill up what is half used: a frame for each ticket would cost more than the round trip that it may save."""
         wanted = min(space.room, STANDING)
         return [
             Grant(queue, wanted - shard.held, shard.lacks(space.tokens))
             for queue, shard in self.shards.items()
-            if shard.held < wanted and not shard.is_asked
+            if shard.held < wanted and not shard.is_asked and shard.runs_low(wanted, space.tokens, space.largest)
         ]
 
     def _for_one(self, queue: str, space: Space) -> list[Grant]:

@@ -6,7 +6,6 @@ with the credit that follows from it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.queue_pb2 import Head
@@ -68,7 +67,8 @@ class Dispatcher:
         return self._grant(*self.fleet.models())
 
     def offer(self, queue: str, ticket: Ticket, now: float) -> list[Effect]:
-        self._credit(ticket.model).offered(queue, tokens_of(ticket))
+        credit = self._credit(ticket.model)
+        credit.offered(queue, tokens_of(ticket))
         former = self.leases.unstarted_of(ticket.ticket_id)
         if former and former.attempt > ticket.attempt:
             return self._decline(queue, ticket)  # its edge has moved on; this shard has not heard of that yet
@@ -78,6 +78,8 @@ class Dispatcher:
         if worker is None:
             return [*ended, *self._decline(queue, ticket)]
         lease = self._issue(queue, worker, ticket, now)
+        if credit.shards[queue].waits:  # its next head is on its way, and says how much more it can use
+            return [*ended, *lease]
         return [*ended, *lease, *self._grant(ticket.model)]
 
     def recalled(self, queue: str, ticket_ids: Iterable[str]) -> list[Effect]:
@@ -185,16 +187,15 @@ class Dispatcher:
         return [Expect(worker.key, lease), Place(queue, lease)]
 
     def _lease(self, entry: LeaseEntry, address: str) -> Lease:
-        lease = Lease(
+        return Lease(
             lease_id=entry.lease_id,
             ticket_id=entry.ticket_id,
             worker_id=entry.worker_id,
             worker_address=address,
             attempt=entry.attempt,
             queue_id=entry.queue,
+            ttl=self.leases.ttl_frame,
         )
-        lease.ttl.FromTimedelta(timedelta(seconds=self.leases.ttl))
-        return lease
 
     def _decline(self, queue: str, ticket: Ticket) -> list[Effect]:
         self.declines += 1

@@ -1,7 +1,10 @@
 """The leases of one scheduler from issue to release. Knows no clock and no stream; `now` is in s."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import takewhile
+
+from google.protobuf.duration_pb2 import Duration
 
 
 @dataclass(slots=True)
@@ -34,6 +37,10 @@ class LeaseBook:
     leases: dict[str, LeaseEntry] = field(default_factory=dict)
     _unstarted: dict[str, LeaseEntry] = field(default_factory=dict)  # by ticket, oldest first
     _issued: int = 0
+
+    def __post_init__(self) -> None:
+        self.ttl_frame = Duration()
+        self.ttl_frame.FromTimedelta(timedelta(seconds=self.ttl))
 
     def __len__(self) -> int:
         return len(self.leases)

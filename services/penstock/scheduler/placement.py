@@ -35,8 +35,10 @@ class QuickestStart:
         return _seconds(worker, TYPICAL)
 
     def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: Cached) -> Worker:
+        prompt_tokens = ticket.prompt_tokens
+
         def load(worker: Worker) -> tuple[float, str]:
-            return _seconds(worker, ticket.prompt_tokens - cached(worker)), worker.worker_id
+            return _seconds(worker, prompt_tokens - cached(worker)), worker.worker_id
 
         return min(workers, key=load)
 

@@ -1,6 +1,6 @@
 """All workers of one model at one scheduler: their sums, and the few that a ticket may go to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
@@ -69,11 +69,15 @@ class Pool:
         found = [*islice(self._able(ticket), CANDIDATES), *islice(self._acquainted(ticket), CANDIDATES)]
         if not found:
             return None
-        return self._placement.choose(found, ticket, lambda worker: self.cached(worker, ticket))
+        hashes = ticket.prefix_hashes
+        return self._placement.choose(found, ticket, lambda worker: self._cached(worker, hashes) if hashes else 0)
 
     def cached(self, worker: Worker, ticket: Ticket) -> int:
         """Tokens at the beginning of a ticket's prompt that a worker has in its cache."""
-        return self.prefixes.blocks(worker.key, ticket.prefix_hashes) * worker.profile.block_size
+        return self._cached(worker, ticket.prefix_hashes)
+
+    def _cached(self, worker: Worker, hashes: Sequence[int]) -> int:
+        return self.prefixes.blocks(worker.key, hashes) * worker.block_size
 
     def _able(self, ticket: Ticket) -> Iterator[Worker]:
         """Yield those that can take it now, least loaded first."""

@@ -45,6 +45,10 @@ class Shard:
         """Tokens to be added for it to have so many."""
         return max(0, tokens - self.tokens)
 
+    def runs_low(self, tickets: int, tokens: int, largest: int) -> bool:
+        """Whether it holds no more than half of what it could hold, or knows of no more than half of the room."""
+        return 2 * self.held <= tickets or 2 * self.tokens <= tokens or 2 * self.told <= largest
+
     @property
     def is_settled(self) -> bool:
         """Nothing is under way that would change what it has to say."""

@@ -51,14 +51,24 @@ class Worker:
     unstarted_tokens: int = 0  # prompts of leases that its reports do not know yet
     changed: list["Worker"] = field(default_factory=list)  # where it is listed once it has changed
     is_listed: bool = False
+    _slots: int = field(init=False)
+    _kv_blocks: int = field(init=False)
 
-    # What follows from the promises. Decisions read it more often than it changes.
+    # What follows from the profile, the promises and the last report. Decisions read it more often than it changes.
+    model: str = field(init=False)
+    block_size: int = field(init=False)  # tokens
+    ever: int = field(init=False)  # tokens of the largest ticket it could run, were it empty
     room: int = field(init=False)  # leases it can still take
     largest: int = field(init=False)  # tokens of the largest ticket it can take now
+    used_share: float = field(init=False)  # of slots or of promised blocks, whichever is scarcer
     prefill_rate: float = PREFILL_RATE  # tokens per s
     step_s: float = STEP
 
     def __post_init__(self) -> None:
+        profile = self.profile
+        self.model, self.block_size = profile.model, profile.block_size
+        self._slots, self._kv_blocks = profile.slots, profile.kv_blocks
+        self.ever = min(profile.kv_blocks * profile.block_size, profile.context_length)
         self._measure()
 
     def __repr__(self) -> str:
@@ -96,38 +106,23 @@ class Worker:
             self.changed.append(self)
 
     @property
-    def model(self) -> str:
-        return self.profile.model
-
-    @property
     def prefill_tokens(self) -> int:
         """Prompt tokens that a new ticket would wait for."""
         return self.report.prefill_backlog_tokens + self.unstarted_tokens
 
     @property
-    def used_share(self) -> float:
-        """Of slots or of promised blocks, whichever is scarcer."""
-        profile = self.profile
-        return max(len(self.promised) / max(1, profile.slots), self.promised_blocks / max(1, profile.kv_blocks))
-
-    @property
     def free_blocks(self) -> int:
         """Return the KV blocks that are not promised; what runs on a worker that attaches may be promised too many."""
-        return max(0, self.profile.kv_blocks - self.promised_blocks)
+        return max(0, self._kv_blocks - self.promised_blocks)
 
     @property
     def share(self) -> Share:
-        tokens = self.free_blocks * self.profile.block_size if self.room else 0
+        tokens = self.free_blocks * self.block_size if self.room else 0
         rate = round(self.report.tokens_per_second)
-        return Share(self.room, tokens, int(self.room > 0), self.report.running, self.profile.slots, rate)
-
-    @property
-    def ever(self) -> int:
-        """Tokens of the largest ticket it could run, were it empty."""
-        return min(self.profile.kv_blocks * self.profile.block_size, self.profile.context_length)
+        return Share(self.room, tokens, int(self.room > 0), self.report.running, self._slots, rate)
 
     def blocks_for(self, ticket: Ticket) -> int:
-        return -(-tokens_of(ticket) // self.profile.block_size)
+        return -(-tokens_of(ticket) // self.block_size)
 
     def can_ever_run(self, ticket: Ticket) -> bool:
         return (
@@ -138,8 +133,8 @@ class Worker:
         return tokens_of(ticket) <= self.largest and self.can_ever_run(ticket)
 
     def _measure(self) -> None:
-        profile, leases = self.profile, len(self.promised)
-        free_blocks = self.free_blocks
-        self.room = max(0, profile.slots + self.look_ahead - leases) if free_blocks else 0
-        self.largest = min(free_blocks * profile.block_size, profile.context_length) if self.room else 0
+        leases, free_blocks = len(self.promised), self.free_blocks
+        self.room = max(0, self._slots + self.look_ahead - leases) if free_blocks else 0
+        self.largest = min(free_blocks * self.block_size, self.ever) if self.room else 0
+        self.used_share = max(leases / max(1, self._slots), self.promised_blocks / max(1, self._kv_blocks))
         self.list()
