@@ -3,11 +3,13 @@
 import asyncio
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from penstock.auth import rows, sqlite_store
 from penstock.auth.account import Balance
+from penstock.auth.accounts import Accounts
 from penstock.auth.keys import Key
 from penstock.auth.reservation import LOST, Ask, Charge, Reservation
 from penstock.auth.schema import MIGRATIONS, StoreTooNew, migrate
@@ -198,3 +200,56 @@ def half_way(apply):
 def disk_is_full(connection, change):
     message = "database or disk is full"
     raise sqlite3.OperationalError(message)
+
+
+async def test_an_answer_goes_on_after_a_restart_at_what_was_charged_of_it(path):
+    """Whether its beginning was charged, or lost, or is still under way, and whatever its requests were charged."""
+    begun, lost = part("begun", made=30), part("lost", outcome=LOST)
+    onward = part("onward", "lost", emitted=25, made=5, charged=30)
+    async with opened_store(path) as (store, _):
+        await kept(store, PutTenant(ACME))
+        for charge in (begun, lost, onward):
+            await kept(store, Charged(charge, Balance("acme")))
+        await kept(store, Reserved(part("live", "begun", emitted=12).reservation, Balance("acme")))
+    books = await books_of(path)
+    assert books.charged == [begun, onward]
+    assert books.lost == [lost.reservation]
+    assert books.reservations == [part("live", "begun", emitted=12).reservation]
+    accounts = Accounts(ttl=100.0)
+    accounts.put_tenant(ACME, 3.0)
+    accounts.restore(books.reservations, books.lost, books.charged)
+    again = accounts.settle("live", 10, 8, "stop", 3.0)
+    assert (again.prompt_tokens, again.output_tokens) == (0, 8)
+    late = accounts.settle("lost", 10, 28, "cancelled", 3.0)
+    assert (late.prompt_tokens, late.output_tokens) == (0, 3)
+
+
+async def test_a_file_of_the_first_release_keeps_its_ledger(path):
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript(f"BEGIN; {MIGRATIONS[0]} PRAGMA user_version = 1; COMMIT;")
+        connection.execute("INSERT INTO tenants VALUES ('acme', 2, 1.0, 0, 0, 0)")
+        row = ("r", "request", "acme", "k", "edge-1", "m", 10, 20, 1.0, 101.0, 2.0, 10, 7, "stop")
+        connection.execute(f"INSERT INTO ledger VALUES ({', '.join('?' * 14)})", row)
+    [charge] = (await books_of(path)).charged
+    assert (charge.reservation.ask.max_output_tokens, charge.output_tokens, charge.made_tokens) == (20, 7, 7)
+
+
+def part(request_id, answer_id="", *, emitted=0, made=0, charged=None, outcome="cancelled") -> Charge:
+    """A request of an answer, ended."""
+    own = replace(
+        reservation().ask,
+        request_id=request_id,
+        answer_id=answer_id,
+        emitted_tokens=emitted,
+        fingerprint=b"f" * 16,
+        max_output_tokens=200,
+    )
+    is_lost = outcome == LOST
+    return Charge(
+        reservation=replace(reservation(), reservation_id=request_id, ask=own),
+        prompt_tokens=0 if is_lost else 10,
+        output_tokens=made if charged is None else charged,
+        made_tokens=made,
+        outcome=outcome,
+        settled_at=2.5,
+    )

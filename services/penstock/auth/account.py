@@ -72,13 +72,22 @@ class Account:
         if waits:
             raise _refusal(self.tenant.tenant_id, waits)
 
+    def tokens_left(self, now: float) -> int | None:
+        """How large a request `check` lets through now: 0 when any limit is reached, None when only others are."""
+        limit = self.tenant.concurrent_requests
+        if limit and self.concurrent_requests >= limit:
+            return 0
+        if self._requests_bucket and not self._requests_bucket.left(now):
+            return 0
+        return self._tokens_bucket.left(now) if self._tokens_bucket else None
+
     def open(self, tokens: int) -> None:
         """Count a reservation; whether its buckets were charged is the caller's concern."""
         self.concurrent_requests += 1
         self.reserved_tokens += tokens
 
     def take(self, tokens: int, now: float) -> Stretch | None:
-        """Count a request that `check` has let through, and take it out of the buckets."""
+        """Count a request and take it out of the buckets, which owe more than a minute where `check` did not let it."""
         self.open(tokens)
         if self._requests_bucket:
             self._requests_bucket.spend(1, now)

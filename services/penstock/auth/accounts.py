@@ -1,8 +1,10 @@
 """All reservations and the accounts they are held against. Knows no clock, no network and no store."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from penstock.auth.account import Account, Balance
+from penstock.auth.answers import Answers
 from penstock.auth.reservation import LOST, Ask, Charge, Reservation
 from penstock.auth.tenant import Tenant
 
@@ -14,7 +16,8 @@ class Accounts:
 
     A lost reservation, one that lapsed or whose edge stayed away, is charged nothing, for nobody can say what its
     client got; its tokens stay taken from the minute's bucket, for a GPU may have spent them. Should its edge come back
-    after all and say what was spent, that charge takes the place of the lost one.
+    after all and say what was spent, that charge takes the place of the lost one. A request that continues a lost one's
+    answer pays for what its client has of it.
     """
 
     def __init__(self, *, ttl: float) -> None:
@@ -24,6 +27,7 @@ class Accounts:
         self._by_request: dict[tuple[str, str], Reservation] = {}  # tenant and request
         self._by_edge: dict[str, dict[str, Reservation]] = {}
         self._lost: dict[str, Reservation] = {}
+        self._answers = Answers()
 
     def __repr__(self) -> str:
         return (
@@ -70,9 +74,18 @@ class Accounts:
             account.set_tenant(tenant, now)
         return account
 
-    def restore(self, live: Iterable[Reservation], lost: Iterable[Reservation]) -> None:
-        """Take over the reservations of the process before this one; their tenants are there already."""
+    def restore(self, live: Iterable[Reservation], lost: Iterable[Reservation], charged: Iterable[Charge] = ()) -> None:
+        """Take over the reservations of the process before this one, and of what it charged the latest.
+
+        Their tenants are there already.
+        """
+        for charge in charged:
+            ask = charge.reservation.ask
+            is_due = charge.prompt_tokens or charge.output_tokens or charge.made_tokens
+            self._answers.charge(ask, ask.prompt_tokens if is_due else 0, charge.made_tokens, "")
+            self._join(ask)
         for reservation in sorted(live, key=lambda each: each.expires_at):
+            self._join(reservation.ask)
             self.of(reservation).open(reservation.ask.tokens)
             self._hold(reservation)
         for reservation in lost:
@@ -84,10 +97,16 @@ class Accounts:
     def is_live(self, reservation: Reservation) -> bool:
         return reservation.reservation_id in self._live
 
-    def reserve(self, ask: Ask, reservation_id: str, now: float) -> Reservation:
-        """Hold what is asked for; raises QuotaExceeded. The request must not hold a reservation yet."""
+    def reserve(self, ask: Ask, reservation_id: str, now: float, *, is_granted: bool = False) -> Reservation:
+        """Hold what is asked for; raises QuotaExceeded. The request must not hold a reservation yet.
+
+        What was granted before is booked whatever the limits say.
+        """
         account = self._accounts[ask.tenant_id]
-        account.check(ask.tokens, now)
+        if not is_granted:
+            account.check(ask.tokens, now)
+        if not self._join(ask):
+            ask = replace(ask, answer_id=ask.request_id)
         reservation = Reservation(
             reservation_id=reservation_id,
             ask=ask,
@@ -107,24 +126,30 @@ class Accounts:
     def settle(
         self, reservation_id: str, prompt_tokens: int, output_tokens: int, outcome: str, now: float
     ) -> Charge | None:
-        """End a reservation; None when it has ended already. Nobody is charged for more than was reserved."""
+        """End a reservation that has used so much; None when it has ended already.
+
+        Nobody is charged for more than was reserved, nor twice for what another request of the answer was charged.
+        """
         reservation = self._live.get(reservation_id)
         is_correction = reservation is None
         reservation = reservation or self._lost.pop(reservation_id, None)
         if reservation is None:
             return None
+        ask = reservation.ask
+        prompt, made = min(prompt_tokens, ask.prompt_tokens), min(output_tokens, ask.max_output_tokens)
+        due = self._answers.charge(ask, prompt, made, outcome)
         charge = Charge(
             reservation=reservation,
-            prompt_tokens=min(prompt_tokens, reservation.ask.prompt_tokens),
-            output_tokens=min(output_tokens, reservation.ask.max_output_tokens),
+            prompt_tokens=due.prompt_tokens,
+            output_tokens=due.output_tokens,
+            made_tokens=made,
             outcome=outcome,
             settled_at=now,
             is_correction=is_correction,
         )
         if not is_correction:
             self._drop(reservation)
-            unused = reservation.ask.tokens - charge.prompt_tokens - charge.output_tokens
-            self.of(reservation).release(reservation, unused)
+            self.of(reservation).release(reservation, ask.tokens - prompt - made)  # a GPU made it, whoever pays
         self.of(reservation).charge(charge)
         return charge
 
@@ -149,6 +174,9 @@ class Accounts:
         account.release(reservation, unused=0)
         account.charge(charge)
         return charge
+
+    def _join(self, ask: Ask) -> bool:
+        return not ask.answer_id or self._answers.join(ask)
 
     def _hold(self, reservation: Reservation) -> None:
         ask = reservation.ask

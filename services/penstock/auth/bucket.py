@@ -51,6 +51,11 @@ class Bucket:
         over = max(self._full_at, at) - at - (self.per_minute - amount) * MINUTE
         return max(0, -(-over // self.per_minute)) / 1_000_000
 
+    def left(self, now: float) -> int:
+        """What can be taken now."""
+        at = micros(now) * self.per_minute
+        return max(0, self.per_minute - -(-max(0, self._full_at - at) // MINUTE))
+
     def take(self, amount: int, now: float) -> Stretch:
         """Take what `wait` has allowed; to be settled once."""
         at = micros(now)

@@ -16,6 +16,8 @@ class Desk:
     keys: KeyRing
     accounts: Accounts
     mesh_secret: bytes = field(repr=False)
+    grace_share: float = 0.0  # of what a tenant's limits leave, for all edges together
+    grace_tokens: int = 0  # for a tenant whose limits are not on tokens, at each edge
     _salts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def identify(
@@ -32,11 +34,13 @@ class Desk:
     ) -> tuple[Identity, Reservation, bool]:
         """Identity, reservation, and whether the reservation is new: asking again gives the one there is.
 
-        Raises Unauthenticated, PermissionDenied, InvalidArgument or QuotaExceeded.
+        Raises Unauthenticated, PermissionDenied, InvalidArgument or QuotaExceeded. What an edge vouches for is booked
+        even when the key has ended since or the limits are reached: that it may be spent was granted before.
         """
         if not ask.request_id:
             raise InvalidArgument("a reservation is asked for under a request id", field="reserve.request_id")
-        key = self._key(ask.credential, now)
+        is_granted = ask.HasField("vouch")
+        key = self.keys.named(ask.vouch.key_id) if is_granted else self._key(ask.credential, now)
         identity = self._identity(key, ask.priority)
         if found := self.accounts.find(key.tenant_id, ask.request_id):
             return identity, found, False
@@ -48,8 +52,17 @@ class Desk:
             model=ask.model,
             prompt_tokens=ask.prompt_tokens,
             max_output_tokens=ask.max_output_tokens,
+            answer_id=ask.answer_id,
+            emitted_tokens=ask.emitted_tokens,
+            fingerprint=ask.fingerprint,
         )
-        return identity, self.accounts.reserve(wanted, reservation_id, now), True
+        return identity, self.accounts.reserve(wanted, reservation_id, now, is_granted=is_granted), True
+
+    def grant(self, tenant_id: str, edges: int, now: float) -> int:
+        """Tokens that each of `edges` may let in for a tenant while nobody can ask here."""
+        account = self.accounts.get(tenant_id)
+        left = account.tokens_left(now) if account else 0
+        return self.grace_tokens if left is None else int(left * self.grace_share / max(1, edges))
 
     def _key(self, credential: Credential, now: float) -> Key:
         return self.keys.identify(credential.bearer, loopback=credential.loopback, now=now)

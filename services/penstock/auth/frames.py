@@ -10,8 +10,13 @@ def identified(request_id: str, identity: Identity) -> AdmitResponse:
     return AdmitResponse(identified=Identified(request_id=request_id, identity=identity))
 
 
-def admitted(request_id: str, reservation: Reservation, identity: Identity) -> AdmitResponse:
-    answer = Admitted(request_id=request_id, reservation_id=reservation.reservation_id, identity=identity)
+def admitted(request_id: str, reservation: Reservation, identity: Identity, grace_tokens: int) -> AdmitResponse:
+    answer = Admitted(
+        request_id=request_id,
+        reservation_id=reservation.reservation_id,
+        identity=identity,
+        grace_tokens=grace_tokens,
+    )
     answer.expire_time.FromNanoseconds(int(reservation.expires_at * 1_000_000) * 1_000)
     return AdmitResponse(admitted=answer)
 

@@ -77,6 +77,13 @@ class KeyRing:
             key = self._keys[key_id] = replace(key, revoked_at=now)
         return key
 
+    def named(self, key_id: str) -> Key:
+        """Return the key of that id, usable or not; raises Unauthenticated / KEY_UNKNOWN."""
+        key = self._keys.get(key_id)
+        if key is None:
+            raise Unauthenticated(f"there is no key {key_id!r} here", reason="KEY_UNKNOWN")
+        return key
+
     def identify(self, bearer: str, *, loopback: bool, now: float) -> Key:
         """Return whose `bearer` is; raises Unauthenticated or PermissionDenied.
 

@@ -17,13 +17,13 @@ def open_desk(config: AuthConfig, books: Books, now: float) -> Desk:
     accounts = Accounts(ttl=config.reservation_ttl)
     for tenant in books.tenants:
         accounts.put_tenant(tenant, now, books.balances.get(tenant.tenant_id))
-    accounts.restore(books.reservations, books.lost)
+    accounts.restore(books.reservations, books.lost, books.charged)
     keys = KeyRing(pepper)
     for key in books.keys:
         keys.put(key)
     if config.dev_key:
         keys.put(dev_key(config.dev_key, keys, now))
-    return Desk(keys, accounts, mesh_secret)
+    return Desk(keys, accounts, mesh_secret, config.grace_share, config.grace_tokens)
 
 
 def dev_key(bearer: str, keys: KeyRing, now: float) -> Key:

@@ -33,6 +33,17 @@ MIGRATIONS = (
     CREATE INDEX ledger_by_tenant ON ledger (tenant_id, settled_at);
     CREATE INDEX ledger_lost ON ledger (settled_at) WHERE outcome = 'lost';
     """,
+    """
+    ALTER TABLE reservations ADD COLUMN answer_id TEXT NOT NULL DEFAULT '';
+    ALTER TABLE reservations ADD COLUMN emitted_tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE reservations ADD COLUMN fingerprint BLOB NOT NULL DEFAULT x'';
+    ALTER TABLE ledger ADD COLUMN answer_id TEXT NOT NULL DEFAULT '';
+    ALTER TABLE ledger ADD COLUMN emitted_tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE ledger ADD COLUMN fingerprint BLOB NOT NULL DEFAULT x'';
+    ALTER TABLE ledger ADD COLUMN made_tokens INTEGER NOT NULL DEFAULT 0;
+    UPDATE ledger SET made_tokens = output_tokens;
+    CREATE INDEX ledger_latest ON ledger (settled_at);
+    """,
 )
 
 

@@ -110,6 +110,8 @@ class AdmissionService(AdmissionServiceServicer):
         except PenstockError as error:
             self._refuse(peer, ask.request_id, error, span)
             return
+        if is_new and ask.HasField("vouch"):
+            log.info("booked_after_grace", request_id=ask.request_id, tenant=identity.tenant_id, edge=edge_id)
         balance = self._desk.accounts.of(reservation).balance
         change = Reserved(reservation, balance) if is_new else Barrier()
         self._store.write(
@@ -133,7 +135,8 @@ class AdmissionService(AdmissionServiceServicer):
             self._refuse(peer, request_id, StoreUnavailable(text, retry_after=1.0), span)
             return
         span.end(tenant_id=identity.tenant_id)
-        peer.send(frames.admitted(request_id, reservation, identity))
+        granted = self._desk.grant(identity.tenant_id, len(self._edges), self._clock())
+        peer.send(frames.admitted(request_id, reservation, identity, granted))
 
     def _refuse(self, peer: EdgePeer, request_id: str, error: PenstockError, span: ReserveSpan) -> None:
         span.end(reason=error.reason)
@@ -144,7 +147,9 @@ class AdmissionService(AdmissionServiceServicer):
         charge = self._desk.accounts.settle(
             ask.reservation_id, ask.prompt_tokens, ask.output_tokens, ask.outcome, self._clock()
         )
-        if charge and (charge.prompt_tokens, charge.output_tokens) != (ask.prompt_tokens, ask.output_tokens):
+        if charge and (
+            ask.prompt_tokens > charge.reservation.ask.prompt_tokens or ask.output_tokens > charge.made_tokens
+        ):
             log.warning("settled_over_reservation", reservation_id=ask.reservation_id)
         answer = partial(self._settled, peer, ask.reservation_id)
         if charge:

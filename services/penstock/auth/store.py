@@ -43,6 +43,7 @@ class Books(NamedTuple):
     keys: list[Key]
     reservations: list[Reservation]
     lost: list[Reservation]  # whose edges may still come, oldest first
+    charged: list[Charge]  # of late, oldest first, lost ones aside: whose answers may go on
 
 
 class Store(Protocol):

@@ -321,18 +321,25 @@ class Resume(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ANSWER_ID_FIELD_NUMBER: _builtins.int
+    answer_id: _builtins.str
+    """The answer's name, as `accepted` gave it; may come without ids. The answer's prompt and each of its tokens are then
+    charged once, whatever became of the edge that began it. Empty, or of another input, sampling or seed: this is
+    charged as a request of its own.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids received so far, in order; tokens are numbered on from here and these are not charged again as output."""
+        """Ids received so far, in order; tokens are numbered on from here."""
 
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        answer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_id", b"answer_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -387,6 +394,7 @@ class Accepted(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    ANSWER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As given, or as chosen by the edge."""
     model: _builtins.str
@@ -397,6 +405,8 @@ class Accepted(_message.Message):
     """Granted, whatever was asked for."""
     seed: _builtins.int
     """Seed in use, whether given or drawn."""
+    answer_id: _builtins.str
+    """Names the answer for `resume`; the same in every `accepted` of one answer."""
     def __init__(
         self,
         *,
@@ -405,10 +415,11 @@ class Accepted(_message.Message):
         prompt_tokens: _builtins.int = ...,
         max_output_tokens: _builtins.int = ...,
         seed: _builtins.int = ...,
+        answer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_output_tokens", b"max_output_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_id", b"answer_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -494,7 +505,7 @@ Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Usage counts what is charged."""
+    """Usage counts what this request took, and of an answer that was not resumed what is charged."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

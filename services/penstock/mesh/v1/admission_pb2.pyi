@@ -143,6 +143,10 @@ class Reserve(_message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    ANSWER_ID_FIELD_NUMBER: _builtins.int
+    EMITTED_TOKENS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    VOUCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique over all edges, chosen by the edge."""
     model: _builtins.str
@@ -155,9 +159,25 @@ class Reserve(_message.Message):
     """Class asked for; unspecified: the tenant's own."""
     traceparent: _builtins.str
     """W3C trace context of the request."""
+    answer_id: _builtins.str
+    """The answer that this request continues, as the client's `resume` names it; empty: it begins one, which goes by its
+    request_id from then on. Auth charges an answer's prompt once and no token twice, over all the requests it took.
+    """
+    emitted_tokens: _builtins.int
+    """Tokens of the answer that came before this request, by the client's own word. Where `answer_id` is set they are
+    charged, except for those that another request of the answer is or was charged for.
+    """
+    fingerprint: _builtins.bytes
+    """Digest of all that the answer is a function of, 16 bytes: requests that differ in it are not of one answer."""
     @_builtins.property
     def credential(self) -> Global___Credential:
         """What the caller showed."""
+
+    @_builtins.property
+    def vouch(self) -> Global___Vouch:
+        """Set: the edge has let the request in while auth was away, out of what auth had granted. Auth books it whatever the
+        limits say by now, and looks at no credential.
+        """
 
     def __init__(
         self,
@@ -169,14 +189,40 @@ class Reserve(_message.Message):
         max_output_tokens: _builtins.int = ...,
         priority: _inference_pb2.Priority.ValueType = ...,
         traceparent: _builtins.str = ...,
+        answer_id: _builtins.str = ...,
+        emitted_tokens: _builtins.int = ...,
+        fingerprint: _builtins.bytes = ...,
+        vouch: Global___Vouch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "vouch", b"vouch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_id", b"answer_id", "credential", b"credential", "emitted_tokens", b"emitted_tokens", "fingerprint", b"fingerprint", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "traceparent", b"traceparent", "vouch", b"vouch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reserve: _TypeAlias = Reserve  # noqa: Y015
+
+@_typing.final
+class Vouch(_message.Message):
+    """Vouch says on whose account the edge let a request in by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    """Public part of the caller's key, as auth named it."""
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Vouch: _TypeAlias = Vouch  # noqa: Y015
 
 @_typing.final
 class Settle(_message.Message):
@@ -350,10 +396,15 @@ class Admitted(_message.Message):
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    GRACE_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As asked."""
     reservation_id: _builtins.str
     """Names the reservation in `settle`."""
+    grace_tokens: _builtins.int
+    """Tokens, prompt and output, that this edge may let in for the tenant by itself while auth is away; takes the place
+    of what was granted before. 0: none, as for a tenant that has used up its limits.
+    """
     @_builtins.property
     def identity(self) -> Global___Identity:
         """Who it is."""
@@ -369,10 +420,11 @@ class Admitted(_message.Message):
         reservation_id: _builtins.str = ...,
         identity: Global___Identity | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        grace_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "grace_tokens", b"grace_tokens", "identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

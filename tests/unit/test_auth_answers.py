@@ -1,0 +1,196 @@
+"""Answers that take several requests: the prompt once, each token once, in any order of settlements and losses."""
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.auth.accounts import Accounts
+from penstock.auth.answers import MAX_ANSWERS, MAX_CONTINUATIONS, Answers
+from penstock.auth.reservation import LOST, Ask
+from penstock.auth.tenant import Tenant
+
+NOW = 1_800_000_000.0  # s
+PROMPT = 10
+LIMIT = 1_000  # output tokens that each request may make
+
+
+def ask(request_id, answer_id="", emitted=0, *, tenant="acme", fingerprint=b"f", prompt=PROMPT) -> Ask:
+    return Ask(
+        request_id=request_id,
+        tenant_id=tenant,
+        key_id="k",
+        edge_id=f"edge-{request_id}",
+        model="m",
+        prompt_tokens=prompt,
+        max_output_tokens=LIMIT,
+        answer_id=answer_id,
+        emitted_tokens=emitted,
+        fingerprint=fingerprint,
+    )
+
+
+def books_for(*asks: Ask) -> Accounts:
+    books = Accounts(ttl=100.0)
+    for tenant in ("acme", "blue"):
+        books.put_tenant(Tenant(tenant_id=tenant), NOW)
+    for each in asks:
+        books.reserve(each, each.request_id, NOW)
+    return books
+
+
+def settle(books: Accounts, request_id, made, *, prompt=PROMPT, outcome="cancelled"):
+    charge = books.settle(request_id, prompt, made, outcome, NOW)
+    return charge.prompt_tokens, charge.output_tokens
+
+
+def total(books: Accounts, tenant="acme"):
+    balance = books.get(tenant).balance
+    return balance.prompt_tokens, balance.output_tokens
+
+
+def test_an_answer_whose_edge_died_is_charged_with_the_request_that_goes_on():
+    books = books_for(ask("a"), ask("b", "a", 30))
+    books.lose_edge("edge-a", NOW)
+    assert settle(books, "b", 20, outcome="stop") == (PROMPT, 50)
+
+
+def test_an_answer_that_was_cut_is_charged_its_prompt_once():
+    books = books_for(ask("a"), ask("b", "a", 30))
+    assert settle(books, "a", 30) == (PROMPT, 30)
+    assert settle(books, "b", 20, outcome="stop") == (0, 20)
+
+
+def test_an_edge_that_comes_back_late_adds_only_what_nobody_had_paid():
+    books = books_for(ask("a"), ask("b", "a", 30))
+    books.lose_edge("edge-a", NOW)
+    settle(books, "b", 20)
+    assert settle(books, "a", 35) == (0, 5)  # five were made and never came, and were made again
+
+
+def test_an_answer_that_was_whole_when_its_edge_died_is_charged_though_nothing_more_ran():
+    books = books_for(ask("a"), ask("b", "a", 30))
+    books.lose_edge("edge-a", NOW)
+    assert settle(books, "b", 0, prompt=0, outcome="length") == (PROMPT, 30)
+
+
+def test_a_continuation_that_never_ran_costs_nothing():
+    books = books_for(ask("a"), ask("b", "a", 30))
+    assert settle(books, "b", 0, prompt=0, outcome="shed") == (0, 0)
+    assert settle(books, "a", 30) == (PROMPT, 30)
+
+
+def test_a_request_that_continues_nothing_is_charged_what_it_used_as_ever():
+    books = books_for(ask("a", emitted=30))
+    assert settle(books, "a", 20) == (PROMPT, 20)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        ask("b", "nobody", 30),
+        ask("b", "a", 30, tenant="blue"),
+        ask("b", "a", 30, fingerprint=b"another prompt"),
+    ],
+)
+def test_naming_what_is_not_ones_own_answer_costs_the_whole(named):
+    books = books_for(ask("a"), named)
+    settle(books, "a", 100)
+    assert settle(books, "b", 20) == (PROMPT, 50)
+
+
+def test_tokens_a_client_says_it_has_are_free_only_as_far_as_they_were_charged():
+    books = books_for(ask("a"), ask("b", "a", 500))
+    settle(books, "a", 1)
+    assert settle(books, "b", 20) == (0, 519)
+
+
+def test_what_is_made_anew_is_paid_however_much_was_charged_before():
+    books = books_for(ask("a"), ask("b", "a", 0))
+    settle(books, "a", 1_000)
+    assert settle(books, "b", 1_000) == (0, 1_000)
+
+
+def test_an_answer_goes_on_a_bounded_number_of_times_for_one_prompt():
+    books = books_for(ask("a"))
+    settle(books, "a", 1)
+    for number in range(MAX_CONTINUATIONS + 2):
+        books.reserve(ask(f"b{number}", "a", 1), f"b{number}", NOW)
+    paid = [settle(books, f"b{number}", 1) for number in range(MAX_CONTINUATIONS + 2)]
+    assert paid == [(0, 1)] * MAX_CONTINUATIONS + [(PROMPT, 2)] * 2
+
+
+def test_the_minutes_bucket_is_held_against_what_ran_and_not_against_what_was_charged():
+    books = Accounts(ttl=100.0)
+    books.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=PROMPT + LIMIT), NOW)
+    books.reserve(ask("b", "nobody", 700), "b", NOW)
+    assert settle(books, "b", 10) == (PROMPT, 710)
+    assert books.get("acme").tokens_left(NOW) == LIMIT - 10
+
+
+def test_answers_are_remembered_up_to_a_bound():
+    answers = Answers()
+    for number in range(MAX_ANSWERS + 1):
+        answers.charge(ask(str(number)), PROMPT, 1, "stop")
+    assert len(answers) == MAX_ANSWERS
+    assert answers.charge(ask("b", str(MAX_ANSWERS), 1), PROMPT, 1, "stop") == (0, 1)
+    assert answers.charge(ask("c", "0", 1), PROMPT, 1, "stop") == (PROMPT, 2)
+
+
+# Each request of an answer goes on from what its client had of those before: (resumed at, made, was its edge lost).
+PARTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), min_size=1, max_size=4)
+
+
+def owed(parts) -> tuple[int, int]:
+    """By the definition, index by index: all that settled requests made, and what was had and made by none of them."""
+    settled = [(start, made) for start, made, is_lost in parts if not is_lost]
+    made_by_some = {index for start, made in settled for index in range(start, start + made)}
+    had = {index for start, _ in settled for index in range(start)}
+    return (PROMPT if settled else 0), sum(made for _, made in settled) + len(had - made_by_some)
+
+
+def book(parts, order) -> tuple[Accounts, list[tuple[int, int]]]:
+    asks = [ask(str(number), "0" if number else "", start) for number, (start, _, _) in enumerate(parts)]
+    books, charges = books_for(*asks), []
+    for number in order:
+        _, made, is_lost = parts[number]
+        if is_lost:
+            [charge] = books.lose_edge(f"edge-{number}", NOW)
+            assert charge.outcome == LOST
+        else:
+            charges.append(settle(books, str(number), made))
+    return books, charges
+
+
+@given(parts=PARTS)
+def test_whatever_order_requests_end_in_the_whole_answer_is_charged_once(parts):
+    parts = [(0, *parts[0][1:]), *parts[1:]]
+    for order in permutations(range(len(parts))):
+        books, charges = book(parts, order)
+        assert all(prompt >= 0 and output >= 0 for prompt, output in charges)
+        assert total(books) == owed(parts)
+
+
+@given(parts=PARTS, seed=st.randoms(use_true_random=False))
+def test_edges_that_come_back_after_all_bring_the_charges_to_what_they_would_have_been(parts, seed):
+    parts = [(0, *parts[0][1:]), *parts[1:]]
+    order = list(range(len(parts)))
+    seed.shuffle(order)
+    books, _ = book(parts, order)
+    for number in order:
+        if parts[number][2]:
+            assert min(settle(books, str(number), parts[number][1])) >= 0
+    assert total(books) == owed([(start, made, False) for start, made, _ in parts])
+
+
+@given(makes=st.lists(st.integers(0, 40), min_size=1, max_size=6), losses=st.lists(st.booleans(), min_size=6))
+def test_an_answer_told_without_a_gap_costs_its_prompt_and_its_length(makes, losses):
+    """Each edge died or was cut exactly where its successor went on; the last one finished."""
+    parts, had = [], 0
+    for made, is_lost in zip(makes, losses, strict=False):
+        parts.append((had, made, is_lost))
+        had += made
+    parts.append((had, 1, False))
+    books, _ = book(parts, range(len(parts)))
+    assert total(books) == (PROMPT, had + 1)
