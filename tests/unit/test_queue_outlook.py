@@ -172,7 +172,7 @@ def test_little_is_left_of_a_promise_where_predictions_are_right():
 
 
 def test_much_is_left_where_some_come_far_later_than_was_said():
-    assert learnt([0.0] * 180 + [0.3] * 20) == pytest.approx(0.7)
+    assert learnt([0.0] * 180 + [0.2] * 20) == pytest.approx(0.8)
     assert learnt([5.0] * 200) == LEAST
 
 

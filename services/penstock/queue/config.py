@@ -21,7 +21,7 @@ class QueueConfig(ServiceConfig):
     )
     ttft_standard: float = 60.0  # s
     ttft_batch: float = 0.0  # s; batch waits for as long as it takes
-    ttft_headroom: float = 0.9  # share of the promise or the deadline that a prediction may take; covers its error
+    ttft_headroom: float = 0.0  # share of promise or deadline that a prediction may take; 0: learnt from its errors
     between_tenants: Between = Between.FAIR  # fair: weighted virtual token counters; none: one line for all
     within_tenant: Within = Within.FIFO  # fifo, token_aware or deadline
     class_floor: float = 0.05  # of the tokens that go while a lower class waits, those that are its own
@@ -41,8 +41,8 @@ class QueueConfig(ServiceConfig):
                 raise ValueError(f"{name} must be at least 1")
         if not 0 <= self.class_floor < 1:
             raise ValueError("class_floor must be at least 0 and below 1")
-        if not 0 < self.ttft_headroom <= 1:
-            raise ValueError("ttft_headroom must be above 0 and at most 1")
+        if not 0 <= self.ttft_headroom <= 1:
+            raise ValueError("ttft_headroom must be from 0 to 1")
         for name in ("ageing_rate", "default_deadline"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")

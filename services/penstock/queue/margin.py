@@ -3,13 +3,13 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-QUANTILE = 0.98  # of tickets at the edge of their promise that are to be in time; of all that are let in, far more are
-WINDOW = 256  # first tokens that count
+QUANTILE = 0.993  # of tickets at the edge of their promise that are to be in time; of all that are let in, more are
+WINDOW = 384  # first tokens that count
 ENOUGH = 64  # of them before they do
 RENEW = 16  # first tokens after which the quantile is taken anew
 MATTERS = 0.6  # of what a prediction may take, that it has to have taken: what is far from the edge says nothing of it
 FIRST = 0.85  # share until enough is known
-LEAST, MOST = 0.5, 0.95
+LEAST, MOST = 0.7, 0.93  # beyond these a burst would teach too much, or a calm too little
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ RATE = 16.0  # requests/s; about what FIFO can serve of them
 
 # As many as the law can decode beside full prefill chunks: with more, the line is in the engine, where none is refused.
 WORKER = WorkerKind(slots=64)
-HEADROOM = 0.7  # of the promise; an engine that lets short prompts pass delays long ones beyond their prediction
 IMPATIENT = Client(patience=5.0)
 
 
@@ -30,8 +29,7 @@ def arrivals(seed: int, rate: float = RATE) -> Arrivals:
 
 
 def queues(policy: str, **fields: Any) -> Queues:
-    options = {"ttft_headroom": HEADROOM} if policy == "penstock" else {}
-    return Queues(policy=policy, policy_options=options, **fields)
+    return Queues(policy=policy, **fields)
 
 
 def world(name: str, *tenants: Tenant, policy: str = "penstock", seed: int = 0, **fields: Any) -> Scenario:
