@@ -31,14 +31,10 @@ START = 1_000_000.0  # s; any unix time
 BLOCK = 16  # tokens
 
 
-def ticket_of(
-    name, *, priority=2, tokens=32, at=START, attempt=1, avoid=(), model=MODEL, deadline=0.0, tenant="acme", weight=1.0
-):
+def ticket_of(name, *, priority=2, tokens=32, at=START, attempt=1, avoid=(), model=MODEL, deadline=0.0, **fields):
     return Ticket(
         ticket_id=name,
-        tenant_id=tenant,
         priority=priority,
-        weight=weight,
         model=model,
         prompt_tokens=tokens - 1,
         max_output_tokens=1,
@@ -46,6 +42,7 @@ def ticket_of(
         enqueue_unix_nano=round(at * 1e9),
         deadline_unix_nano=round(deadline * 1e9),
         avoid_workers=avoid,
+        **{"tenant_id": "acme", "weight": 1.0} | fields,
     )
 
 

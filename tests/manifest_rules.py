@@ -156,6 +156,9 @@ def _roll(pods):
         yield "a roll takes pods away before there are new ones"
 
 
+SHARED = ("POD_IP", "PENSTOCK_ZONE")  # what every tier may have
+
+
 def _probes(pods):
     numbers, names = set(ports(pods).values()), set(ports(pods))
     for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
@@ -176,7 +179,7 @@ def _tier(pods, config_class):
     except ConfigError as error:
         yield f"its settings are refused: {error}"
         return
-    unknown = [name for name in variables if not name.startswith(variable_prefix(tier)) and name != "POD_IP"]
+    unknown = [name for name in variables if not name.startswith(variable_prefix(tier)) and name not in SHARED]
     if unknown:
         yield f"{unknown} are settings of no tier, or of another"
     yield from _listens(pods, config)

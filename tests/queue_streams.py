@@ -74,8 +74,8 @@ class Scheduler(Side):
 
 
 @asynccontextmanager
-async def edge_at(address, name="edge-1"):
-    async with _side(Edge, lambda stub: stub.Submit, pb.SubmitRequest, address, name) as edge:
+async def edge_at(address, name="edge-1", zone=""):
+    async with _side(Edge, lambda stub: stub.Submit, pb.SubmitRequest, address, name, zone=zone) as edge:
         yield edge
 
 
@@ -87,10 +87,10 @@ async def scheduler_at(address, name="scheduler-1", models=("m",)):
 
 
 @asynccontextmanager
-async def _side(kind, method, out, address, name):
+async def _side(kind, method, out, address, name, *, zone=""):
     """A client that is up. Leaving the block cuts its stream."""
     async with channel(address) as to_shard:
-        hello = Hello(protocol=PROTOCOL, instance_id=name, tier=kind.__name__.lower())
+        hello = Hello(protocol=PROTOCOL, instance_id=name, tier=kind.__name__.lower(), zone=zone)
         call = method(QueueServiceStub(to_shard))
         side = kind(lambda **callbacks: Link(name, call, out, hello, **callbacks), out)
         running = asyncio.create_task(side.link.run())

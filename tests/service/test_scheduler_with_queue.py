@@ -82,10 +82,10 @@ class Worker(Side):
 
 
 @asynccontextmanager
-async def worker_at(address, name="worker-1", **profile):
+async def worker_at(address, name="worker-1", zone="", **profile):
     """A worker that is attached. Leaving the block cuts its stream."""
     async with channel(address) as to_scheduler:
-        hello = Hello(protocol=PROTOCOL, instance_id=name, tier="worker", address=f"{name}:1")
+        hello = Hello(protocol=PROTOCOL, instance_id=name, tier="worker", address=f"{name}:1", zone=zone)
         call = SchedulerServiceStub(to_scheduler).Attach
         worker = Worker(lambda **callbacks: Link(name, call, AttachRequest, hello, **callbacks), AttachRequest)
         running = asyncio.create_task(worker.link.run())
@@ -115,6 +115,21 @@ async def mesh():
 async def serves_one_model(edge):
     while not (await edge.hear("catalog")).entries:
         pass
+
+
+async def test_a_request_goes_to_a_worker_of_its_edges_zone_among_equals():
+    async with (
+        shard_at() as shard,
+        scheduler_of(shard) as scheduler,
+        worker_at(scheduler.address, "a", zone="eu-2"),
+        worker_at(scheduler.address, "b", zone="eu-1"),
+        edge_at(shard, zone="eu-1") as edge,
+    ):
+        await scheduler.until(workers=2)
+        await serves_one_model(edge)
+        edge.enqueue(ticket("t"))
+        assert (await edge.hear("leased")).lease.worker_id == "b"
+        assert [row["zone"] for row in tables(scheduler.dispatcher.fleet)["workers"]] == ["eu-2", "eu-1"]
 
 
 async def refusal_of(address, *frames):
@@ -259,6 +274,7 @@ async def test_the_workers_table_says_what_each_has_left():
             {
                 "worker_id": "worker-1",
                 "address": "worker-1:1",
+                "zone": "",
                 "model": "m",
                 "slots": 2,
                 "kv_blocks": 16,

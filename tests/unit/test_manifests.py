@@ -93,3 +93,9 @@ def stage_bodies():
 def test_a_gpu_overlay_gives_each_worker_one():
     worker = the(render(DEPLOY / "k8s" / "overlays" / "gpu"), "Deployment", "worker")
     assert container(worker)["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+@pytest.mark.parametrize("tier", ["edge", "worker"])
+def test_edges_and_workers_know_their_zone_where_the_cluster_tells_it(rendered, tier):
+    (zone,) = [each for each in container(the(rendered, "Deployment", tier))["env"] if each["name"] == "PENSTOCK_ZONE"]
+    assert zone["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['topology.kubernetes.io/zone']"

@@ -81,11 +81,11 @@ def pool_of(**workers):
     return pool
 
 
-def fill(pool, tickets, *, tokens=160):
+def fill(pool, tickets, *, tokens=160, zone=""):
     """Place so many, none of which ends, and count them by worker."""
     counts = {}
     for number in range(tickets):
-        ticket = ticket_of(f"t{number}", tokens=tokens)
+        ticket = ticket_of(f"t{number}", tokens=tokens, zone=zone)
         worker = pool.place(ticket)
         worker.promise(ticket.ticket_id, worker.blocks_for(ticket))
         worker.expect(ticket.prompt_tokens)
@@ -111,6 +111,41 @@ def test_a_ticket_finds_the_only_worker_that_has_room_for_it():
     pool = pool_of(**{f"full{number}": (1, 8, 500.0) for number in range(4 * CANDIDATES)}, roomy=(1, 64, 1.0))
     assert pool.place(ticket_of("large", tokens=500)).key == "roomy"
     assert pool.place(ticket_of("too-large", tokens=64 * 16 + 1)) is None
+
+
+def pool_over(zones, slots=100):
+    """Workers that are alike, but for where they are: name -> zone."""
+    pool = Pool(QuickestStart())
+    for name, zone in zones.items():
+        worker = Worker(name, name, f"{name}:1", profile_of(slots=slots, kv_blocks=10_000), look_ahead=0, zone=zone)
+        worker.hear(Report(prefill_tokens_per_second=1e9))
+        pool.add(worker)
+    return pool
+
+
+def test_among_equals_the_worker_of_the_edges_own_zone_is_taken_however_many_others_there_are():
+    pool = pool_over({f"a{number:02}": "far" for number in range(4 * CANDIDATES)} | {"z": "near"})
+    assert pool.place(ticket_of("t", zone="near")).key == "z"
+    assert pool.place(ticket_of("t", zone="far")).key == "a00"
+    assert pool.place(ticket_of("t", zone="elsewhere")).key == "a00"
+    assert pool.place(ticket_of("t")).key == "a00"
+
+
+def test_no_worker_is_crowded_because_it_is_near():
+    counts = fill(pool_over({"near": "x", "far": "y", "somewhere": ""}), 90, zone="x")
+    assert max(counts.values()) - min(counts.values()) <= 2
+    assert counts["near"] >= counts["far"]
+
+
+def test_a_zone_is_forgotten_with_its_last_worker():
+    pool = pool_over({"a": "x", "b": "y", "c": "y"})
+    workers = {worker.key: worker for worker in pool}
+    pool.remove(workers["c"])
+    assert pool.place(ticket_of("t", zone="y")).key == "b"
+    pool.remove(workers["b"])
+    assert pool.place(ticket_of("t", zone="y")).key == "a"
+    pool.remove(workers["a"])
+    assert pool.place(ticket_of("t", zone="y")) is None
 
 
 def test_avoided_workers_do_not_hide_the_others():

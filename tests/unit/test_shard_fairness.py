@@ -27,7 +27,7 @@ class Fleet(Mesh):
 
     def backlog(self, shard, tenant, tickets=BACKLOG, **fields):
         for number in range(tickets):
-            ticket = ticket_of(f"{tenant}/{number}", tokens=PROMPT + OUTPUT, tenant=tenant, **fields)
+            ticket = ticket_of(f"{tenant}/{number}", tokens=PROMPT + OUTPUT, tenant_id=tenant, **fields)
             ticket.prompt_tokens, ticket.max_output_tokens = PROMPT, OUTPUT
             self.enqueue(shard, ticket)
         self.settle()
@@ -66,7 +66,7 @@ def restart_scheduler(mesh, name="s0", meanwhile=lambda: None):
 
 
 def waiting(name, tenant="acme"):
-    return from_frame(ticket_of(name, tenant=tenant), "edge")
+    return from_frame(ticket_of(name, tenant_id=tenant), "edge")
 
 
 def test_who_waits_is_owed_what_he_lags_behind_and_keeps_it():
@@ -156,7 +156,7 @@ def test_what_resumes_does_not_cost_its_shard_its_turns():
     mesh.serve(45)
     mesh.backlog("q0", "first")
     mesh.serve(100)
-    mesh.enqueue("q1", ticket_of("resumed", attempt=2, tenant="second"))
+    mesh.enqueue("q1", ticket_of("resumed", attempt=2, tenant_id="second"))
     mesh.backlog("q1", "second again")
     served = mesh.serve(60)
     assert abs(served["first"] - served["second again"]) <= 2 * SLOTS

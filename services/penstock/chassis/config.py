@@ -53,6 +53,7 @@ class ServiceConfig:
     metrics_listen: str = ""  # host:port of /metrics; empty: off
     otlp_endpoint: str = fleet("PENSTOCK_OTLP_ENDPOINT")  # http://host:port of an OTLP/gRPC receiver; empty: off
     log_level: LogLevel = fleet("PENSTOCK_LOG_LEVEL", LogLevel.INFO)  # noqa: RUF009  # a field, made once
+    zone: str = fleet("PENSTOCK_ZONE")  # where it runs; a request prefers workers of its edge's zone. Empty: unknown
     admin_token: str = fleet("PENSTOCK_ADMIN_TOKEN", secret=True)  # empty: administration from loopback alone
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ async def run_edge(config: EdgeConfig) -> None:
 @asynccontextmanager
 async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
     """An edge that serves; leaving the block drains it."""
-    clock, hello = Clock(), Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="edge")
+    clock, hello = Clock(), Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="edge", zone=config.zone)
     with Threads(config.tokenizer_threads) as threads:
         catalog = Catalog(clock, threads, patience=config.model_patience)
         tower = Tower(config, hello, catalog, clock)

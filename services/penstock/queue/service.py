@@ -166,4 +166,7 @@ class QueueService(QueueServiceServicer):
 
     def _tell_scheduler(self, effect: out.ToScheduler) -> None:
         if peer := self._schedulers.get(effect.scheduler):
-            peer.send(to_scheduler(effect))
+            frame = to_scheduler(effect)
+            if isinstance(effect, out.Offer) and (edge := self._edges.get(effect.ticket.edge)):
+                frame.offer.ticket.zone = edge.hello.zone
+            peer.send(frame)

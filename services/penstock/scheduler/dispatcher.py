@@ -97,13 +97,15 @@ class Dispatcher:
 
     # What workers do.
 
-    def worker_attached(self, key: str, worker_id: str, address: str, profile: Profile) -> list[Effect]:
+    def worker_attached(
+        self, key: str, worker_id: str, address: str, profile: Profile, *, zone: str = ""
+    ) -> list[Effect]:
         """A worker that was here a moment ago, its loss perhaps not noticed, comes with what it was promised."""
         if former := self.fleet.named(worker_id):
             self._forget(former)
         if profile.model not in self.fleet.pools:
             self._credit(profile.model).reset()
-        worker = Worker(key, worker_id, address, profile, self.look_ahead)
+        worker = Worker(key, worker_id, address, profile, self.look_ahead, zone)
         for running in profile.running:
             self._adopt(worker, running)
         self._keep_unstarted(worker)

@@ -10,7 +10,7 @@ from penstock.scheduler.ranking import Ranking
 from penstock.scheduler.worker import Share, Worker, tokens_of
 
 NOTHING = Share()
-CANDIDATES = 4  # least loaded workers that are compared for a ticket
+CANDIDATES = 4  # least loaded workers that are compared for a ticket, and as many of its own zone
 
 
 class Pool:
@@ -21,6 +21,7 @@ class Pool:
         self._workers: dict[str, Worker] = {}  # by stream, newest last
         self._counted: dict[str, Share] = {}
         self._ranking = Ranking()
+        self._zones: dict[str, Ranking] = {}  # of workers that say where they are
         self._changed: list[Worker] = []
         self._totals = Share()
         self.prefixes = PrefixIndex()
@@ -41,7 +42,10 @@ class Pool:
     def remove(self, worker: Worker) -> None:
         self._settle()
         del self._workers[worker.key]
-        self._ranking.remove(worker.key)
+        for ranking in self._rankings(worker):
+            ranking.remove(worker.key)
+        if worker.zone and not self._zones[worker.zone]:
+            del self._zones[worker.zone]
         self.prefixes.forget(worker.key)
         self._totals.swap(self._counted.pop(worker.key), NOTHING)
         worker.changed = []
@@ -66,7 +70,10 @@ class Pool:
 
     def place(self, ticket: Ticket) -> Worker | None:
         """Return the worker for a ticket; None when none can take it now."""
-        found = [*islice(self._able(ticket), CANDIDATES), *islice(self._acquainted(ticket), CANDIDATES)]
+        self._settle()
+        found = [*islice(self._able(ticket, self._ranking), CANDIDATES), *islice(self._acquainted(ticket), CANDIDATES)]
+        if len(self._zones) > 1 and (near := self._zones.get(ticket.zone)):
+            found += islice(self._able(ticket, near), CANDIDATES)
         if not found:
             return None
         hashes = ticket.prefix_hashes
@@ -79,11 +86,10 @@ class Pool:
     def _cached(self, worker: Worker, hashes: Sequence[int]) -> int:
         return self.prefixes.blocks(worker.key, hashes) * worker.block_size
 
-    def _able(self, ticket: Ticket) -> Iterator[Worker]:
+    def _able(self, ticket: Ticket, ranking: Ranking) -> Iterator[Worker]:
         """Yield those that can take it now, least loaded first."""
-        self._settle()
         avoided = ticket.avoid_workers
-        for key in self._ranking.search(tokens_of(ticket)):
+        for key in ranking.search(tokens_of(ticket)):
             worker = self._workers[key]
             if not avoided or worker.worker_id not in avoided:
                 yield worker
@@ -114,5 +120,10 @@ class Pool:
             share = worker.share
             self._totals.swap(self._counted.get(worker.key, NOTHING), share)
             self._counted[worker.key] = share
-            self._ranking.put(worker.key, self._placement.load(worker), worker.largest)
+            load = self._placement.load(worker)
+            for ranking in self._rankings(worker):
+                ranking.put(worker.key, load, worker.largest)
         self._changed.clear()
+
+    def _rankings(self, worker: Worker) -> list[Ranking]:
+        return [self._ranking, self._zones.setdefault(worker.zone, Ranking())] if worker.zone else [self._ranking]

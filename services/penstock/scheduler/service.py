@@ -89,7 +89,9 @@ class SchedulerService(SchedulerServiceServicer):
         if kind == "profile" and not is_known:
             if fault := _fault(frame.profile):
                 raise InvalidArgument(fault, field="profile", reason="PROFILE_INVALID")
-            return self._dispatcher.worker_attached(key, hello.instance_id, hello.address, frame.profile)
+            return self._dispatcher.worker_attached(
+                key, hello.instance_id, hello.address, frame.profile, zone=hello.zone
+            )
         if kind == "profile" or not is_known:
             text = "the frame after hello must be `profile`, and no other, on the newest stream of a worker"
             raise InvalidArgument(text, field="profile", reason="PROFILE_INVALID")

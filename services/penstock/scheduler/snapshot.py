@@ -33,6 +33,7 @@ def _row(worker: Worker) -> dict[str, Any]:
     return {
         "worker_id": worker.worker_id,
         "address": worker.address,
+        "zone": worker.zone,
         "model": worker.model,
         "slots": worker.profile.slots,
         "kv_blocks": worker.profile.kv_blocks,

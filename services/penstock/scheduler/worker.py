@@ -45,6 +45,7 @@ class Worker:
     address: str
     profile: Profile
     look_ahead: int  # leases beyond its slots, so that the next step refills a slot that falls free
+    zone: str = ""  # where it runs; empty: unknown
     report: Report = field(default_factory=Report)
     promised: dict[str, int] = field(default_factory=dict)  # lease id: KV blocks
     promised_blocks: int = 0  # their sum

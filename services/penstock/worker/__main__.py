@@ -13,7 +13,7 @@ from penstock.worker.service import WorkerService
 
 
 async def run(config: WorkerConfig) -> None:
-    hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="worker")
+    hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="worker", zone=config.zone)
     front = Front(config, hello)
     service = WorkerService(front, stream_frames=config.stream_frames)
     async with serving(
