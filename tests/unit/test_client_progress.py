@@ -79,6 +79,18 @@ def test_an_answer_the_caller_resumes_itself_goes_on_behind_what_it_had():
     assert found.token_ids == [7]
 
 
+def test_going_on_names_the_answer_even_before_its_first_token_so_that_it_is_charged_once():
+    found = Progress(generate_request("Hello"))
+    found.take(Accepted(request_id="r", answer_id="a-1", model="m", max_output_tokens=8, seed=42))
+    assert found.request().resume.answer_id == "a-1"
+    found.take(delta(0, 7))
+    assert (found.request().resume.answer_id, list(found.request().resume.token_ids)) == ("a-1", [7])
+
+
+def test_an_edge_that_does_not_name_its_answers_is_asked_as_ever():
+    assert not progress().request().HasField("resume")
+
+
 def test_logprobs_are_given_to_who_asked_for_them():
     assert progress(logprobs=True).take(delta(0, 7, logprobs=[-0.5])).logprobs == (-0.5,)
     assert progress().take(delta(0, 7, logprobs=[0.0])).logprobs == ()

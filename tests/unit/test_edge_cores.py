@@ -1,17 +1,22 @@
 """The edge's smaller cores: roster, registry, backlog, prefix hashes."""
 
+from array import array
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from penstock.chassis.errors import Overloaded
 from penstock.edge.flight.effects import Emit
+from penstock.edge.flight.plan import Plan
 from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
+from penstock.edge.links.fingerprint import BYTES, fingerprint
 from penstock.edge.links.prefix import MAX_HASHES, prefix_hashes
 from penstock.edge.outlets.backlog import Backlog
 from penstock.edge.roster import Roster
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+from penstock.v1.inference_pb2 import Sampling
 
 SALT = b"s" * 16
 
@@ -54,6 +59,33 @@ def test_a_shard_that_is_gone_for_good_takes_its_word_along():
     assert list(roster.entries(6.0)) == ["x"]
     assert list(roster.entries(15.0)) == []
     assert not roster.has_heard
+
+
+def planned(**changes):
+    asked = {"model": "m", "prompt_ids": [1, 2], "sampling": Sampling(seed=1), "ignore_eos": False} | changes
+    return Plan(max_output_tokens=5, transcript=None, **asked)
+
+
+def test_parts_of_one_answer_have_one_fingerprint_wherever_they_go_on():
+    first = fingerprint("key", planned())
+    assert len(first) == BYTES
+    assert first == fingerprint("key", planned(prompt_ids=array("I", [1, 2])))
+    assert first == fingerprint("key", replace(planned(), max_output_tokens=9, resumed_ids=(3, 4)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "n"},
+        {"prompt_ids": [1, 3]},
+        {"prompt_ids": [1, 2, 0]},
+        {"sampling": Sampling(seed=2)},
+        {"ignore_eos": True},
+    ],
+)
+def test_what_would_be_another_text_has_another_fingerprint_and_so_has_another_key(other):
+    assert fingerprint("key", planned()) != fingerprint("key", planned(**other))
+    assert fingerprint("key", planned()) != fingerprint("another", planned())
 
 
 def test_a_full_registry_refuses_by_number_and_by_bytes():

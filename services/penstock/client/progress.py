@@ -56,6 +56,8 @@ class Progress:
             request.model = self.accepted.model
             request.max_output_tokens = self.accepted.max_output_tokens
             request.sampling.seed = self.accepted.seed
+            if self.accepted.answer_id:  # also without a token: its prompt may be charged already
+                request.resume.answer_id = self.accepted.answer_id
         if self.token_ids:
             request.resume.token_ids[:] = [*self._request.resume.token_ids, *self.token_ids]
         return request

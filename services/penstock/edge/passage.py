@@ -38,6 +38,11 @@ class Passage:
     def ticket_id(self) -> str:
         return self.flight.ticket_id
 
+    @property
+    def answer_id(self) -> str:
+        """What clients call the answer to resume it, at whatever edge."""
+        return self.spec.answer_id or self.flight.ticket_id
+
 
 class Control(Protocol):
     """What links know of whoever performs effects."""

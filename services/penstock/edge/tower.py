@@ -201,6 +201,7 @@ def _accepted(passage: Passage) -> Accepted:
         prompt_tokens=flight.prompt_tokens,
         max_output_tokens=flight.plan.max_output_tokens,
         seed=flight.plan.sampling.seed,
+        answer_id=passage.answer_id,
     )
 
 

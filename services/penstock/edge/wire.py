@@ -29,6 +29,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         },
         "timeout_s": "timeout",
         "resume_ids": "resume.token_ids",
+        "answer_id": "resume.answer_id",
     }
 )
 
@@ -57,6 +58,7 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         priority=request.priority,
         timeout_s=seconds_of(request.timeout) or None,
         resume_ids=tuple(request.resume.token_ids),
+        answer_id=request.resume.answer_id,
     )
     validate(spec, FIELDS)
     return spec

@@ -3,6 +3,7 @@
 import math
 
 from penstock.edge.flight.effects import Settle as SettleEffect
+from penstock.edge.links.fingerprint import fingerprint
 from penstock.edge.links.prefix import prefix_hashes
 from penstock.edge.passage import Passage
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
@@ -24,8 +25,19 @@ def reserve(passage: Passage) -> AdmitRequest:
             max_output_tokens=max(0, flight.answer.tokens_left),
             priority=passage.spec.priority,
             traceparent=passage.record.traceparent,
+            answer_id=passage.spec.answer_id,
+            emitted_tokens=len(flight.plan.resumed_ids),
+            fingerprint=fingerprint(passage.credential.bearer, flight.plan),
         )
     )
+
+
+def vouched(passage: Passage, key_id: str) -> AdmitRequest:
+    """The same ask of a request that was let in already."""
+    frame = reserve(passage)
+    frame.reserve.ClearField("credential")
+    frame.reserve.vouch.key_id = key_id
+    return frame
 
 
 def settle(reservation_id: str, spent: SettleEffect) -> AdmitRequest:

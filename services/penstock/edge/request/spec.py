@@ -52,3 +52,4 @@ class RequestSpec:
     priority: Priority.ValueType = Priority.PRIORITY_UNSPECIFIED
     timeout_s: float | None = None  # s, from arrival to the last token; none: the edge's default
     resume_ids: tuple[int, ...] = ()  # tokens of the answer that the caller has already
+    answer_id: str = ""  # of the answer that this continues, as its first edge named it; empty: none, or not known

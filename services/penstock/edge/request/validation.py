@@ -40,6 +40,8 @@ def _violations(spec: RequestSpec) -> Violations:
 def _names(spec: RequestSpec) -> Violations:
     if not is_request_id(spec.request_id):
         yield "request_id", f"is at most {limits.REQUEST_ID_CHARS} characters of letters, digits and ._:-"
+    if not is_request_id(spec.answer_id):
+        yield "answer_id", "is none that an `accepted` has named"
     yield from _at_most("model", _size(spec.model), limits.MODEL_BYTES, "bytes")
     if spec.priority not in Priority.values():
         yield "priority", f"is {spec.priority}; allowed are {', '.join(Priority.keys())}"

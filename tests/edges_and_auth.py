@@ -1,0 +1,146 @@
+"""Real edges and a real auth that can die, stand still and come back, among a queue and a worker that tests script."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from edge_mesh import FakeQueue, FakeWorker, hello, served
+from penstock.auth.config import AuthConfig
+from penstock.auth.opening import expected_edges, open_desk
+from penstock.auth.service import AdmissionService
+from penstock.auth.sqlite_store import opened_store
+from penstock.chassis.channels import channel
+from penstock.edge.__main__ import edge
+from penstock.edge.config import EdgeConfig
+from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
+from penstock.mesh.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from penstock.v1.admin_pb2 import GetSnapshotRequest
+from penstock.v1.admin_pb2_grpc import AdminStub
+
+KEY = "pk_dev_" + "0123456789abcdef" * 2
+SECRETS = {"dev_key": KEY, "pepper": "p" * 32, "mesh_secret": "m" * 32}
+START = 1_800_000_000.0  # s
+
+
+class HeldAdmission(AdmissionService):
+    """Answers nothing while it `is_held`, as a process that stands still; what it heard it does afterwards."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.is_held = False
+        self.dead = set()  # edges that say nothing any more, as far as auth can hear
+        self._late = []
+
+    def _answer(self, peer, edge_id, frame):
+        if edge_id in self.dead:
+            return
+        if self.is_held:
+            self._late.append((peer, edge_id, frame))
+        else:
+            super()._answer(peer, edge_id, frame)
+
+    def go_on(self):
+        self.is_held = False
+        while self._late:
+            super()._answer(*self._late.pop(0))
+
+
+@dataclass
+class Books:
+    """Auth at one address and one file, whichever process it is at the moment."""
+
+    path: Path
+    settings: dict
+    now: float = START
+    port: int = 0
+    service: HeldAdmission | None = None
+    desk: object = None
+    _life: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self):
+        config = AuthConfig(listen="127.0.0.1:0", store=str(self.path), **SECRETS, **self.settings)
+        store, kept = await self._life.enter_async_context(opened_store(config.store))
+        self.desk = open_desk(config, kept, self.now)
+        edges = expected_edges(config, self.desk, self.now)
+        self.service = HeldAdmission(self.desk, edges, store, hello("auth", "auth-1"), lambda: self.now)
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_AdmissionServiceServicer_to_server(self.service, server)
+        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await server.start()
+        self._life.push_async_callback(server.stop, 0)
+
+    async def die(self):
+        await self._life.aclose()
+
+    def lose(self, edge_id: str) -> None:
+        """As when the grace of an edge that stays away is over."""
+        self.service._lose(edge_id, self.now)  # its sweep, without its clock
+
+    def rows(self) -> list[tuple]:
+        """The ledger, once auth has ended: prompt tokens, output tokens, outcome."""
+        with closing(sqlite3.connect(self.path)) as file:
+            return file.execute("SELECT prompt_tokens, output_tokens, outcome FROM ledger ORDER BY outcome").fetchall()
+
+
+@dataclass
+class EdgesAndAuth:
+    books: Books
+    queue: FakeQueue
+    workers: list[FakeWorker]
+    addresses: list[str]
+    leave: list[AsyncExitStack]  # of each edge; closing one drains it
+
+    @property
+    def holder(self) -> int:
+        """Number of the one edge that holds a reservation."""
+        [name] = self.books.desk.accounts.edges
+        return int(name.removeprefix("edge-")) - 1
+
+    async def figures(self, number=0) -> dict[str, float]:
+        async with channel(self.addresses[number]) as to_edge:
+            return dict((await AdminStub(to_edge).GetSnapshot(GetSnapshotRequest())).snapshot.figures)
+
+    async def figure(self, name, value, number=0) -> None:
+        """Return when a figure of an edge has come to `value`."""
+        async with asyncio.timeout(20), channel(self.addresses[number]) as to_edge:
+            admin = AdminStub(to_edge)
+            while (await admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures[name] != value:
+                pass
+
+    async def settled(self) -> list[tuple]:
+        """The ledger once nothing is reserved any more; auth is gone after it."""
+        async with asyncio.timeout(20):
+            while self.books.desk.accounts.reservations:  # noqa: ASYNC110  # a figure is asked, it does not tell
+                await asyncio.sleep(0)
+        await self.books.die()
+        return self.books.rows()
+
+
+@asynccontextmanager
+async def edges_and_auth(path, edges=1, auth=None, **settings) -> AsyncIterator[EdgesAndAuth]:
+    async with AsyncExitStack() as stack:
+        books = Books(path / "auth.sqlite", auth or {})
+        await books.start()
+        stack.push_async_callback(books.die)
+        worker = FakeWorker("w1")
+        worker.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, worker))
+        queue = FakeQueue([worker])
+        at = await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue))
+        addresses, leave = [], []
+        for number in range(edges):
+            own = {"listen": "127.0.0.1:0", "auths": (books.address,), "queues": (at,), "drain_grace": 0.0}
+            life = await stack.enter_async_context(AsyncExitStack())
+            config = EdgeConfig(**own, instance_id=f"edge-{number + 1}", **settings)
+            addresses.append((await life.enter_async_context(edge(config))).address)
+            leave.append(life)
+        yield EdgesAndAuth(books, queue, [worker], addresses, leave)

@@ -1,0 +1,99 @@
+"""What an answer costs whose edge died, drained or was cut off: the SDK, two real edges, a real auth and its ledger."""
+
+import pytest
+
+from edge_mesh import text_of, token_at
+from edges_and_auth import KEY, edges_and_auth
+from penstock.client import Client
+from penstock.client.retries import RetryPolicy
+from penstock.edge import tower
+
+HASTY = RetryPolicy(backoff=(0.001, 0.002))
+PROMPT, TOKENS, HAD = 2, 9, 4  # tokens; HAD: when the edge goes
+LOST = (0, 0, "lost")
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_what_never_comes(monkeypatch):
+    monkeypatch.setattr(tower, "LANDING", 0.2)
+
+
+async def interrupted(mesh, interrupt, kind):
+    """Read an answer whose first edge goes after HAD tokens; returns its text and the number of attempts."""
+    worker = mesh.workers[0]
+    worker.pause_at = HAD
+    async with Client(*mesh.addresses, api_key=KEY, retries=HASTY) as client:
+        if kind == "call":
+            return await read(client.generate("hi", max_output_tokens=TOKENS), worker, interrupt)
+        async with client.session() as session:
+            return await read(session.generate("hi", max_output_tokens=TOKENS), worker, interrupt)
+
+
+async def read(answer, worker, interrupt):
+    async with answer:
+        async for _ in answer:
+            if len(answer.token_ids) == HAD and worker.pause_at:
+                worker.pause_at = None
+                await interrupt()
+        return answer.text, answer.attempts
+
+
+@pytest.mark.parametrize("kind", ["call", "session"])
+async def test_an_answer_whose_edge_died_is_charged_once_at_the_edge_that_finished_it(tmp_path, kind):
+    async with edges_and_auth(tmp_path, edges=2) as mesh:
+        dead = mesh.books.service.dead
+
+        async def die():
+            gone = mesh.holder
+            dead.add(f"edge-{gone + 1}")
+            await mesh.leave[gone].aclose()
+
+        assert await interrupted(mesh, die, kind) == (text_of(TOKENS), 2)
+        mesh.books.lose(dead.pop())
+        assert await mesh.settled() == [(PROMPT, TOKENS, "length"), LOST]
+
+
+async def test_an_edge_that_is_lost_only_after_the_answer_went_on_changes_no_charge(tmp_path):
+    async with edges_and_auth(tmp_path, edges=2) as mesh:
+
+        async def fall_silent_and_be_lost():
+            gone = mesh.holder
+            mesh.books.service.dead.add(f"edge-{gone + 1}")
+            mesh.books.lose(f"edge-{gone + 1}")
+            await mesh.leave[gone].aclose()
+
+        await interrupted(mesh, fall_silent_and_be_lost, "call")
+        assert await mesh.settled() == [(PROMPT, TOKENS, "length"), LOST]
+
+
+@pytest.mark.parametrize("kind", ["call", "session"])
+async def test_an_answer_that_a_drained_edge_let_go_is_charged_its_prompt_once(tmp_path, kind):
+    async with edges_and_auth(tmp_path, edges=2) as mesh:
+
+        async def drain():
+            await mesh.leave[mesh.holder].aclose()
+
+        assert await interrupted(mesh, drain, kind) == (text_of(TOKENS), 2)
+        assert await mesh.settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
+
+
+async def test_an_answer_goes_on_at_its_charges_when_auth_was_killed_in_between(tmp_path):
+    async with edges_and_auth(tmp_path, edges=2) as mesh:
+
+        async def drain_and_kill_auth():
+            await mesh.leave[mesh.holder].aclose()
+            await mesh.books.die()
+            await mesh.books.start()
+
+        await interrupted(mesh, drain_and_kill_auth, "call")
+        assert await mesh.settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
+
+
+async def test_naming_an_answer_that_never_was_is_charged_with_all_that_it_claims_to_have_had(tmp_path):
+    async with edges_and_auth(tmp_path) as mesh, Client(*mesh.addresses, api_key=KEY) as client:
+        answer = client.generate("hi", max_output_tokens=TOKENS)
+        request = answer._progress._request  # the SDK itself names only answers that it was given
+        request.resume.answer_id = "made-up"
+        request.resume.token_ids[:] = [token_at(index) for index in range(HAD)]
+        await answer.read()
+        assert await mesh.settled() == [(PROMPT, TOKENS, "length")]
