@@ -19,7 +19,7 @@ from penstock.faults.loop import ProcessLoop
 from penstock.faults.monitor import Monitor
 from penstock.faults.nemesis import CLIENT, Nemesis
 from penstock.faults.plan import Act, Ask, Plan, plan
-from penstock.faults.stage import staged
+from penstock.faults.stage import silent, staged
 from penstock.faults.tiers import KEY, Tiers
 from penstock.faults.wire import Network, Point
 from penstock.faults.world import World
@@ -219,9 +219,10 @@ def _forgotten() -> Iterator[None]:
     """What the world's processes had under way at its end is dropped unheard; the collector comes once in a while."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        yield
-        if next(_worlds) % COLLECT_EVERY == 0:
-            gc.collect()
+        with silent():
+            yield
+            if next(_worlds) % COLLECT_EVERY == 0:
+                gc.collect()
     finally:
         sys.unraisablehook = hook
 
@@ -229,7 +230,8 @@ def _forgotten() -> Iterator[None]:
 @atexit.register
 def _forget_last() -> None:
     sys.unraisablehook = lambda _: None
-    gc.collect()
+    with silent():
+        gc.collect()
 
 
 _worlds = itertools.count(1)

@@ -49,6 +49,7 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         patch.object(time, "perf_counter", lambda: world.now),
         patch.object(os, "urandom", drawn.randbytes),
         patch.object(random, "_urandom", drawn.randbytes),
+        patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the process's own outlives every world
         # The services took their clocks as defaults, at import.
         patch.dict(_defaults("penstock.queue.__main__.QueueService"), now=lambda: EPOCH + world.now),
         patch.dict(_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),
@@ -57,7 +58,6 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         patch.object(EngineLink, "_start", start_engine),
     )
     with ExitStack() as stack:
-        stack.enter_context(_silent())
         stack.enter_context(_uncollected())
         stack.enter_context(_drawn_from(seed))
         for change in changes:
@@ -87,7 +87,8 @@ def _drawn_from(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
+    """Nothing of the block's processes is logged; to be left only after they are gone for good."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
