@@ -40,7 +40,7 @@ class Admission:
         ticket.due = now + limit - prediction.after_lease
         ticket.promised, ticket.predicted_first = limit, prediction.first_token or 0.0
         least = prediction.after_lease if prediction.first_token is None else prediction.first_token
-        usable = limit * (self._promises.headroom or self._shelves[ticket.model].forecast.margin.share)
+        usable = limit * (self._promises.headroom or self._shelves[ticket.model].forecast.usable(prediction))
         if ticket.due > now and (ticket.resumes or least <= usable):
             return None
         return TooLate(least, limit, retry_within_bounds(least - usable))

@@ -36,13 +36,18 @@ class Prediction(NamedTuple):
     raw_wait: float = 0.0  # s; before correction; 0: there is nothing to be learnt from it, as with the next
     raw_first: float = 0.0  # s to the first token, likewise
 
+    @property
+    def waits(self) -> bool:
+        """Tell whether it is for others to leave; what only has its prompt before it is predicted otherwise well."""
+        return self.raw_wait > 0 or self.raw_first > 0
+
 
 @dataclass(slots=True)
 class Forecast:
     """Of one model."""
 
     rate: ServiceRate = field(default_factory=ServiceRate)
-    margin: Margin = field(default_factory=Margin)
+    margins: tuple[Margin, Margin] = field(default_factory=lambda: (Margin(), Margin()))  # without a wait, and with
     sizes: Sizes = field(default_factory=Sizes)
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=ERRORS))  # realised over predicted, less 1
     inflow: Pace = field(default_factory=lambda: Pace(memory=INFLOW_MEMORY, warm_up=INFLOW_MEMORY))  # of prompts
@@ -74,6 +79,14 @@ class Forecast:
         self.sizes.note(ticket.prompt_tokens)
         self.answer += (ticket.output - self.answer) * (MEMORY if self.answer else 1.0)
 
+    def note_first_token(self, ticket: WaitingTicket, realised: float) -> None:
+        """Learn from a first token; `realised` is in s from its ticket's arrival."""
+        if ticket.raw_first:
+            self.note_ratio(ticket.raw_first, realised)
+        if ticket.promised:
+            waits = ticket.raw_wait > 0 or ticket.raw_first > 0
+            self.margins[waits].note(ticket.predicted_first, realised, ticket.promised)
+
     def note_wait(self, prediction: float, raw: float, realised: float) -> None:
         """Learn from a ticket that got its lease; `prediction` is the corrected one."""
         self.errors.append((realised - prediction) / max(realised, NOTICEABLE))
@@ -84,6 +97,10 @@ class Forecast:
         """Learn what uncorrected predictions of late are to be multiplied by."""
         self._realised += MEMORY * (realised - self._realised)
         self._predicted += MEMORY * (raw - self._predicted)
+
+    def usable(self, prediction: Prediction) -> float:
+        """Return the share of a promise that it may take."""
+        return self.margins[prediction.waits].share
 
     def predict(
         self, ticket: WaitingTicket, ahead: Line, speeds: Sequence[Speed], credit: int, now: float

@@ -114,10 +114,8 @@ def _own(speed: Speed, ask: Ask, rivals: Rivals) -> float:
     budget, shorter = _budget(speed), ask.share_of_shorter
     is_shared = rivals.left > 0 and rivals.left + ask.prompt > budget
     share = 1 - OLDEST * (1 - shorter) if is_shared else 1.0
-    # Of what has been left over for long, next to all is longer than a short prompt: the short ones have passed it.
-    before = rivals.left * shorter * shorter
     free = max(LEAST * budget, share * budget - shorter * rivals.inflow)
-    needed = before + ask.prompt
+    needed = shorter * rivals.left + ask.prompt
     steps = max(1, ceil(min(needed / free, (needed + shorter * rivals.most) / (share * budget))))
     beside = min(rivals.left + ask.prompt + min(rivals.inflow * (steps - 1), rivals.most), steps * budget)
     return steps * speed.decode_step + speed.prefill_token * beside

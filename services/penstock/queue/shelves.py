@@ -124,11 +124,7 @@ class Shelves:
             shelf.forecast.note_wait(ticket.predicted_wait, ticket.raw_wait, ticket.waited)
 
     def note_first_token(self, ticket: WaitingTicket, after_lease: float) -> None:
-        forecast, realised = self[ticket.model].forecast, ticket.waited + after_lease
-        if ticket.raw_first:
-            forecast.note_ratio(ticket.raw_first, realised)
-        if ticket.promised:
-            forecast.margin.note(ticket.predicted_first, realised, ticket.promised)
+        self[ticket.model].forecast.note_first_token(ticket, ticket.waited + after_lease)
 
     def retry_after(self, ticket: WaitingTicket, now: float) -> float:
         """Return the time in which all that goes before such a ticket is served."""
