@@ -40,6 +40,7 @@ class Row(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     outcome: str
+    answer_id: str  # that it continues; empty: it begins one, named after the ticket
 
 
 def judge_answers(all_seen: Iterable[Seen], excused: Collection[str] = ()) -> Iterator[Violation]:
@@ -121,6 +122,11 @@ def _mischarged(seen: Seen, rows: Sequence[Row], made: int) -> Iterator[Violatio
     if len(set(tickets)) != len(tickets):
         yield Violation("charge", f"a ticket was charged more than once: {told}")
     came, charged = len(seen.token_ids), sum(row.output_tokens for row in told)
+    prompts = [row.answer_id or row.ticket_id for row in told if row.prompt_tokens]
+    if len(set(prompts)) != len(prompts):
+        yield Violation("charge", f"the prompt of one answer was charged more than once: {told}")
+    if seen.reason and charged < came:
+        yield Violation("charge", f"{came} tokens came, charged were {told}")
     if charged > made:
         yield Violation("charge", f"{charged} output tokens charged, engines made {made}")
     if seen.attempts > 1 or len(rows) != len(told):

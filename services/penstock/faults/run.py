@@ -6,6 +6,7 @@ import gc
 import itertools
 import random
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ COLLECT_EVERY = 8  # worlds
 
 _LEDGER = """
     SELECT reservation_id, request_id, reserved_prompt_tokens, reserved_output_tokens, prompt_tokens, output_tokens,
-           outcome FROM ledger ORDER BY settled_at, reservation_id
+           outcome, answer_id FROM ledger ORDER BY settled_at, reservation_id
 """
 _TOTALS = "SELECT SUM(prompt_tokens), SUM(output_tokens), SUM(requests) FROM balances"
 
@@ -219,7 +220,8 @@ def _forgotten() -> Iterator[None]:
     """What the world's processes had under way at its end is dropped unheard; the collector comes once in a while."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        with silent():
+        with silent(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that never began
             yield
             if next(_worlds) % COLLECT_EVERY == 0:
                 gc.collect()
@@ -230,6 +232,7 @@ def _forgotten() -> Iterator[None]:
 @atexit.register
 def _forget_last() -> None:
     sys.unraisablehook = lambda _: None
+    warnings.simplefilter("ignore", RuntimeWarning)
     with silent():
         gc.collect()
 
