@@ -185,7 +185,7 @@ class TicketBook:
         ticket = self.tickets[lease.ticket_id]
         waited = max(0.0, now - ticket.arrived)
         self.shelves.note_placed(ticket, now)
-        self.charges.begin(ticket)
+        self.charges.begin(ticket, now)
         self.tally.note_leased(ticket.model)
         self.placed.note(ticket.ticket_id, scheduler, ticket.edge, now)
         return [Leased(ticket.edge, lease, waited), self._forget(ticket, "")]
@@ -222,6 +222,8 @@ class TicketBook:
         for ticket in islice(self._abandoned(), DROPS):
             effects += self._drop(ticket, NoWorker.at_present(ticket.model, self._presence.patience))
         self.placed.expire(now)
+        for run in self.charges.expire(now):
+            self.shelves.charge(run.ticket, run.cost)
         return effects
 
     # Moves.

@@ -8,6 +8,7 @@ from penstock.queue.policies.cost import cost_of, cost_so_far
 from penstock.queue.waiting import WaitingTicket
 
 MAX_RUNS = 131_072  # tickets; of older ones the predicted charge stands
+SILENCE = 60.0  # s; whatever runs is spoken of several times a second, but for a shard whose streams are cut
 MAX_ENDED = 4_096  # tickets; an end may be taken back when a worker turns out to live
 
 
@@ -29,6 +30,7 @@ class Run:
     prompt_tokens: int = 0  # served
     output_tokens: int = 0
     ended: bool = False
+    heard_at: float = 0.0  # s
     is_timed: bool = False  # whether it is known when its first token came
 
     @property
@@ -46,10 +48,11 @@ class Run:
 
 @dataclass(slots=True)
 class Charges:
-    """Counts those that run; those that have ended are remembered for a while."""
+    """Counts those that run, the longest unheard of first; those that have ended are remembered for a while."""
 
     _runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
     _ended: OrderedDict[str, Run] = field(default_factory=OrderedDict)
+    _now: float = 0.0  # s; when time last passed
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -58,10 +61,10 @@ class Charges:
         """Yield the tickets that run."""
         return (run.ticket for run in self._runs.values())
 
-    def begin(self, ticket: WaitingTicket) -> None:
+    def begin(self, ticket: WaitingTicket, now: float) -> None:
         """Follow a ticket that got a lease; an earlier attempt of it keeps the charge it has come to."""
         self._ended.pop(ticket.ticket_id, None)
-        self._runs[ticket.ticket_id] = Run(ticket)
+        self._runs[ticket.ticket_id] = Run(ticket, heard_at=now)
         self._runs.move_to_end(ticket.ticket_id)
         if len(self._runs) > MAX_RUNS:
             self._runs.popitem(last=False)
@@ -75,7 +78,21 @@ class Charges:
         run.prompt_tokens = max(run.prompt_tokens, service.prompt_tokens)
         run.output_tokens = max(run.output_tokens, service.output_tokens)
         is_news = self._move(ticket_id, run, ended=service.ended)
+        if not run.ended:
+            run.heard_at = max(run.heard_at, self._now)
+            self._runs.move_to_end(ticket_id)
         return run if is_news or run.cost != run.ticket.charged else None
+
+    def expire(self, now: float) -> list[Run]:
+        """End those that nobody speaks of any more, and return them: their schedulers died before they could tell.
+
+        One that is spoken of again runs again.
+        """
+        self._now, gone = now, []
+        while self._runs and (oldest := next(iter(self._runs.values()))).heard_at + SILENCE <= now:
+            self._move(oldest.ticket.ticket_id, oldest, ended=True)
+            gone.append(oldest)
+        return gone
 
     def revoke(self, ticket_id: str) -> Run | None:
         """Stop following a ticket whose lease is void before anything was served."""

@@ -1,0 +1,197 @@
+"""A fleet under everything that can happen to it: nothing is lost or doubled, and all counts come back to zero."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dispatch_mesh import MODEL
+from fleet_mesh import KV_BLOCKS, SLOTS, Fleet
+from penstock.edge.links.shards import home
+from penstock.queue.charges import SILENCE
+from penstock.queue.policies.choice import Choice
+from penstock.scheduler.served import KEPT_FOR
+
+TENANTS = [f"tenant-{number}" for number in range(6)]
+SIZES = [2, 16, 17, 64, 128]  # tokens; the last takes a whole worker
+ENDED = {"done", "left", "shed"}
+
+
+class FleetMachine(RuleBasedStateMachine):
+    """Shards, schedulers and workers that come and go, streams that break, clients that leave, leases that lapse."""
+
+    @initialize(shards=st.integers(1, 3), schedulers=st.integers(1, 3), workers=st.integers(1, 3))
+    def begin(self, shards, schedulers, workers):
+        self.fleet = Fleet()
+        self.made = 0
+        self.ends = {}  # request: state it ended in
+        for _ in range(shards):
+            self.fleet.add_shard(self.name("q"), new_order=Choice())
+        for _ in range(schedulers):
+            self.fleet.add_scheduler(self.name("s"))
+        for _ in range(workers):
+            self.fleet.attach_worker(self.name("w"), min(self.fleet.schedulers))
+
+    def name(self, kind):
+        self.made += 1
+        return f"{kind}{self.made}"
+
+    def one_of(self, choose, found):
+        return choose.draw(st.sampled_from(sorted(found)))
+
+    def request(self, choose, *states):
+        return self.fleet.requests[self.one_of(choose, [each.name for state in states for each in self.at(state)])]
+
+    def at(self, state):
+        return self.fleet.in_state(state)
+
+    # What clients and the edge do.
+
+    @rule(tenant=st.sampled_from(TENANTS), priority=st.integers(1, 3), tokens=st.sampled_from(SIZES))
+    def ask(self, tenant, priority, tokens):
+        self.fleet.ask(self.name("t"), tenant=tenant, priority=priority, tokens=tokens)
+
+    @precondition(lambda self: self.at("waits") or self.at("holds") or self.at("runs"))
+    @rule(choose=st.data())
+    def leave(self, choose):
+        self.fleet.leave(self.request(choose, "waits", "holds", "runs"))
+
+    @precondition(lambda self: self.at("holds"))
+    @rule(choose=st.data())
+    def start(self, choose):
+        self.fleet.begin(self.request(choose, "holds"))
+
+    @precondition(lambda self: self.at("runs"))
+    @rule(choose=st.data())
+    def complete(self, choose):
+        self.fleet.complete(self.request(choose, "runs"))
+
+    @rule(choose=st.data())
+    def break_an_edges_stream(self, choose):
+        self.fleet.break_edge_stream(self.one_of(choose, self.fleet.shards))
+
+    # What the mesh does.
+
+    @precondition(lambda self: self.fleet.moving)
+    @rule(choose=st.data(), frames=st.integers(1, 8))
+    def deliver(self, choose, frames):
+        for _ in range(frames):
+            if moving := self.fleet.moving:
+                self.fleet.deliver(*choose.draw(st.sampled_from(moving)))
+
+    @rule(seconds=st.sampled_from([0.05, 0.1, 6.0]))
+    def pass_time(self, seconds):
+        self.fleet.pass_time(seconds)
+
+    @rule(choose=st.data())
+    def break_a_dispatch_stream(self, choose):
+        key = self.one_of(choose, self.fleet.streams)
+        self.fleet.disconnect(*key)
+        self.fleet.connect(*key)
+
+    @precondition(lambda self: len(self.fleet.homes) < 5)
+    @rule(choose=st.data())
+    def add_a_worker(self, choose):
+        self.fleet.attach_worker(self.name("w"), self.one_of(choose, self.fleet.schedulers))
+
+    @precondition(lambda self: self.fleet.homes)
+    @rule(choose=st.data())
+    def lose_a_worker(self, choose):
+        self.fleet.lose_worker(self.one_of(choose, self.fleet.homes))
+
+    @precondition(lambda self: len(self.fleet.schedulers) > 1)
+    @rule(choose=st.data())
+    def lose_a_scheduler(self, choose):
+        self.fleet.lose_scheduler(self.one_of(choose, self.fleet.schedulers))
+
+    @precondition(lambda self: len(self.fleet.schedulers) < 4)
+    @rule()
+    def add_a_scheduler(self):
+        self.fleet.add_scheduler(self.name("s"))
+
+    @precondition(lambda self: len(self.fleet.shards) < 4)
+    @rule()
+    def add_a_shard(self):
+        """Tenants whose home it is not stay where they are."""
+        before = {tenant: home(self.fleet.shards, MODEL, tenant) for tenant in TENANTS}
+        name = self.name("q")
+        self.fleet.add_shard(name, new_order=Choice())
+        now = {tenant: home(self.fleet.shards, MODEL, tenant) for tenant in TENANTS}
+        assert all(now[tenant] in {before[tenant], name} for tenant in TENANTS)
+
+    @precondition(lambda self: len(self.fleet.shards) > 1)
+    @rule(choose=st.data())
+    def lose_a_shard(self, choose):
+        """Nobody else's requests move."""
+        lost = self.one_of(choose, self.fleet.shards)
+        before = {request.name: request.shard for request in self.fleet.requests.values()}
+        moved = self.fleet.remove_shard(lost)
+        assert all(before[request.name] == lost for request in moved)
+        stayed = [request for request in self.fleet.requests.values() if request not in moved]
+        assert all(request.shard == before[request.name] for request in stayed)
+
+    # What must hold.
+
+    @invariant()
+    def what_waits_is_known_to_its_shard_and_to_no_other(self):
+        for request in self.at("waits"):
+            holders = [name for name, book in self.fleet.shards.items() if request.name in book.tickets]
+            assert holders == [request.shard]
+            assert self.fleet.shards[request.shard].tickets[request.name].attempt == request.attempt
+
+    @invariant()
+    def nothing_runs_twice_or_without_its_client(self):
+        running = [name for leases in self.fleet.running.values() for name in leases.values()]
+        assert sorted(running) == sorted(request.name for request in self.at("runs"))
+
+    @invariant()
+    def what_has_ended_stays_ended(self):
+        for request in self.fleet.requests.values():
+            if request.state in ENDED:
+                assert self.ends.setdefault(request.name, request.state) == request.state
+
+    @invariant()
+    def nobody_is_promised_more_than_there_is(self):
+        for scheduler in self.fleet.schedulers.values():
+            for worker in scheduler.fleet:
+                assert worker.promised_blocks == sum(worker.promised.values())
+                assert worker.unstarted_tokens >= 0
+                assert not worker.room or worker.promised_blocks < KV_BLOCKS
+                assert len(worker.promised) <= SLOTS
+
+    @invariant()
+    def books_count_what_is_there(self):
+        for book in self.fleet.shards.values():
+            there = [ticket for ticket in book.tickets.values() if not ticket.scheduler]
+            assert book.shelves.waiting == (len(there), sum(ticket.tokens for ticket in there))
+
+    def teardown(self):
+        """With workers that can take anything every request comes to its end, and everything is back at zero."""
+        fleet = self.fleet
+        for scheduler in fleet.schedulers:
+            fleet.attach_worker(self.name("w"), scheduler)
+            fleet.attach_worker(self.name("w"), scheduler)
+        fleet.run_dry()
+        assert {request.state for request in fleet.requests.values()} <= ENDED
+        self.what_has_ended_stays_ended()
+        for _ in range(4):
+            fleet.settle()
+            fleet.pass_time(max(KEPT_FOR, SILENCE))  # what nobody can tell or hear any more is forgotten
+        fleet.settle()
+        for book in fleet.shards.values():
+            assert repr(book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
+            assert (book.shelves.waiting, book.shelves.by_tenant, len(book.charges)) == ((0, 0), {}, 0)
+            assert not any(seat.offered or +seat.void for seat in book.seats.values())
+        for scheduler in fleet.schedulers.values():
+            assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.promised_blocks) == (0, 0, 0)
+            assert len(scheduler.served) == 0
+            assert all(worker.unstarted_tokens == 0 for worker in scheduler.fleet)
+
+
+TestFleet = FleetMachine.TestCase
+TestFleet.settings = settings(
+    max_examples=50,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    report_multiple_bugs=False,
+)
