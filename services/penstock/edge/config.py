@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from penstock.chassis.config import ServiceConfig, check_address
 from penstock.edge.flight.state import FlightLimits
+from penstock.edge.grace.limits import GraceLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +25,10 @@ class EdgeConfig(ServiceConfig):
     patience: float = 30.0  # s without auth, without any queue, or mid-answer without any worker
     receipt_timeout: float = 30.0  # s for a worker to answer a cancel
     identify_patience: float = 5.0  # s for auth to say who somebody is
+    grace_after: float = 1.0  # s of auth's silence; from then on the edge lets in whom auth let in of late
+    grace_for: float = 60.0  # s of an outage in which it does so, also for a key revoked meanwhile; 0: never
+    grace_memory: float = 600.0  # s for which a caller is remembered
+    grace_callers: int = 10_000  # remembered at most
     model_patience: float = 5.0  # s for a model that was announced to become usable
     worker_idle: float = 60.0  # s; then the stream to a worker that runs nothing for us is closed
     tokenizer_threads: int = 2  # for short prompts, and as many for long ones
@@ -38,6 +43,19 @@ class EdgeConfig(ServiceConfig):
         for name in ("max_flights", "max_attempts", "tokenizer_threads", "default_output_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        for name in ("grace_after", "grace_for", "grace_memory", "grace_callers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+
+    @property
+    def grace_limits(self) -> GraceLimits:
+        return GraceLimits(
+            after=self.grace_after,
+            lasts=self.grace_for,
+            memory=self.grace_memory,
+            callers=self.grace_callers,
+            unbooked=self.max_flights,
+        )
 
     @property
     def flight_limits(self) -> FlightLimits:

@@ -101,7 +101,7 @@ class Gateway:
     async def prepare(self, passage: Passage) -> None:
         """Tokenize, then set the flight on its way. What is wrong with the request is told through its outlet."""
         try:
-            if passage.size > SMALL:  # nobody unknown is worth that much work
+            if passage.size > SMALL or self._tower.auth.is_away:  # nobody unknown is worth that much work
                 await self.identify(passage.credential)
             model = await self._catalog.find(passage.spec.model)
             plan = await self._threads.run(

@@ -66,8 +66,10 @@ class Record:
         self._end_stage()
         self._stage = start_span(semconv.SPAN_ADMISSION, self.traceparent)
 
-    def admitted(self) -> None:
+    def admitted(self, *, in_grace: bool = False) -> None:
         self._end_stage()
+        if in_grace:
+            self._root.set_attribute(semconv.PENSTOCK_IN_GRACE, in_grace)
 
     def failed(self, error: PenstockError) -> None:
         self._error = error

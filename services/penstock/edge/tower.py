@@ -44,7 +44,7 @@ class Tower:
         self._clock = clock
         self._client_buffer = config.client_buffer
         self.flights = Flights(max_flights=config.max_flights, max_bytes=config.max_bytes)
-        self.auth = AuthLink(config.auths, hello, self.flights, self)
+        self.auth = AuthLink(config.auths, hello, self.flights, self, config.grace_limits)
         self.queues = QueueLinks(config.queues, hello, self.flights, self, catalog)
         self.workers = WorkerLinks(hello, self, idle=config.worker_idle)
         self.cancels = 0
@@ -121,7 +121,7 @@ class Tower:
                 if passage.run:
                     passage.run.cancel()
             case Settle():
-                self.auth.settle(flight.reservation_id, effect)
+                self.auth.settle(passage.ticket_id, flight.reservation_id, effect)
             case Accept():
                 passage.outlet.accepted(_accepted(passage))
             case Finish():
@@ -186,6 +186,7 @@ class Tower:
             "reservations_open": self.auth.unsettled
             + sum(bool(passage.flight.reservation_id) for passage in self.flights),
             "auth_links_up": self.auth.links_up,
+            **self.auth.grace_figures,
             "queue_links_up": self.queues.links_up,
             "worker_links_up": self.workers.links_up,
             "cancels": self.cancels,

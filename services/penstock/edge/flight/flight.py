@@ -74,6 +74,10 @@ class Flight:
         return self.state is State.DONE
 
     @property
+    def waits_for_auth(self) -> bool:
+        return self.state is State.RESERVING and not self._is_answered
+
+    @property
     def plan(self) -> Plan:
         assert self._plan is not None, "asked before the prompt was tokenized"
         return self._plan

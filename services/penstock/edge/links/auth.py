@@ -11,13 +11,16 @@ from penstock.chassis.streams import Link
 from penstock.edge.flight.effects import Settle
 from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
+from penstock.edge.grace.limits import GraceLimits
 from penstock.edge.links import frames
+from penstock.edge.links.grace import Grace
 from penstock.edge.passage import Control, Passage
 from penstock.mesh.v1.admission_pb2 import (
     AdmitRequest,
     AdmitResponse,
     Admitted,
     Credential,
+    Identified,
     Identify,
     Identity,
     Refused,
@@ -33,10 +36,12 @@ AuthStream = Link[AdmitRequest, AdmitResponse]
 class AuthLink:
     """One stream to every auth replica; all is said to one of them until it is lost, then again to the next.
 
-    Saying it again is harmless: reserve and settle are idempotent on their ids.
+    Saying it again is harmless: reserve and settle are idempotent on their ids. While all are away, `Grace` decides.
     """
 
-    def __init__(self, addresses: Sequence[str], hello: Hello, flights: Flights, control: Control) -> None:
+    def __init__(
+        self, addresses: Sequence[str], hello: Hello, flights: Flights, control: Control, grace: GraceLimits
+    ) -> None:
         self._hello = hello
         self._flights = flights
         self._control = control
@@ -46,6 +51,7 @@ class AuthLink:
         self._asked: dict[str, tuple[AdmitRequest, asyncio.Future[Identity]]] = {}
         self._settled = asyncio.Event()
         self._settled.set()
+        self._grace = Grace(grace, control, say=self._say, overdue=self._decide_all)
         self._peers = PeerSet(addresses, self._open)
 
     @property
@@ -57,31 +63,60 @@ class AuthLink:
         return sum(link.is_up for link in self._links.values())
 
     @property
+    def is_away(self) -> bool:
+        """Whether the edge decides by itself at the moment."""
+        return self._grace.is_away
+
+    @property
     def unsettled(self) -> int:
-        return len(self._unsettled)
+        return len(self._unsettled) + self._grace.unbooked
+
+    @property
+    def grace_figures(self) -> dict[str, float]:
+        return {
+            "auth_away": self.is_away,
+            "admitted_in_grace": self._grace.admitted,
+            "refused_in_grace": self._grace.refused,
+            "unbooked": self._grace.unbooked,
+            "known_callers": self._grace.known_callers,
+        }
 
     async def run(self) -> None:
-        async with background(self._remind()):
-            await self._peers.run()
+        try:
+            async with background(self._remind()):
+                await self._peers.run()
+        finally:
+            self._grace.close()
 
     async def all_settled(self) -> None:
         await self._settled.wait()
 
     def reserve(self, passage: Passage) -> None:
-        """Ask; while auth is away the ask is made again when it is back."""
+        """Ask, or decide; while nobody knows yet whether auth is away the ask is made again when it is back."""
+        if self.is_away:
+            self._grace.decide(passage)
+            return
+        self._grace.asked(passage.ticket_id)
         self._say(frames.reserve(passage))
 
-    def settle(self, reservation_id: str, spent: Settle) -> None:
-        frame = self._unsettled[reservation_id] = frames.settle(reservation_id, spent)
+    def settle(self, ticket_id: str, reservation_id: str, spent: Settle) -> None:
+        """End a reservation; one that auth has not named yet ends when it has."""
         self._settled.clear()
+        if not reservation_id:
+            self._grace.ended(ticket_id, spent)
+            return
+        frame = self._unsettled[reservation_id] = frames.settle(reservation_id, spent)
         self._say(frame)
 
     async def identify(self, credential: Credential, patience: float) -> Identity:
-        """Return who the caller is; raises what auth refuses it with, or Unavailable after `patience` seconds."""
+        """Return who the caller is; raises what auth refuses it with, or Unavailable when it does not answer."""
+        if self.is_away:
+            return self._grace.identify(credential)
         request_id = uuid4().hex
         frame = AdmitRequest(identify=Identify(request_id=request_id, credential=credential))
         answer: asyncio.Future[Identity] = asyncio.get_running_loop().create_future()
         self._asked[request_id] = frame, answer
+        self._grace.asked(request_id)
         self._say(frame)
         try:
             async with asyncio.timeout(patience):
@@ -94,8 +129,9 @@ class AuthLink:
     async def _remind(self) -> None:
         """Say again what auth heard and did not confirm, as when its store could not be written."""
         while True:
-            before = set(self._unsettled)
+            before, unbooked = set(self._unsettled), self._grace.ticket_ids
             await asyncio.sleep(REMIND_EVERY)
+            self._grace.remind(unbooked)
             for reservation_id in before & self._unsettled.keys():
                 self._say(self._unsettled[reservation_id])
 
@@ -113,8 +149,9 @@ class AuthLink:
                 on_frame=lambda frame: self._on_frame(address, frame),
                 on_up=lambda _: self._on_up(address),
                 on_down=lambda _: self._on_down(address),
-                # A peer that comes back hears of every flight at once; a stalled one of two frames each at most.
-                capacity=2 * self._flights.max_flights,
+                # A peer that comes back hears of every flight at once, and of as many that auth has not booked; a
+                # stalled one of two frames each at most.
+                capacity=4 * self._flights.max_flights,
             )
             try:
                 await link.run()
@@ -135,31 +172,53 @@ class AuthLink:
         """Say all that is open to another replica: whether the last one heard it, nobody knows."""
         self._chosen = address
         if not address:
+            self._grace.went()
             return
-        for frame in [*self._unsettled.values(), *(frame for frame, _ in self._asked.values())]:
+        self._grace.came()
+        for frame in self._unsettled.values():
+            self._say(frame)
+        for request_id, (frame, _) in self._asked.items():
+            self._grace.asked(request_id)
             self._say(frame)
         for passage in self._flights.in_state(State.RESERVING):
             self._control.apply(passage, passage.flight.auth_up())
 
     def _on_frame(self, address: str, frame: AdmitResponse) -> None:
-        kind = frame.WhichOneof("frame")
-        if kind == "admitted":
-            self._on_admitted(frame.admitted)
-        elif kind == "refused":
-            self._on_refused(frame.refused)
-        elif kind == "settled":
-            self._on_settled(frame.settled.reservation_id)
-        elif kind == "identified" and frame.identified.request_id in self._asked:
-            _, answer = self._asked[frame.identified.request_id]
+        match frame.WhichOneof("frame"):
+            case "admitted":
+                self._grace.heard(frame.admitted.request_id)
+                self._on_admitted(frame.admitted)
+            case "refused":
+                self._grace.heard(frame.refused.request_id)
+                self._on_refused(frame.refused)
+            case "settled":
+                self._grace.heard()
+                self._on_settled(frame.settled.reservation_id)
+            case "identified":
+                self._grace.heard(frame.identified.request_id)
+                self._on_identified(frame.identified)
+            case "end":
+                self._on_down(address)
+
+    def _on_identified(self, identified: Identified) -> None:
+        if identified.request_id in self._asked:
+            _, answer = self._asked[identified.request_id]
             if not answer.done():
-                answer.set_result(frame.identified.identity)
-        elif kind == "end":
-            self._on_down(address)
+                answer.set_result(identified.identity)
 
     def _on_admitted(self, admitted: Admitted) -> None:
-        passage = self._flights.get(admitted.request_id)
+        passage, reservation_id = self._flights.get(admitted.request_id), admitted.reservation_id
+        entry = self._grace.booked(admitted.request_id)
+        self._grace.learn(admitted, passage)
+        if entry and entry.spent:
+            self.settle(admitted.request_id, reservation_id, entry.spent)
+            return
         if passage is None:  # nobody waits for it any more
-            self.settle(admitted.reservation_id, Settle(0, 0, "cancelled"))
+            if reservation_id not in self._unsettled:
+                self.settle(admitted.request_id, reservation_id, Settle(0, 0, "cancelled"))
+            return
+        if entry:
+            passage.flight.reservation_id = reservation_id
             return
         flight = passage.flight
         was_asked = flight.state is State.RESERVING
@@ -169,15 +228,34 @@ class AuthLink:
         self._control.apply(passage, effects)
 
     def _on_refused(self, refused: Refused) -> None:
+        if self._grace.is_unbooked(refused):
+            self._check_settled()
+            return
         error = error_from_failure(refused.failure)
         if refused.request_id in self._asked:
             _, answer = self._asked[refused.request_id]
             if not answer.done():
                 answer.set_exception(error)
         elif passage := self._flights.get(refused.request_id):
+            self._grace.unlearn(refused, passage.credential)
             self._control.apply(passage, passage.flight.refused(error, self._control.now()))
 
     def _on_settled(self, reservation_id: str) -> None:
         self._unsettled.pop(reservation_id, None)
-        if not self._unsettled:
+        self._check_settled()
+
+    def _check_settled(self) -> None:
+        if not self.unsettled:
             self._settled.set()
+
+    def _decide_all(self) -> None:
+        """Auth has become away for those who wait for it."""
+        for passage in self._flights.in_state(State.RESERVING):
+            self._grace.decide(passage)
+        for frame, answer in list(self._asked.values()):
+            if answer.done():
+                continue
+            try:
+                answer.set_result(self._grace.identify(frame.identify.credential))
+            except Unavailable as error:
+                answer.set_exception(error)

@@ -1,0 +1,62 @@
+"""Whether auth is away: its link is down, or it owes answers and says nothing."""
+
+import math
+
+
+class Silence:
+    """Counts from when auth could have spoken and did not. For an edge that never met auth there is no silence yet."""
+
+    def __init__(self, *, after: float) -> None:
+        self._after = after  # s
+        self._has_met = False
+        self._came_at = math.inf
+        self._since = math.inf  # when the present silence began; infinite: there is none
+        self._began = math.inf  # when the outage did: a link that comes back is no answer yet
+        self._owed: set[str] = set()  # asks on the present link
+
+    def __repr__(self) -> str:
+        return f"<Silence since {self._since}, {len(self._owed)} owed>"
+
+    @property
+    def due_at(self) -> float:
+        """When auth will count as away unless it speaks."""
+        return self._since + self._after
+
+    def is_away(self, now: float) -> bool:
+        return now >= self.due_at
+
+    def lasted(self, now: float) -> float:
+        """Seconds since auth was last known to decide anything; 0 while it does."""
+        return max(0.0, now - self._began)
+
+    def came(self, now: float) -> None:
+        """A link to auth is there; what was asked before is to be asked again."""
+        self._has_met = True
+        self._came_at, self._since = now, math.inf
+        self._owed.clear()
+
+    def went(self, now: float) -> None:
+        self._owed.clear()
+        self._came_at = math.inf
+        if self._has_met:
+            self._fall_silent(now)
+
+    def asked(self, request_id: str, now: float) -> None:
+        if math.isinf(self._came_at):
+            return
+        if not self._owed:
+            if now - self._came_at >= self._after:  # it was there and nobody asked: that is no outage
+                self._began = math.inf
+            self._fall_silent(now)
+        self._owed.add(request_id)
+
+    def heard(self, now: float, request_id: str = "") -> None:
+        """Auth said something; `request_id`: it answered that ask."""
+        self._owed.discard(request_id)
+        self._since = now if self._owed else math.inf
+        if request_id:
+            self._began = self._since
+
+    def _fall_silent(self, now: float) -> None:
+        self._since = min(self._since, now)
+        self._began = min(self._began, now)

@@ -1,0 +1,247 @@
+"""What an edge decides without auth: when that is, for whom, up to how much, and what it owes auth afterwards."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from penstock.edge.flight.effects import Settle
+from penstock.edge.grace.callers import Callers
+from penstock.edge.grace.silence import Silence
+from penstock.edge.grace.unbooked import Entry, Unbooked
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
+from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
+
+ANNA = Credential(bearer="pk_anna", loopback=True)
+AFTER = 1.0  # s
+
+
+def silence(met_at: float | None = 0.0) -> Silence:
+    found = Silence(after=AFTER)
+    if met_at is not None:
+        found.came(met_at)
+    return found
+
+
+def test_auth_is_away_once_its_link_was_down_for_a_moment_and_not_before():
+    found = silence()
+    found.went(10.0)
+    assert not found.is_away(10.999)
+    assert found.is_away(11.0)
+    assert found.lasted(15.0) == 5.0
+
+
+def test_auth_is_away_when_it_owes_an_answer_and_says_nothing():
+    found = silence()
+    found.asked("a", 10.0)
+    found.asked("b", 10.9)
+    assert (found.is_away(10.9), found.is_away(11.0)) == (False, True)
+
+
+def test_auth_that_answers_others_is_not_away_however_long_one_waits():
+    found = silence()
+    found.asked("slow", 10.0)
+    for tenth in range(1, 50):
+        found.asked("quick", 10.0 + tenth / 10)
+        found.heard(10.0 + tenth / 10, "quick")
+        assert not found.is_away(10.05 + tenth / 10)
+    assert found.is_away(16.0)
+
+
+def test_auth_that_nobody_asks_owes_nothing():
+    found = silence()
+    assert not found.is_away(1e9)
+    found.asked("a", 10.0)
+    found.heard(10.5, "a")
+    assert not found.is_away(1e9)
+    assert found.lasted(1e9) == 0.0
+
+
+def test_an_edge_that_never_met_auth_waits_for_it():
+    found = silence(met_at=None)
+    found.went(0.0)
+    found.asked("a", 1.0)
+    assert not found.is_away(1e9)
+
+
+def test_a_link_that_comes_back_gives_auth_a_moment_but_ends_no_outage():
+    found = silence()
+    found.went(10.0)
+    found.came(40.0)
+    found.asked("a", 40.0)
+    assert not found.is_away(40.9)
+    found.went(40.9)
+    assert found.is_away(41.0)
+    assert found.lasted(80.0) == 70.0
+    found.came(81.0)
+    found.asked("a", 81.0)
+    found.heard(81.1, "a")
+    found.went(90.0)
+    assert found.lasted(91.0) == 1.0
+
+
+def test_an_outage_in_which_nobody_asked_is_over_when_auth_was_back_for_a_while():
+    found = silence()
+    found.went(10.0)
+    found.came(12.0)
+    found.asked("a", 300.0)
+    assert found.lasted(300.5) == 0.5
+
+
+def callers(**changes) -> Callers:
+    return Callers(**{"most": 3, "memory": 600.0, "pepper": b"p" * 32} | changes)
+
+
+def identity(tenant="acme", priority=PRIORITY_STANDARD) -> Identity:
+    return Identity(tenant_id=tenant, priority=priority, weight=2.0, cache_salt=b"s" * 16, key_id="k")
+
+
+def credential(number: int) -> Credential:
+    return Credential(bearer=f"pk_{number}")
+
+
+def test_a_caller_is_known_by_what_it_shows_where_it_shows_it_for_a_while():
+    known = callers()
+    known.met(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 610.0) == identity()
+    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 610.1) is None
+    assert known.find(Credential(bearer="pk_anna"), PRIORITY_UNSPECIFIED, 10.0) is None
+    assert known.find(Credential(bearer="pk_ann", loopback=True), PRIORITY_UNSPECIFIED, 10.0) is None
+
+
+def test_nothing_that_is_kept_of_a_caller_shows_its_key():
+    known = callers()
+    known.met(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert b"anna" not in b"".join(known._callers)
+    other = callers(pepper=b"q" * 32)
+    other.met(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert not known._callers.keys() & other._callers.keys()
+
+
+@pytest.mark.parametrize(
+    ("met", "asked", "granted"),
+    [
+        ([(PRIORITY_UNSPECIFIED, PRIORITY_STANDARD)], PRIORITY_INTERACTIVE, PRIORITY_STANDARD),
+        ([(PRIORITY_UNSPECIFIED, PRIORITY_STANDARD)], PRIORITY_BATCH, PRIORITY_BATCH),
+        ([(PRIORITY_BATCH, PRIORITY_BATCH)], PRIORITY_UNSPECIFIED, PRIORITY_BATCH),
+        (
+            [(PRIORITY_UNSPECIFIED, PRIORITY_STANDARD), (PRIORITY_BATCH, PRIORITY_BATCH)],
+            PRIORITY_UNSPECIFIED,
+            PRIORITY_STANDARD,
+        ),
+        (
+            [(PRIORITY_UNSPECIFIED, PRIORITY_INTERACTIVE), (PRIORITY_UNSPECIFIED, PRIORITY_BATCH)],
+            PRIORITY_INTERACTIVE,
+            PRIORITY_BATCH,
+        ),
+    ],
+)
+def test_nobody_gets_a_higher_class_than_auth_has_granted_it(met, asked, granted):
+    known = callers()
+    for wish, given in met:
+        known.met(ANNA, identity(priority=given), wish, 10.0)
+    assert known.find(ANNA, asked, 10.0).priority == granted
+
+
+def test_who_auth_refuses_is_forgotten_and_who_is_at_its_limits_gets_nothing():
+    known = callers()
+    known.met(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    known.grant("acme", 100)
+    known.exhaust(ANNA)
+    assert not known.take("acme", 1)
+    known.forget(ANNA)
+    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 10.0) is None
+
+
+def test_the_least_recently_met_is_forgotten_first():
+    known = callers()
+    for number in (1, 2, 3, 1, 4):
+        known.met(credential(number), identity(f"t{number}"), PRIORITY_UNSPECIFIED, 10.0)
+    assert [bool(known.find(credential(number), PRIORITY_UNSPECIFIED, 10.0)) for number in (1, 2, 3, 4)] == [
+        *(True, False, True, True)
+    ]
+
+
+def test_a_request_is_let_in_whole_or_not_at_all():
+    known = callers()
+    known.grant("acme", 100)
+    assert known.take("acme", 60)
+    assert not known.take("acme", 41)
+    assert known.take("acme", 40)
+    known.give_back("acme", 5)
+    assert known.take("acme", 5)
+    assert not known.take("acme", 0)
+    assert not known.take("nobody", 0)
+
+
+class Outage(RuleBasedStateMachine):
+    """An edge alone and an auth that comes and goes: no more is let in than was granted, and all of it is told once."""
+
+    TENANTS = ("acme", "blue")
+
+    def __init__(self):
+        super().__init__()
+        self.callers = callers()
+        self.unbooked = Unbooked(most=4)
+        self.granted = dict.fromkeys(self.TENANTS, 0)
+        self.running = {}  # ticket -> tenant, tokens
+        self.ended = {}  # ticket -> spent, not told yet
+        self.told = {}  # ticket -> spent
+        self.number = 0
+
+    @rule(tenant=st.sampled_from(TENANTS), tokens=st.integers(0, 50))
+    def grant(self, tenant, tokens):
+        """As auth does that has heard of everything but what is not booked."""
+        self.callers.grant(tenant, tokens - self.unbooked.tokens_of(tenant))
+        self.granted[tenant] = max(tokens, self._open(tenant))
+
+    @rule(tenant=st.sampled_from(TENANTS), tokens=st.integers(0, 50))
+    def let_in(self, tenant, tokens):
+        if self.unbooked.is_full or not self.callers.take(tenant, tokens):
+            return
+        self.number += 1
+        ticket = f"t{self.number}"
+        frame = AdmitRequest(reserve=Reserve(request_id=ticket))
+        self.unbooked.let_in(ticket, Entry(tenant, tokens, frame))
+        self.running[ticket] = tenant, tokens
+
+    @rule(number=st.integers(1, 30), share=st.floats(0, 1))
+    def end(self, number, share):
+        tenant, tokens = self.running.pop(f"t{number}", ("", 0))
+        if not tenant or f"t{number}" not in self.unbooked:
+            return
+        spent = Settle(0, int(tokens * share), "stop")
+        self.callers.give_back(*self.unbooked.end(f"t{number}", spent))
+        self.ended[f"t{number}"] = tenant, spent
+
+    @rule(number=st.integers(1, 30))
+    def book(self, number):
+        entry = self.unbooked.pop(f"t{number}")
+        if entry is None:
+            return
+        assert f"t{number}" not in self.told
+        _, spent = self.ended.pop(f"t{number}", ("", None))
+        assert entry.spent == spent
+        self.told[f"t{number}"] = spent
+
+    def _open(self, tenant):
+        under_way = sum(
+            tokens for ticket, (whose, tokens) in self.running.items() if whose == tenant and ticket in self.unbooked
+        )
+        return under_way + sum(spent.output_tokens for whose, spent in self.ended.values() if whose == tenant)
+
+    @invariant()
+    def no_tenant_has_more_than_was_granted(self):
+        for tenant in self.TENANTS:
+            assert self._open(tenant) == self.unbooked.tokens_of(tenant)
+            assert self._open(tenant) <= self.granted[tenant]
+
+    @invariant()
+    def all_that_was_let_in_is_told_or_to_be_told(self):
+        assert len(self.unbooked) <= 4
+        assert set(self.unbooked.frames) | set(self.told) == {f"t{number + 1}" for number in range(self.number)}
+        assert not set(self.unbooked.frames) & set(self.told)
+
+
+Outage.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOutage = Outage.TestCase
