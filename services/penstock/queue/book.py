@@ -252,7 +252,7 @@ class TicketBook:
     def _make_room(self, ticket: WaitingTicket, now: float) -> list[Effect]:
         """Evict from lower classes what a ticket needs, and nothing where that would not be enough."""
         effects: list[Effect] = []
-        if self._admission.can_have_room(ticket):
+        if not self._admission.has_room(ticket) and self._admission.can_have_room(ticket):
             while not self._admission.has_room(ticket):
                 victim = self.shelves.next_evicted(ticket.priority)
                 effects += self._drop(victim, Evicted(self.shelves.retry_after(victim, now)))
