@@ -46,7 +46,7 @@ class WorkerConfig(ServiceConfig):
     model: str = "SmolLM2-135M-Instruct"  # a known name, a Hugging Face folder, a .gguf or a .bin file
     engine: EngineKind = EngineKind.TORCH
     batching: BatchingKind = BatchingKind.CONTINUOUS
-    slots: int = 32  # sequences that run at once
+    slots: int = 64  # sequences that run at once; with many more, a line forms in the engine, where no policy orders it
     token_budget: int = 512  # tokens of one step, decodes and prefill chunks together
     block_size: int = 16  # tokens per KV block
     # Memory of the KV pool; 0: 85 % of what a GPU has free once the model is loaded, or a quarter of what a CPU has
