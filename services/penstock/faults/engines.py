@@ -127,6 +127,7 @@ class EngineStand:
     network: Network
     engines: dict[str, EngineProcess] = field(default_factory=dict)  # by worker
     made: dict[int, int] = field(default_factory=dict)
+    made_at: dict[int, float] = field(default_factory=dict)  # s; the last of them
     pids: int = 0
 
     def start(self, options: EngineOptions, on_message: Callable[[object], None]) -> FrontEnd:
@@ -160,6 +161,7 @@ class EngineStand:
             result = engine.step()
             for seq_id in result.seq_ids:
                 self.made[lengths[seq_id]] = self.made.get(lengths[seq_id], 0) + 1
+                self.made_at[lengths[seq_id]] = self.network.world.now
             await asyncio.sleep(result.duration_s)
             front.hear(Stepped(result, engine.capacity(), result.duration_s, time.time()))
 

@@ -144,6 +144,15 @@ def judge_totals(rows: Sequence[Row], totals: tuple[int | None, int | None, int 
         yield Violation("charge", f"accounts came to {totals}, the ledger adds up to {summed}")
 
 
+def judge_waste(all_seen: Iterable[Seen], made_at: Mapping[int, float], bound: float) -> Iterator[Violation]:
+    """`made_at`: when engines made the last token of a prompt of some length; `bound`: s, for a cancel to get there."""
+    for seen in all_seen:
+        length = len(seen.ask.prompt)
+        if seen.has_left and made_at.get(length, 0.0) > seen.over_at + bound:
+            late = made_at[length] - seen.over_at
+            yield Violation("waste", f"{length} prompt tokens: worked on for {late:.3f} s after the client left")
+
+
 # Tier harmed: the figure that may then stay. What a scheduler had heard of ends, and not told its shards, dies with it.
 EXCUSED = {"scheduler": ("queue", "running")}
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.faults import model
-from penstock.faults.points import POINTS
+from penstock.faults.points import BUSY, POINTS
 from penstock.faults.tiers import Shape
 from penstock.faults.wire import Point
 
 LOAD = 0.5  # s in which requests come, and faults as well
+CALM = 0.08  # of worlds, in which nothing goes wrong, and nobody is excused
 MAX_FAULTS = 3  # a request survives as many lost runs as the edges' bound on attempts lets it
 
 
@@ -92,7 +93,7 @@ def plan(seed: int) -> Plan:
     shape = _shape(draw)
     asks = _asks(draw)
     roughness = draw.choice((0.0, 0.02, 0.2))
-    count = draw.choice((0, *range(1, MAX_FAULTS + 1), *range(1, MAX_FAULTS + 1)))
+    count = 0 if draw.random() < CALM else draw.randint(1, MAX_FAULTS)
     broken = tuple(_fault(draw) for _ in range(count))
     return Plan(seed=seed, shape=shape, asks=asks, faults=broken, roughness=roughness)
 
@@ -129,7 +130,7 @@ def _ask(draw: random.Random, length: int) -> Ask:
         ignore_eos=ignore_eos,
         stops=_stops(draw, prompt, seed, tokens),
         leaves_at=draw.randint(0, tokens) if ending < 0.12 else None,
-        leaves_after=draw.uniform(0.0, 0.4) if 0.12 <= ending < 0.24 else None,
+        leaves_after=draw.uniform(0.0, draw.choice((0.005, 0.4))) if 0.12 <= ending < 0.24 else None,
         timeout=draw.uniform(0.01, 0.6) if 0.24 <= ending < 0.3 else None,
         in_session=draw.random() < 0.4,
         is_text=draw.random() < 0.3,
@@ -155,7 +156,8 @@ def _fault(draw: random.Random) -> Fault:
         victim = "engine"
     elif victim == "engine" and act not in (Act.KILL, Act.FREEZE):
         victim = "worker"
-    point = draw.choice(POINTS) if draw.random() < 0.6 and act is not Act.DISK and victim != "engine" else None
+    places = BUSY if draw.random() < 0.85 else POINTS
+    point = draw.choice(places) if draw.random() < 0.7 and act is not Act.DISK and victim != "engine" else None
     return Fault(
         act=act,
         seconds=draw.uniform(*SECONDS[act]),

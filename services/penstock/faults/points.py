@@ -33,3 +33,14 @@ def _points() -> Iterator[Point]:
 
 
 POINTS = tuple(_points())
+# What most requests come by.
+BUSY = tuple(
+    each
+    for each in POINTS
+    if each.kind
+    in {
+        *("reserve", "settle", "admitted", "settled", "enqueue", "withdraw", "queued", "leased", "place", "offer"),
+        *("credit", "head", "started", "released", "expect", "start", "cancel", "step", "stopped"),
+        *("generate", "accepted", "delta", "finished"),
+    }
+)

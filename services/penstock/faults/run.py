@@ -15,14 +15,14 @@ from itertools import chain
 from penstock.faults.clients import Seen, run_clients
 from penstock.faults.disk import Disk
 from penstock.faults.engines import EngineStand
-from penstock.faults.judge import Row, Violation, judge_answers, judge_charges, judge_residue, judge_totals
+from penstock.faults.judge import Row, Violation, judge_answers, judge_charges, judge_residue, judge_totals, judge_waste
 from penstock.faults.loop import ProcessLoop
 from penstock.faults.monitor import Monitor
 from penstock.faults.nemesis import CLIENT, Nemesis
 from penstock.faults.plan import Act, Ask, Plan, plan
 from penstock.faults.stage import silent, staged
 from penstock.faults.tiers import KEY, Tiers
-from penstock.faults.wire import Network, Point
+from penstock.faults.wire import DELAY, LATE, Network, Point
 from penstock.faults.world import World
 
 BOOT = 0.4  # s before the first request
@@ -32,6 +32,7 @@ LOOK = 0.25  # s between looks
 PROBE_PROMPT = 40  # tokens of the first probe; above every other prompt
 PROBE_PATIENCE = 10.0  # s
 COLLECT_EVERY = 8  # worlds
+STEP = 0.02  # s; longer than any step of such an engine
 
 _LEDGER = """
     SELECT reservation_id, request_id, reserved_prompt_tokens, reserved_output_tokens, prompt_tokens, output_tokens,
@@ -121,6 +122,7 @@ def _run(stand: Stand) -> Outcome:
         judge_answers(everything, set(_excused(stand))),
         judge_charges(everything, rows, stand.engines.made),
         judge_totals(rows, totals),
+        () if nemesis.happened else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
         stand.monitor.found,
         leaks,
         _crashes(stand),
@@ -163,6 +165,11 @@ def _come_to_rest(stand: Stand) -> list[Violation]:
         found += _absent(stand)
         if not found or world.now >= limit:
             return found
+
+
+def _cancel_bound(planned: Plan) -> float:
+    """Seconds from a client's leaving to the last step that may count it in: three ways, and the step under way."""
+    return 3 * (LATE if planned.roughness else DELAY)[1] + STEP
 
 
 def _excused(stand: Stand) -> Iterator[str]:

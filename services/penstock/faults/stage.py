@@ -8,7 +8,7 @@ import pkgutil
 import random
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -41,7 +41,7 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         end = stand.start(link._options, link._on_message)  # noqa: SLF001  # stands for its `_start`
         return end, end
 
-    changes = (
+    changes: tuple[AbstractContextManager[Any], ...] = (
         patch.object(grpc.aio, "insecure_channel", open_channel),
         patch.object(grpc.aio, "server", open_server),
         patch.object(time, "time", lambda: EPOCH + world.now),

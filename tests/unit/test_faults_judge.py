@@ -1,0 +1,228 @@
+"""The judge of broken worlds: it finds each way in which a promise can be broken, and nothing where none is."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.faults import model
+from penstock.faults.clients import Seen
+from penstock.faults.judge import (
+    RESIDUE,
+    Row,
+    judge_answers,
+    judge_charges,
+    judge_residue,
+    judge_totals,
+    judge_waste,
+)
+from penstock.faults.monitor import Monitor
+from penstock.faults.plan import Ask, plan
+from penstock.faults.points import POINTS
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Settle
+from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
+from penstock.mesh.v1.ticket_pb2 import Ticket
+from penstock.mesh.v1.worker_pb2 import ExecuteRequest, Start
+from penstock.v1.inference_pb2 import Sampling
+
+ASK = Ask(at=0.0, prompt=(1, 2, 3, 4), tokens=6, seed=7, ignore_eos=True)
+OWED = model.owed(ASK.prompt, 7, 6, ignore_eos=True, stops=())
+
+
+def whole(**changes):
+    given = {
+        "ask": ASK,
+        "token_ids": list(OWED.token_ids),
+        "indexes": list(range(6)),
+        "text": OWED.text,
+        "seed": 7,
+        "prompt_tokens": 4,
+        "usage": (4, 6),
+        "reason": "length",
+        "attempts": 1,
+        "is_over": True,
+    }
+    return Seen(**{**given, **changes})
+
+
+def row(**changes):
+    return replace_row(Row("r1", "t1", 4, 6, 4, 6, "length", ""), **changes)
+
+
+def replace_row(found, **changes):
+    return found._replace(**changes)
+
+
+def kinds(found):
+    return {each.kind for each in found}
+
+
+def test_a_whole_answer_breaks_no_promise():
+    assert list(judge_answers([whole()])) == []
+    assert list(judge_charges([whole()], [row()], {4: 6})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"is_over": False}, "endless"),
+        ({"token_ids": OWED.token_ids[::-1]}, "changed"),
+        ({"token_ids": OWED.token_ids[:5], "indexes": list(range(5))}, "changed"),
+        ({"text": OWED.text + "x"}, "changed"),
+        ({"reason": "stop"}, "changed"),
+        ({"indexes": [0, 1, 1, 2, 3, 4]}, "order"),
+        ({"indexes": [0, 2, 1, 3, 4, 5]}, "order"),
+        ({"usage": (4, 5)}, "usage"),
+        ({"usage": (5, 6)}, "usage"),
+        ({"seed": 8}, "changed"),
+        ({"reason": "", "failure": "UNAVAILABLE X: y", "reason_of_failure": "X"}, "failed"),
+    ],
+)
+def test_what_a_client_should_not_see_is_found(changes, kind):
+    assert kind in kinds(judge_answers([whole(**changes)]))
+
+
+def test_a_client_that_left_is_owed_the_beginning_alone():
+    part = whole(token_ids=OWED.token_ids[:2], indexes=[0, 1], text="", reason="", usage=None, has_left=True)
+    assert list(judge_answers([part])) == []
+    part.token_ids[1] += 1
+    assert kinds(judge_answers([part])) == {"changed"}
+
+
+def test_a_failure_is_excused_by_its_reason_alone():
+    failed = whole(reason="", usage=None, failure="UNAVAILABLE NO_WORKER: x", reason_of_failure="NO_WORKER")
+    assert list(judge_answers([failed], {"NO_WORKER"})) == []
+    assert kinds(judge_answers([failed], {"OTHER"})) == {"failed"}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [row(output_tokens=5)],
+        [row(), row(reservation_id="r2")],
+        [row(), row(reservation_id="r2", ticket_id="t2", answer_id="t1", output_tokens=0)],
+        [row(outcome="cancelled")],
+        [row(prompt_tokens=3)],
+        [row(output_tokens=7)],
+        [row(), row(reservation_id="r3", ticket_id="t3", reserved_prompt=9, prompt_tokens=0, output_tokens=0)],
+        [row(outcome="lost")],
+    ],
+)
+def test_charges_other_than_for_what_came_are_found(rows):
+    assert kinds(judge_charges([whole()], rows, {4: 6})) == {"charge"}
+
+
+def test_tokens_that_no_engine_made_are_not_to_be_charged():
+    assert kinds(judge_charges([whole()], [row()], {4: 5})) == {"charge"}
+
+
+def test_accounts_are_what_the_ledger_adds_up_to():
+    assert list(judge_totals([row(), row()], (8, 12, 2))) == []
+    assert list(judge_totals([], (None, None, None))) == []
+    assert kinds(judge_totals([row(), row()], (8, 18, 2))) == {"charge"}
+
+
+def test_work_for_a_client_that_left_is_waste_but_for_the_cancels_way():
+    left = whole(has_left=True, over_at=1.0)
+    assert list(judge_waste([left], {4: 1.05}, 0.1)) == []
+    assert list(judge_waste([whole(over_at=1.0)], {4: 9.0}, 0.1)) == []
+    assert kinds(judge_waste([left], {4: 1.2}, 0.1)) == {"waste"}
+
+
+def test_whatever_is_left_over_is_a_leak_and_so_is_a_figure_that_is_missing():
+    clean = {tier: (tier, dict.fromkeys(names, 0.0)) for tier, names in RESIDUE.items()}
+    assert list(judge_residue(clean)) == []
+    for tier, names in RESIDUE.items():
+        for name in names:
+            assert kinds(judge_residue({**clean, tier: (tier, {**clean[tier][1], name: 1.0})})) == {"leak"}
+            without = {each: 0.0 for each in names if each != name}
+            assert kinds(judge_residue({**clean, tier: (tier, without)})) == {"leak"}
+
+
+def start(**changes):
+    given = {"lease_id": "l1", "ticket_id": "t1", "token_ids": ASK.prompt, "max_output_tokens": 6}
+    return ExecuteRequest(start=Start(**{**given, "sampling": Sampling(seed=7), **changes}))
+
+
+def resumed(count, **changes):
+    ids = [*ASK.prompt, *OWED.token_ids[:count]]
+    return start(**{"lease_id": "l2", "token_ids": ids, "emitted": count, "max_output_tokens": 6 - count, **changes})
+
+
+def heard(kind, *frames):
+    monitor = Monitor({4: ASK})
+    for frame in frames:
+        monitor.hear(kind, frame)
+    return monitor.found
+
+
+def test_a_run_that_goes_on_where_the_last_one_stopped_is_right():
+    assert heard("start", start(), resumed(2)) == []
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        resumed(2, sampling=Sampling(seed=8)),
+        resumed(2, max_output_tokens=6),
+        resumed(2, emitted=1),
+        resumed(2, token_ids=[*ASK.prompt, 0, 0]),
+        start(ticket_id="t2"),
+    ],
+)
+def test_a_run_that_goes_on_otherwise_is_found(second):
+    assert kinds(heard("start", start(), second)) == {"frame"}
+
+
+def test_a_ticket_keeps_its_place_in_the_line_over_attempts():
+    def enqueue(**fields):
+        return SubmitRequest(enqueue=Enqueue(tickets=[Ticket(ticket_id="t1", **fields)]))
+
+    first = enqueue(attempt=1, enqueue_unix_nano=5)
+    assert heard("enqueue", first, enqueue(attempt=2, enqueue_unix_nano=5)) == []
+    assert kinds(heard("enqueue", first, enqueue(attempt=2, enqueue_unix_nano=6))) == {"frame"}
+    assert kinds(heard("enqueue", enqueue(attempt=2, enqueue_unix_nano=5), first)) == {"frame"}
+
+
+def test_a_reservation_is_settled_alike_however_often():
+    one, other = (AdmitRequest(settle=Settle(reservation_id="r1", output_tokens=count)) for count in (3, 4))
+    assert heard("settle", one, one) == []
+    assert kinds(heard("settle", one, other)) == {"frame"}
+
+
+@given(st.lists(st.integers(0, 25), min_size=1, max_size=20), st.integers(0, 2**64 - 1), st.integers(1, 24))
+def test_what_is_owed_to_a_shorter_request_begins_what_is_owed_to_a_longer(prompt, seed, tokens):
+    longer = model.owed(prompt, seed, 24, ignore_eos=True, stops=())
+    shorter = model.owed(prompt, seed, tokens, ignore_eos=True, stops=())
+    assert longer.token_ids[:tokens] == shorter.token_ids
+    assert shorter.reason == "length"
+
+
+def test_a_stop_string_ends_what_is_owed_before_it():
+    stop = OWED.text[2:4]
+    found = model.owed(ASK.prompt, 7, 6, ignore_eos=True, stops=(stop,))
+    assert found.reason == "stop"
+    assert found.text == OWED.text[: OWED.text.find(stop)]
+
+
+def test_a_seed_plans_the_same_world_each_time_and_another_seed_another():
+    assert plan(5) == plan(5)
+    assert len({plan(seed) for seed in range(50)}) == 50
+
+
+def test_requests_of_one_world_can_be_told_apart_by_their_prompts():
+    for seed in range(200):
+        lengths = [len(ask.prompt) for ask in plan(seed).asks]
+        assert len(set(lengths)) == len(lengths)
+
+
+def test_there_are_more_than_forty_places_at_which_a_world_can_break():
+    assert len(set(POINTS)) == len(POINTS) > 40
+
+
+def test_a_request_that_stays_is_told_from_one_that_leaves():
+    assert ASK.is_whole
+    for leaving in ({"leaves_at": 0}, {"leaves_after": 0.1}, {"timeout": 0.1}):
+        assert not replace(ASK, **leaving).is_whole

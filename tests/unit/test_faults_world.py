@@ -1,0 +1,118 @@
+"""The one thread that turns every process of a broken world: its clock, its turns, what halts and what goes on."""
+
+import asyncio
+
+import pytest
+
+from penstock.faults.world import World
+
+LIMIT = 10.0  # s
+
+
+def running(world, main, name="a"):
+    loop = world.add_loop(name)
+    with world.inside(loop):
+        return loop, loop.create_task(main())
+
+
+@pytest.fixture
+def world():
+    world = World(1)
+    yield world
+    with world.inside(None):  # no loop is left as the running one
+        pass
+
+
+def test_the_clock_jumps_to_the_next_timer(world):
+    async def main():
+        await asyncio.sleep(3.0)
+        return asyncio.get_running_loop().time()
+
+    _, task = running(world, main)
+    assert world.run(task.done, limit=LIMIT)
+    assert 3.0 <= task.result() < 3.001
+    assert world.turns < 10
+
+
+def test_a_world_in_which_nothing_is_to_come_ends_at_its_limit(world):
+    _, task = running(world, lambda: asyncio.Event().wait())
+    assert not world.run(task.done, limit=LIMIT)
+    assert world.now == LIMIT
+
+
+def test_callbacks_of_one_loop_keep_their_order_and_those_of_several_are_shuffled_by_the_seed():
+    def order(seed):
+        world, heard = World(seed), []
+        loops = [world.add_loop(name) for name in "ab"]
+        for number in range(8):
+            for loop in loops:
+                loop.call_soon(heard.append, (loop.name, number))
+        world.settle()
+        for name in "ab":
+            assert [each for each in heard if each[0] == name] == [(name, number) for number in range(8)]
+        return heard
+
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(8)}) > 1
+
+
+def test_a_halted_loop_does_nothing_and_its_timers_ring_once_it_goes_on(world):
+    heard = []
+
+    async def main():
+        await asyncio.sleep(1.0)
+        heard.append(asyncio.get_running_loop().time())
+
+    loop, task = running(world, main)
+    world.settle()
+    world.halt(loop)
+    world.run(lambda: False, limit=5.0)
+    assert heard == []
+    world.resume(loop)
+    assert world.run(task.done, limit=LIMIT)
+    assert heard[0] >= 5.0
+
+
+def test_callbacks_take_time_so_that_who_is_woken_a_moment_early_is_not_woken_for_ever(world):
+    """As with Unix time, whose fractions are coarser than those of the loop's clock."""
+    heard = []
+
+    def look(loop):
+        if loop.time() < 2.0:
+            loop.call_later(0.0, look, loop)
+        else:
+            heard.append(loop.time())
+
+    loop = world.add_loop("a")
+    loop.call_later(1.9999, look, loop)
+    assert world.run(lambda: bool(heard), limit=LIMIT)
+
+
+def test_tasks_are_cancelled_in_the_order_in_which_they_were_made(world):
+    """A TaskGroup keeps its tasks in a set, whose order would be that of their addresses."""
+    cancelled = []
+
+    async def child(number):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(number)
+
+    async def main():
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(child(number))
+            await asyncio.sleep(0.0)
+            raise ValueError
+
+    _, task = running(world, main)
+    world.run(task.done, limit=LIMIT)
+    assert isinstance(task.exception(), ExceptionGroup)
+    assert cancelled == list(range(20))
+
+
+def test_what_nobody_caught_is_kept(world):
+    loop = world.add_loop("a")
+    loop.call_soon(lambda: 1 / 0)
+    world.settle()
+    assert [type(each["exception"]) for each in loop.failures] == [ZeroDivisionError]
