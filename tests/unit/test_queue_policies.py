@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.queue.policies.choice import Between, Choice
-from penstock.queue.policies.cost import predicted_cost
-from penstock.queue.policies.lane import Lane
+from penstock.queue.policies.cost import AHEAD, cost_of, cost_so_far, predicted_cost
+from penstock.queue.policies.lane import MAX_PASSES, Lane
 from penstock.queue.policies.order import Fit
 from penstock.queue.policies.ranks import EarliestDeadline, TokenAware, Within
-from penstock.queue.policies.tenants import SAMPLE, SWEEP, FairTenants
+from penstock.queue.policies.tenants import LEAD, SAMPLE, SWEEP, FairTenants
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, START, ticket
 
 LARGEST = 110  # tokens of any ticket here; 210 weighted
@@ -225,7 +225,7 @@ class _Wrapped:
         self._line.charge(ticket, cost)
 
 
-def test_a_large_ticket_that_nobody_has_room_for_holds_up_other_tenants_no_longer_than_it_costs():
+def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_half_of_what_it_costs():
     line = FairTenants()
     line.push(ticket("large", tenant_id="large", tokens=10_000, arrival=1))
     filled(line, ["small"], 200)
@@ -238,5 +238,28 @@ def test_a_large_ticket_that_nobody_has_room_for_holds_up_other_tenants_no_longe
         line.charge(found.ticket, predicted_cost(found.ticket))
         found.passed()
         went += 1
-    assert found.is_barred
-    assert went == 10_010 // LARGEST + 1, "what one costs of the other's, and the one that goes beyond"
+    assert went == LEAD * 10_010 // LARGEST + 1, "half of what one costs of the other's, and the one that goes beyond"
+
+
+def test_lower_classes_pass_a_ticket_that_does_not_fit_yet_only_so_often():
+    order = Choice(class_floor=0.0)()
+    order.push(ticket("large", tokens=10_000, priority=INTERACTIVE, arrival=1))
+    filled(order, ["small"], 2 * MAX_PASSES, priority=BATCH)
+
+    def small_fits(each):
+        return Fit.NOW if each.tenant_id == "small" else Fit.LATER
+
+    went = 0
+    while order.take(small_fits):
+        went += 1
+    assert went == MAX_PASSES
+    assert order.take(anything).ticket_id == "large"
+
+
+@given(most=st.integers(1, 2_000), output=st.integers(0, 2_000), attempt=st.integers(1, 2))
+def test_what_is_charged_ahead_is_little_and_can_still_come(most, output, attempt):
+    each = ticket("t", attempt=attempt)
+    each.max_output_tokens = most
+    output = min(output, most)
+    ahead = cost_so_far(each, output) - cost_of(each, each.prompt_tokens, output)
+    assert ahead == 2 * min(AHEAD, most - output)

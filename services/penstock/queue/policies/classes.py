@@ -108,12 +108,15 @@ class Classes:
             own.remove(ticket)
 
     def take(self, fit: FitOf) -> WaitingTicket | None:
+        late: list[WaitingTicket] = []
         for each in self._turns():
             found = each.take(fit)
             if found.ticket:
+                Taken(late=late).passed()
                 self._note_served(each, found.ticket.work)
             if found.ticket or found.is_barred:
                 return found.ticket
+            late += found.late
         return None
 
     def charge(self, ticket: WaitingTicket, cost: float) -> None:

@@ -4,7 +4,7 @@ from penstock.queue.waiting import WaitingTicket
 
 INPUT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0  # as the VTC paper and its successors have it, so that figures compare
-PREPAID = 0.25  # share of the output still to come that is charged ahead
+AHEAD = 96  # tokens of an answer that are charged before they come; about half a second of an engine
 
 
 def cost_of(ticket: WaitingTicket, prompt_tokens: float, output_tokens: float) -> float:
@@ -17,11 +17,12 @@ def predicted_cost(ticket: WaitingTicket) -> float:
 
 
 def cost_so_far(ticket: WaitingTicket, output_tokens: int) -> float:
-    """Cost a ticket that runs and has had `output_tokens`.
+    """Cost a ticket that runs and has had `output_tokens`: those, and the few that are on their way.
 
-    Charging only what has come lets a tenant fill the batch before its first bill, and tenants swing to and fro by as
-    much as a batch holds; charging all of it ahead holds back whoever sends long answers for what it has not had yet.
-    A part of it damps both.
+    A counter that knows only what has come lets a tenant fill the batch before its first bill, and tenants swing to and
+    fro by as much as a batch holds. Charging all of a prediction ahead damps that, but holds back whoever sends long
+    answers for what it has not had yet. The same few tokens for each that runs weigh how many a tenant has running,
+    which is how fast it is served: that damps without favour, and needs no prediction.
     """
-    to_come = max(0, ticket.output - output_tokens)
-    return cost_of(ticket, ticket.prompt_tokens, output_tokens + PREPAID * to_come)
+    on_the_way = max(0, min(AHEAD, ticket.max_output_tokens - output_tokens))
+    return cost_of(ticket, ticket.prompt_tokens, output_tokens + on_the_way)

@@ -1,8 +1,8 @@
 """Tenants of one class, the one with the least weighted service first: a virtual token counter for each.
 
 Source: Sheng et al. 2024, Fairness in Serving Large Language Models (OSDI), algorithms 2 and 3: a tenant that returns
-is lifted to the least counter of those that wait, a part of the predicted output is charged when a ticket goes and the
-rest as it comes, and what was predicted wrong is put right at the end.
+is lifted to the least counter of those that wait, a little of the output is charged before it comes, and what has not
+come by the end is put right.
 """
 
 import math
@@ -17,6 +17,7 @@ from penstock.queue.policies.ranks import Rank, fifo
 from penstock.queue.waiting import WaitingTicket
 
 LOOK_PER_TENANT = 8  # tickets of one tenant that are looked at for one that fits, so that others are looked at as well
+LEAD = 0.5  # of what a ticket costs that does not fit yet, by which others may come to be ahead of its tenant
 SAMPLE = 32  # tenants that are looked at to tell how much goes before a ticket
 SWEEP = 64  # accounts not worth sweeping
 
@@ -128,7 +129,8 @@ class FairTenants:
     def take(self, fit: FitOf) -> Taken:
         """Look past tenants whose tickets do not fit: a slot that others can use is not theirs to hold.
 
-        One that was passed too often bars its own tenant, and others once they are ahead of it by what it costs.
+        But those behind could keep it small for ever, so one that does not fit yet bars others as soon as they are
+        ahead of its tenant by `LEAD` of what it costs; and its own tenant once it was passed too often.
         """
         found = Taken()
         put_back: list[Turn] = []
@@ -142,12 +144,14 @@ class FairTenants:
             if taken.ticket:
                 found.ticket = taken.ticket
                 break
-            if taken.is_barred and (barring := account.lane.first()):
-                barrier = min(barrier, account.counter + predicted_cost(barring) / barring.weight)
+            if taken.late:
+                barring = taken.late[0]
+                barrier = min(barrier, account.counter + LEAD * predicted_cost(barring) / barring.weight)
+            found.is_barred = found.is_barred or taken.is_barred
             put_back.append(self._waiting.pop())
         for turn in put_back:
             self._waiting.push(turn)
-        found.is_barred = not found.ticket and barrier < math.inf
+        found.is_barred = found.is_barred and not found.ticket
         if found.ticket:
             self._left(account, found.ticket)
             self.charge(found.ticket, cost_so_far(found.ticket, 0))
