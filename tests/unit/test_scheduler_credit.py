@@ -1,5 +1,6 @@
 """Who may offer how much: standing credit while nothing waits, turns in the order of the heads while several wait."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -367,3 +368,35 @@ def test_virtual_time_elsewhere_is_what_others_served_or_the_least_that_waits_th
     assert book.elsewhere("c") == {}
     book.reset()
     assert book.elsewhere("a") == {2: 200.0}
+
+
+def sized_head(*, tokens, **fields):
+    found = head(tokens=tokens, **fields)
+    found.tokens = tokens
+    return found
+
+
+def test_a_head_that_finds_no_room_bars_other_shards_once_they_are_ahead_by_half_of_it():
+    book = CreditBook("ab")
+    book.head("a", sized_head(tokens=LARGE))
+    book.head("b", head(5, virtual=LARGE / 2, tokens=SMALL))
+    room = Space(1, SMALL, SMALL, ever=LARGE)
+    assert [grant.queue for grant in book.grants(room)] == ["a"]
+    book.returned("a", 1)
+    assert [grant.queue for grant in book.grants(room)] == ["b"]
+    offered(book, "b", head(4, virtual=LARGE / 2 + 1, tokens=SMALL))
+    book.returned("b", 0)
+    assert book.grants(room) == []
+    book.stir()
+    assert [grant.queue for grant in book.grants(room)] == ["a"], "more fits by now, or nothing still: it is asked"
+
+
+@pytest.mark.parametrize("stuck", [{"tokens": LARGE + 1}, {"tokens": LARGE, "resumes": True}, {"tokens": 0}])
+def test_a_head_that_may_never_run_here_bars_nobody(stuck):
+    book = CreditBook("ab")
+    book.head("a", sized_head(**stuck))
+    book.head("b", head(5, virtual=2 * LARGE, tokens=SMALL))
+    room = Space(1, SMALL, SMALL, ever=LARGE)
+    assert [grant.queue for grant in book.grants(room)] == ["a"]
+    book.returned("a", 1)
+    assert [grant.queue for grant in book.grants(room)] == ["b"]

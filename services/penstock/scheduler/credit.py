@@ -16,6 +16,7 @@ from penstock.scheduler.shard import Shard
 STANDING = 64  # most credit that a shard holds while nothing waits; more than arrives in one round trip
 LARGER = 2.0  # times the mean
 MEMORY = 0.02  # weight of the last ticket: about the last fifty count
+LEAD = 0.5  # of the tokens of a head that finds no room, by which other shards' heads may come to be ahead of it
 STEPS = 8  # turns in which several shards fill what is free: many tickets at once while much is free, then one by one
 
 
@@ -155,7 +156,7 @@ class CreditBook:
 
     def _in_turn(self, waiting: list[str], space: Space) -> list[Grant]:
         found = self._recalls(self.shards)
-        ready = [queue for queue in waiting if not self.shards[queue].is_stuck]
+        ready = self._ready(waiting, space.ever)
         if space.room <= 0 or not ready or not all(self.shards[queue].is_settled for queue in waiting):
             return found
         heads = [self.shards[queue].head for queue in ready]
@@ -163,6 +164,11 @@ class CreditBook:
             return [*found, *(self._turn(queue, space.room, space) for queue in ready)]
         best = min(ready, key=lambda queue: self.shards[queue].urgency)
         return [*found, self._turn(best, max(1, space.room // STEPS), space)]
+
+    def _ready(self, waiting: list[str], ever: int) -> list[str]:
+        stuck = [self.shards[queue] for queue in waiting if self.shards[queue].is_stuck]
+        others = [queue for queue in waiting if not self.shards[queue].is_stuck]
+        return [queue for queue in others if not any(each.bars(self.shards[queue], LEAD, ever) for each in stuck)]
 
     def _turn(self, queue: str, most: int, space: Space) -> Grant:
         shard = self.shards[queue]

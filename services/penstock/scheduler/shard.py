@@ -59,6 +59,17 @@ class Shard:
         may_be_too_large = self.head.tokens > ever or not self.head.tokens
         return may_be_too_large and self.refusals >= PROBE_AFTER and not self.is_probed
 
+    def bars(self, other: "Shard", lead: float, ever: int) -> bool:
+        """Whether another shard has to wait until this one's head, which found no room, finds some.
+
+        Else tickets that fit would keep large ones from ever finding it. What no worker here may ever run bars nobody:
+        with more tokens than the `ever` of the largest worker, or resumed, perhaps because its worker here was lost.
+        """
+        head = self.head
+        if not 0 < head.tokens <= ever or head.resumes or head.priority != other.head.priority:
+            return False
+        return other.virtual_tokens > self.virtual_tokens + lead * head.tokens
+
     @property
     def urgency(self) -> tuple[int, float, int]:
         return self.head.priority, self.virtual_tokens, self.head.enqueue_unix_nano
