@@ -314,15 +314,29 @@ def connections_tried(monkeypatch):
     return tried
 
 
-async def test_where_nobody_listens_at_all_targets_are_waited_for_rather_than_asked_in_circles(monkeypatch):
+async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_rather_than_in_circles(monkeypatch):
     monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    monkeypatch.setattr(endpoints, "PAUSE", 0.1)
     tried = connections_tried(monkeypatch)
     async with inference() as (_, one), inference() as (_, other):
         nobodies = (one.address, other.address)
     async with Client(*nobodies, retries=RetryPolicy(max_attempts=1, patience=0.2)) as client:
         with pytest.raises(Unavailable, match=nobodies[0]):
             await client.complete("Hello")
-    assert len(tried) == 2
+    assert len(set(tried)) == 2
+    assert len(tried) <= 2 + 0.2 / 0.1, "no oftener than every pause"
+
+
+async def test_a_target_that_failed_of_late_and_is_back_is_found_while_the_last_good_one_is_away(monkeypatch):
+    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    monkeypatch.setattr(endpoints, "CONNECT", 1_000.0)  # who waits for the one that is away waits for ever
+    edge = Edge()
+    async with inference() as (_, away):
+        nobody = away.address
+    async with inference(Generate=edge.generate) as (_, back), Client(nobody, back.address) as client:
+        for each in client._endpoints._open.values():  # as if both had just failed
+            client._endpoints.failed(each)
+        assert await client.complete("Hello")
 
 
 async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.v1.inference_pb2_grpc import InferenceAsyncStub  # a name that only the type stubs have
 
 CONNECT = 1.0  # s; for one target while there are others
+PAUSE = 0.05  # s; between targets when all of them have failed of late: one may be there again at any moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,11 @@ class Endpoints:
             endpoint = self.next()
             try:
                 async with asyncio.timeout(left if len(self._rotation) == 1 else min(CONNECT, left)):
-                    await _is_ready(endpoint.channel, may_refuse=self._rotation.has_well(time.monotonic()))
+                    await _is_ready(endpoint.channel, may_refuse=len(self._rotation) > 1)
             except (TimeoutError, ConnectionRefusedError):
                 self.failed(endpoint)
+                if not self._rotation.has_well(time.monotonic()):
+                    await asyncio.sleep(PAUSE)
             else:
                 return endpoint
         text = f"no connection to {', '.join(self._targets)} within {patience:.1f} s; is an edge running there?"
@@ -81,7 +84,7 @@ class Endpoints:
 
 
 async def _is_ready(connection: grpc.aio.Channel, *, may_refuse: bool) -> None:
-    """Wait until connected. Raises ConnectionRefusedError at a refusal, if another target may well be better."""
+    """Wait until connected. Raises ConnectionRefusedError at a refusal, if there is another target to ask."""
     while (state := connection.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if may_refuse and state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             raise ConnectionRefusedError
