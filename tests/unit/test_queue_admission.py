@@ -7,7 +7,7 @@ from penstock.queue.charges import Service
 from penstock.queue.policies.cost import PREPAID
 from penstock.queue.promises import Promises
 from penstock.queue.shelves import STALE
-from penstock.queue.speed import Speed
+from penstock.queue.speed import Release, Speed
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, Shard, leased, only, sheds
 
 RATE = 1_000.0  # tokens/s; ten tickets
@@ -139,6 +139,38 @@ def test_what_is_predicted_learns_from_what_came():
         for ticket_id in shard.credit(2):
             shard.place(ticket_id)
     assert shard.book.shelves["m"].forecast.correction > 1.5
+
+
+def law(shard, leases):
+    """Report a worker of ten slots, of which one falls free every 0.1 s."""
+    releases = tuple(Release(number / 10, number) for number in range(1, leases + 1))
+    fields = {"decode_step": 0.01, "prefill_token": 1e-6, "step_tokens": 10_000, "workers": 1}
+    report(shard, slots=10, leases=leases, releases=releases, **fields)
+
+
+@pytest.mark.parametrize(("leases", "let_in"), [(10, 17), (5, 22)])
+def test_who_is_let_in_follows_from_when_leases_end(leases, let_in):
+    shard = shard_at_full_speed()
+    law(shard, leases)
+    refused = sheds(enqueue_many(shard, 40))
+    assert len(refused) == 40 - let_in, "17 slots fall free within 1.8 s less a step, and what is free is more"
+
+
+def test_first_tokens_that_come_late_are_expected_and_let_fewer_in():
+    shard = shard_at_full_speed()
+    shard.now += 1.0
+    law(shard, leases=10)
+    before = 40 - len(sheds(enqueue_many(shard, 40)))
+    forecast = shard.book.shelves["m"].forecast
+    for name in shard.credit(10):
+        shard.place(name)
+        shard.book.served([Service(name, 90, 1, ended=False, attempt=1, first_token_after=3.0)])
+        shard.book.served([Service(name, 90, 9, ended=False, attempt=1, first_token_after=3.0)])
+    assert forecast.correction > 1.0, "leases came at once, and tokens seconds later"
+    shard = shard_at_full_speed()
+    law(shard, leases=10)
+    shard.book.shelves["m"].forecast.note_ratio(1.0, 2.0)
+    assert 40 - len(sheds(enqueue_many(shard, 40))) < before
 
 
 def test_a_prediction_is_told_to_the_edge():

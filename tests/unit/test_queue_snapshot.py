@@ -3,6 +3,7 @@
 from dispatch_mesh import MODEL, START, book_of, ticket_of
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue.charges import Service
+from penstock.queue.margin import FIRST
 from penstock.queue.seats import Credit
 from penstock.queue.snapshot import MAX_TENANTS, prediction_figures, tables
 from penstock.queue.waiting import from_frame
@@ -69,7 +70,7 @@ def test_predictions_are_told_beside_what_came_of_them():
     for realised in range(100, 200):
         forecast.note_wait(100.0, 100.0, float(realised))
     row = tables(shard)["predictions"][0]
-    assert (row["model"], row["waits"]) == (MODEL, 100)
+    assert (row["model"], row["waits"], row["headroom"]) == (MODEL, 100, FIRST)
     assert 0 <= row["error_p5"] < row["error_p50"] < row["error_p95"] < 0.5
     assert prediction_figures(shard.shelves)["wait_error_p95"] == row["error_p95"]
 

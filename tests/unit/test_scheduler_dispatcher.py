@@ -400,6 +400,38 @@ def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(
     assert [each.running for each in paces(scheduler.tick(START + 1.1))] == [4]
 
 
+def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
+    attach(scheduler, slots=2, kv_blocks=8)
+    for name, answer in (("long", 40), ("short", 10)):
+        ticket = ticket_of(name)
+        ticket.predicted_output_tokens = answer
+        scheduler.offer("q", ticket, START)
+    report = Report(steps=7, prefill_token_seconds=0.001, step_tokens=300)
+    report.decode_step_time.FromMilliseconds(10)
+    scheduler.report("w", report)
+    pace = only(TellPace, scheduler.tick(START)).pace
+    assert (pace.leases, pace.room, pace.workers) == (2, 0, 1)
+    assert (pace.held_tokens, pace.free_tokens) == (64, 64)
+    assert (pace.prefill_token_seconds, pace.step_tokens, pace.decode_step_time.ToMilliseconds()) == (0.001, 300, 10)
+    assert [(each.leases, each.after.ToMilliseconds()) for each in pace.releases] == [(1, 110), (2, 410)]
+    scheduler.started("w", "s-1")
+    scheduler.progress("w", [served("s-1", 31, 20)])
+    report.steps = 12
+    scheduler.report("w", report)
+    pace = only(TellPace, scheduler.tick(START + 0.1)).pace
+    assert [each.after.ToMilliseconds() for each in pace.releases] == [110, 150], "20 tokens were left five steps ago"
+
+
+def test_a_shard_is_told_when_a_first_token_came(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    first = served("s-1", 31, 1)
+    first.first_token_after.FromMilliseconds(120)
+    scheduler.progress("w", [first])
+    [told] = only(TellServed, scheduler.tick(START)).tickets
+    assert told.first_token_after.ToMilliseconds() == 120
+
+
 def test_a_model_without_workers_has_no_pace_and_that_is_told_once(scheduler):
     attach(scheduler)
     scheduler.tick(START)

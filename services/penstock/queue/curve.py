@@ -21,9 +21,10 @@ class Curve:
     __slots__ = ("_counts", "_rate", "_times")
 
     def __init__(self, releases: Sequence[Release], mean: float) -> None:
-        """`mean`: s for which a ticket that is placed from now on keeps its slot; 0: unknown, and none of them ends."""
+        """`mean`: s for which a ticket that is placed from now on keeps its slot; 0: unknown, and all goes on as it is."""
         last = releases[-1] if releases else Release(0.0, 0)
-        self._rate = last.leases / mean if mean else 0.0
+        span = mean or last.after
+        self._rate = last.leases / span if span else 0.0
         points = [Release(0.0, 0), *releases]
         if not mean:
             self._times, self._counts = [each.after for each in points], [float(each.leases) for each in points]

@@ -98,6 +98,11 @@ class Forecast:
         self._realised += MEMORY * (realised - self._realised)
         self._predicted += MEMORY * (raw - self._predicted)
 
+    @property
+    def headroom(self) -> float:
+        """Return the share of a promise that a prediction with a wait may take."""
+        return self.margins[True].share
+
     def usable(self, prediction: Prediction) -> float:
         """Return the share of a promise that it may take."""
         return self.margins[prediction.waits].share

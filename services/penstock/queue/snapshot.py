@@ -91,6 +91,7 @@ def _predictions(shelves: Shelves) -> list[dict[str, Any]]:
                 "model": shelf.model,
                 "tokens_per_second": forecast.rate.full,
                 "correction": forecast.correction,
+                "headroom": forecast.headroom,
                 "waits": len(errors),
                 **quantiles,
             }
