@@ -21,7 +21,7 @@ class Curve:
     __slots__ = ("_counts", "_rate", "_times")
 
     def __init__(self, releases: Sequence[Release], mean: float) -> None:
-        """`mean`: s for which a ticket that is placed from now on keeps its slot; 0: unknown, and all goes on as it is."""
+        """`mean`: s for which a ticket placed from now on keeps its slot; 0: unknown, and all goes on as it does."""
         last = releases[-1] if releases else Release(0.0, 0)
         span = mean or last.after
         self._rate = last.leases / span if span else 0.0
