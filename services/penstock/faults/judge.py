@@ -94,8 +94,14 @@ def _unlike_in_part(seen: Seen, owed: model.Owed, excused: Collection[str]) -> I
         yield Violation("failed", f"{seen.failure or 'ended without an ending'}, after {seen.attempts} attempts")
 
 
-def judge_charges(all_seen: Sequence[Seen], rows: Sequence[Row], made: Mapping[int, int]) -> Iterator[Violation]:
-    """Hold the ledger against what clients saw. `made`: tokens that engines made, by prompt length."""
+def judge_charges(
+    all_seen: Sequence[Seen], rows: Sequence[Row], made: Mapping[int, int], *, has_lost_some: bool = False
+) -> Iterator[Violation]:
+    """Hold the ledger against what clients saw.
+
+    made:          tokens that engines made, by prompt length.
+    has_lost_some: an edge may have died with what it had let in while auth was away.
+    """
     by_length: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         by_length[row.reserved_prompt].append(row)
@@ -103,7 +109,8 @@ def judge_charges(all_seen: Sequence[Seen], rows: Sequence[Row], made: Mapping[i
     for seen in all_seen:
         length = len(seen.ask.prompt)
         charged = by_length.pop(length, [])
-        for kind, text in _mischarged(seen, charged, made.get(length, 0)):
+        missing = () if has_lost_some else _undercharged(seen, charged)
+        for kind, text in (*_overcharged(charged, made.get(length, 0)), *missing):
             yield Violation(kind, f"request of {length} prompt tokens: {text}")
     for length, strays in by_length.items():
         yield Violation("charge", f"{len(strays)} charges for {length} prompt tokens, which nobody asked for")
@@ -116,21 +123,26 @@ def _beyond(row: Row) -> Iterator[Violation]:
         yield Violation("charge", f"charged otherwise than reserved: {row}")
 
 
-def _mischarged(seen: Seen, rows: Sequence[Row], made: int) -> Iterator[Violation]:
+def _overcharged(rows: Sequence[Row], made: int) -> Iterator[Violation]:
     told = [row for row in rows if row.outcome != LOST]
     tickets = [row.ticket_id for row in told]
     if len(set(tickets)) != len(tickets):
         yield Violation("charge", f"a ticket was charged more than once: {told}")
-    came, charged = len(seen.token_ids), sum(row.output_tokens for row in told)
     prompts = [row.answer_id or row.ticket_id for row in told if row.prompt_tokens]
     if len(set(prompts)) != len(prompts):
         yield Violation("charge", f"the prompt of one answer was charged more than once: {told}")
-    if seen.reason and charged < came:
-        yield Violation("charge", f"{came} tokens came, charged were {told}")
+    charged = sum(row.output_tokens for row in told)
     if charged > made:
         yield Violation("charge", f"{charged} output tokens charged, engines made {made}")
+
+
+def _undercharged(seen: Seen, rows: Sequence[Row]) -> Iterator[Violation]:
+    told = [row for row in rows if row.outcome != LOST]
+    came, charged = len(seen.token_ids), sum(row.output_tokens for row in told)
+    if seen.reason and charged < came:
+        yield Violation("charge", f"{came} tokens came, charged were {told}")
     if seen.attempts > 1 or len(rows) != len(told):
-        return  # an edge was lost, and with it who knew what its client got
+        return  # an edge was lost, and with it who knew what else its engines made
     if seen.reason and (len(told) != 1 or charged != came or told[0].outcome not in FINAL):
         yield Violation("charge", f"{came} tokens came, charged were {told}")
     if came and not seen.reason and charged < came:
@@ -153,16 +165,9 @@ def judge_waste(all_seen: Iterable[Seen], made_at: Mapping[int, float], bound: f
             yield Violation("waste", f"{length} prompt tokens: worked on for {late:.3f} s after the client left")
 
 
-# Tier harmed: the figure that may then stay. What a scheduler had heard of ends, and not told its shards, dies with it.
-EXCUSED = {"scheduler": ("queue", "running")}
-
-
-def judge_residue(
-    figures: Mapping[str, tuple[str, Mapping[str, float]]], harmed: Collection[str] = ()
-) -> Iterator[Violation]:
-    """`figures`: tier and figures by process. What is missing there fails as well. `harmed`: tiers that lost one."""
-    excused = {EXCUSED[tier] for tier in harmed if tier in EXCUSED}
+def judge_residue(figures: Mapping[str, tuple[str, Mapping[str, float]]]) -> Iterator[Violation]:
+    """`figures`: tier and figures by process. What is missing there fails as well."""
     for name, (tier, found) in figures.items():
         for figure in RESIDUE.get(tier, ()):
-            if found.get(figure, -1.0) and (tier, figure) not in excused:
+            if found.get(figure, -1.0):
                 yield Violation("leak", f"{name} has {figure} {found.get(figure)}")

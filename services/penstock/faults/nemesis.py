@@ -24,7 +24,7 @@ class Nemesis:
     happened: list[str] = field(default_factory=list)
     until: float = 0.0  # s
     acts: set[Act] = field(default_factory=set)  # that have happened
-    harmed: set[str] = field(default_factory=set)  # tiers that lost a process
+    touched: set[str] = field(default_factory=set)  # tiers of which a process or a link was harmed
     shunned: set[str] = field(default_factory=set)  # workers that a request may not be given to for a second time
     _armed: list[Fault] = field(default_factory=list)
     _counts: dict[Point, int] = field(default_factory=dict)
@@ -77,13 +77,11 @@ class Nemesis:
         self._note(fault, victim.name, fault.seconds)
         match fault.act:
             case Act.KILL:
-                self.harmed.add(victim.tier)
                 victim.kill()
                 self._start_later(victim, fault.seconds)
             case Act.CRASH if isinstance(victim, EngineProcess):
                 victim.crash()
             case Act.TERM:
-                self.harmed.add(victim.tier)
                 victim.stop()
                 world.at(world.now + fault.seconds, self._start_again, victim, fault.seconds)
             case Act.FREEZE:
@@ -121,7 +119,9 @@ class Nemesis:
 
     def _note(self, fault: Fault, whom: str, seconds: float) -> None:
         now = self.tiers.network.world.now
-        self.shunned |= {each.name for each in self.tiers.of("worker") if each.name in whom}
+        harmed = [each for each in self.tiers.processes.values() if each.name in whom]
+        self.touched |= {each.tier for each in harmed}
+        self.shunned |= {each.name for each in harmed if each.tier == "worker"}
         self.until = max(self.until, now + seconds)
         self.acts.add(fault.act)
         self.happened.append(f"{now:.6f} {fault.act} {whom} for {seconds:.3f} s")

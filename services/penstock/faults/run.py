@@ -120,7 +120,7 @@ def _run(stand: Stand) -> Outcome:
     totals = stand.disk.connection.execute(_TOTALS).fetchone()
     violations = chain(
         judge_answers(everything, set(_excused(stand))),
-        judge_charges(everything, rows, stand.engines.made),
+        judge_charges(everything, rows, stand.engines.made, has_lost_some=stand.nemesis.touched >= {"auth", "edge"}),
         judge_totals(rows, totals),
         () if nemesis.happened else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
         stand.monitor.found,
@@ -161,7 +161,7 @@ def _come_to_rest(stand: Stand) -> list[Violation]:
     while True:
         world.run(lambda: False, limit=world.now + LOOK)
         world.settle()
-        found = [*judge_residue(_figures(stand), stand.nemesis.harmed), *_open_calls(stand)]
+        found = [*judge_residue(_figures(stand)), *_open_calls(stand)]
         found += _absent(stand)
         if not found or world.now >= limit:
             return found
@@ -178,6 +178,8 @@ def _excused(stand: Stand) -> Iterator[str]:
         yield "NO_WORKER"  # a request is not given again to a worker that it may have killed
     if Act.DISK in stand.nemesis.acts:
         yield "STORE_UNAVAILABLE"  # one client's retries are bounded
+    if "auth" in stand.nemesis.touched:
+        yield "AUTH_LOST"  # the same, and an edge lets in only whom it knows
 
 
 def _absent(stand: Stand) -> Iterator[Violation]:

@@ -25,6 +25,8 @@ from penstock.faults.wire import Network
 from penstock.faults.world import EPOCH
 from penstock.worker.engine_link import EngineLink
 
+SILENCE = 5.0  # s; after which a shard ends what runs by nobody's word. A world would have to wait for a minute
+
 
 @contextmanager
 def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Iterator[None]:
@@ -50,6 +52,7 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         patch.object(os, "urandom", drawn.randbytes),
         patch.object(random, "_urandom", drawn.randbytes),
         patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the process's own outlives every world
+        patch("penstock.queue.charges.SILENCE", SILENCE),
         # The services took their clocks as defaults, at import.
         patch.dict(_defaults("penstock.queue.__main__.QueueService"), now=lambda: EPOCH + world.now),
         patch.dict(_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),
