@@ -75,7 +75,8 @@ async def test_a_ticket_is_queued_offered_placed_and_leased():
         shard.time += 1.5
         scheduler.credit(1, max_tokens=100)
         offer = (await scheduler.hear("offer")).ticket
-        assert offer == ticket("a", traceparent=f"00-{1:032x}-{2:016x}-01", prefix_hashes=[1, 2])
+        sent = ticket("a", traceparent=f"00-{1:032x}-{2:016x}-01", prefix_hashes=[1, 2], predicted_output_tokens=10)
+        assert offer == sent
         scheduler.place("a", "lease 1")
         lease = (await edge.hear("leased")).lease
         assert (lease.lease_id, lease.worker_id, lease.queue_wait.ToTimedelta().total_seconds()) == (

@@ -9,6 +9,7 @@ import pytest
 from penstock.chassis import stream_end, streams
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import FailedPrecondition
+from penstock.chassis.outbox import BUNDLE_BYTES, BUNDLE_FRAMES, Outbox
 from penstock.chassis.streams import Link, accepted, check_hello
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Identify, Settled
 from penstock.mesh.v1.admission_pb2_grpc import (
@@ -16,7 +17,7 @@ from penstock.mesh.v1.admission_pb2_grpc import (
     AdmissionServiceStub,
     add_AdmissionServiceServicer_to_server,
 )
-from penstock.v1.stream_pb2 import Hello
+from penstock.v1.stream_pb2 import End, Hello
 
 
 class Echo(AdmissionServiceServicer):
@@ -82,6 +83,80 @@ async def test_frames_arrive_in_order_after_both_hellos():
         assert all(link.send(ask(str(number))) for number in range(100))
         answers = [(await events.get())[1].settled.reservation_id for _ in range(100)]
         assert answers == [str(number) for number in range(100)]
+
+
+@asynccontextmanager
+async def raw_call(address, **hello):
+    """A peer that the test holds in its hand, greeted."""
+    async with channel(address) as open_channel:
+        call = AdmissionServiceStub(open_channel).Admit()
+        greeting = Hello(protocol=streams.PROTOCOL, instance_id="raw", tier="edge", **hello)
+        await call.write(AdmitRequest(hello=greeting))
+        answer = await call.read()
+        assert (answer.WhichOneof("frame"), answer.hello.bundles, list(answer.more)) == ("hello", True, [])
+        yield call
+
+
+def ids_in(message):
+    frames = message.more or [message]
+    return [each.settled.reservation_id for each in frames if each.WhichOneof("frame") == "settled"]
+
+
+async def test_frames_that_are_ready_together_go_as_one_to_a_peer_that_takes_them_so():
+    numbers = [str(number) for number in range(3 * BUNDLE_FRAMES)]
+    async with echo_server() as (echo, address, _), raw_call(address, bundles=True) as call:
+        peer = await echo.peers.get()
+        for number in numbers:
+            peer.send(AdmitResponse(settled=Settled(reservation_id=number)))
+        heard = []
+        messages = 0
+        while len(heard) < len(numbers):
+            message = await call.read()
+            assert len(message.more) <= BUNDLE_FRAMES
+            heard += ids_in(message)
+            messages += bool(ids_in(message))
+        assert heard == numbers
+        assert messages <= 4
+
+
+async def test_a_peer_that_has_not_said_so_gets_every_frame_by_itself():
+    numbers = [str(number) for number in range(100)]
+    async with echo_server() as (echo, address, _), raw_call(address) as call:
+        peer = await echo.peers.get()
+        for number in numbers:
+            peer.send(AdmitResponse(settled=Settled(reservation_id=number)))
+        heard = []
+        while len(heard) < len(numbers):
+            message = await call.read()
+            assert not message.more
+            heard += ids_in(message)
+        assert heard == numbers
+
+
+async def test_frames_that_came_as_one_are_heard_one_by_one_and_none_after_the_end():
+    async with echo_server() as (echo, address, _), raw_call(address) as call:
+        end = AdmitRequest(end=End(reason="done"))
+        await call.write(AdmitRequest(more=[ask("a"), ask("b"), AdmitRequest(), end, ask("c")]))
+        assert [ids_in(await call.read()) for _ in range(2)] == [["a"], ["b"]]
+        assert await echo.left.get()
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_frames_are_not_changed_by_going_together_and_large_ones_do_not_pile_up():
+    outboxes = [Outbox(10), Outbox(10)]
+    frames = [ask("hello"), *(ask(str(number) + "x" * (BUNDLE_BYTES // 2)) for number in range(5))]
+    before = [frame.SerializeToString() for frame in frames]
+    for outbox in outboxes:
+        written = asyncio.Queue()
+        for frame in frames:
+            outbox.put(frame)
+        writing = asyncio.create_task(outbox.write_all(written.put, can_bundle=lambda: True))
+        messages = [await written.get() for _ in range(4)]
+        writing.cancel()
+        assert messages[0] == frames[0]
+        assert [len(message.more) for message in messages[1:]] == [2, 2, 0]
+        assert [each for message in messages[1:] for each in message.more or [message]] == frames[1:]
+    assert [frame.SerializeToString() for frame in frames] == before
 
 
 async def test_a_link_that_is_not_up_says_no_instead_of_queueing():

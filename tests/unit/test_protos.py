@@ -130,7 +130,9 @@ def test_every_frame_is_one_oneof_with_hello_heartbeat_and_end(method):
     for message in (method.input_type, method.output_type):
         assert [each.name for each in message.oneofs] == ["frame"]
         frame = message.oneofs[0]
-        assert len(frame.fields) == len(message.fields), "a field outside the oneof"
+        outside = [each for each in message.fields if each.containing_oneof is None]
+        is_ours = method.full_name.startswith("penstock.mesh.")
+        assert [(each.name, each.message_type) for each in outside] == [("more", message)] * is_ours
         kinds = {field.name: field.message_type.full_name for field in frame.fields}
         assert FRAME_MESSAGES.items() <= kinds.items()
 

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 Out = TypeVar("Out", bound=Message)
+BUNDLE_FRAMES = 64  # in one message; more would keep the peer's loop busy for too long
+BUNDLE_BYTES = 262_144  # after which no frame is added
 
 
 @dataclass
@@ -28,11 +30,25 @@ class Outbox(Generic[Out]):
         self.written.clear()
         return True
 
-    async def write_all(self, write: Callable[[Out], Awaitable[object]]) -> None:
-        """Write frames as they come, until cancelled or until `write` fails."""
+    async def write_all(self, write: Callable[[Out], Awaitable[object]], *, can_bundle: Callable[[], bool]) -> None:
+        """Write frames as they come, until cancelled or until `write` fails.
+
+        The first goes alone; of the others, those that are ready together go as one where `can_bundle`.
+        """
+        await self.ready.wait()
+        await write(self.frames.popleft())
         while True:
             await self.ready.wait()
             while self.frames:
-                await write(self.frames.popleft())
+                await write(self._bundle() if len(self.frames) > 1 and can_bundle() else self.frames.popleft())
             self.ready.clear()
             self.written.set()
+
+    def _bundle(self) -> Out:
+        """Return a message that carries frames, which themselves may be under way to others as well."""
+        taken = [self.frames.popleft()]
+        size = taken[0].ByteSize()
+        while self.frames and len(taken) < BUNDLE_FRAMES and size < BUNDLE_BYTES:
+            taken.append(self.frames.popleft())
+            size += taken[-1].ByteSize()
+        return type(taken[0])(more=taken)

@@ -1,7 +1,7 @@
 """What both ends of a stream do alike: outbox, heartbeat, silence, closing for a reason."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -37,7 +37,7 @@ class StreamEnd(Generic[Out, In]):
     def __init__(self, out: Callable[..., Out], hello: Hello, capacity: int) -> None:
         self._out = out
         self._outbox = Outbox[Out](capacity)
-        self._outbox.put(out(hello=hello))
+        self._outbox.put(_greeting(out, hello))
         self.limit = asyncio.timeout(None)
         self._heard = True
         self._sent = 0
@@ -62,6 +62,12 @@ class StreamEnd(Generic[Out, In]):
             with suppress(RuntimeError):  # the reader has left already
                 self.limit.reschedule(asyncio.get_running_loop().time())
 
+    def frames_in(self, message: Any) -> Iterator[In]:
+        """Yield the frames of a message that are for the caller."""
+        for frame in getattr(message, "more", ()) or (message,):
+            if self.understand(frame):
+                yield frame
+
     def understand(self, frame: Any) -> bool:
         """Note that the peer lives; True when the frame is for the caller."""
         self._heard = True
@@ -75,7 +81,7 @@ class StreamEnd(Generic[Out, In]):
     async def write(self, write: Callable[[Out], Awaitable[object]]) -> None:
         """Write the outbox; a failing write closes the stream (the reader learns the status)."""
         try:
-            await self._outbox.write_all(write)
+            await self._outbox.write_all(write, can_bundle=lambda: self.hello.bundles)
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             self.close(f"write failed: {type(error).__name__}")
 
@@ -94,3 +100,10 @@ class StreamEnd(Generic[Out, In]):
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT):
                 await self._outbox.written.wait()
+
+
+def _greeting(out: Callable[..., Out], hello: Hello) -> Out:
+    """Say hello, and that frames with `more` are understood where there can be any."""
+    greeting = out(hello=hello)
+    greeting.hello.bundles = "more" in greeting.DESCRIPTOR.fields_by_name  # type: ignore[attr-defined]  # a frame
+    return greeting

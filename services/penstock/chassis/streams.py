@@ -58,8 +58,9 @@ class Peer(StreamEnd[Out, In]):
             frame = await self._context.read()
             if frame is grpc.aio.EOF:
                 return
-            if self.understand(frame) and not self.ended:
-                yield frame
+            for each in self.frames_in(frame):
+                if not self.ended:
+                    yield each
 
 
 @asynccontextmanager
@@ -193,8 +194,8 @@ class Link(Generic[Out, In]):
             frame = await call.read()
             if frame is grpc.aio.EOF:
                 return
-            if end.understand(frame):
-                self._on_frame(frame)
+            for each in end.frames_in(frame):
+                self._on_frame(each)
 
     def _up(self, end: StreamEnd[Out, In]) -> None:
         counters.open += 1

@@ -262,8 +262,10 @@ def call_on(loop: ProcessLoop, act: Callable[..., None], *args: Any) -> None:
 
 
 def _kind(message: Any) -> str:
+    """Of several that go as one, the first."""
     try:
-        return message.WhichOneof("frame") or ""
+        first = next(iter(getattr(message, "more", ())), message)
+        return first.WhichOneof("frame") or ""
     except ValueError:
         return ""
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/stream.proto\x12\x0bpenstock.v1\"[\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04zone\x18\x05 \x01(\t\"\x0b\n\tHeartbeat\"\x15\n\x03\x45nd\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/stream.proto\x12\x0bpenstock.v1\"l\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04zone\x18\x05 \x01(\t\x12\x0f\n\x07\x62undles\x18\x06 \x01(\x08\"\x0b\n\tHeartbeat\"\x15\n\x03\x45nd\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.stream_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=41
-  _globals['_HELLO']._serialized_end=132
-  _globals['_HEARTBEAT']._serialized_start=134
-  _globals['_HEARTBEAT']._serialized_end=145
-  _globals['_END']._serialized_start=147
-  _globals['_END']._serialized_end=168
+  _globals['_HELLO']._serialized_end=149
+  _globals['_HEARTBEAT']._serialized_start=151
+  _globals['_HEARTBEAT']._serialized_end=162
+  _globals['_END']._serialized_start=164
+  _globals['_END']._serialized_end=185
 # @@protoc_insertion_point(module_scope)

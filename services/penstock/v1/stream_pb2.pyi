@@ -29,6 +29,7 @@ class Hello(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
+    BUNDLES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Version of the frame protocol the sender speaks, from 1. A peer that cannot speak it ends the stream with
     FAILED_PRECONDITION / PROTOCOL_UNSUPPORTED.
@@ -41,6 +42,8 @@ class Hello(_message.Message):
     """host:port where the sender serves gRPC; empty when it serves none."""
     zone: _builtins.str
     """Where the sender runs, such as a zone of a cloud region; empty: unknown."""
+    bundles: _builtins.bool
+    """The sender takes frames that carry others in `more`. Nobody sends it such frames before it has said so."""
     def __init__(
         self,
         *,
@@ -49,10 +52,11 @@ class Hello(_message.Message):
         tier: _builtins.str = ...,
         address: _builtins.str = ...,
         zone: _builtins.str = ...,
+        bundles: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "protocol", b"protocol", "tier", b"tier", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bundles", b"bundles", "instance_id", b"instance_id", "protocol", b"protocol", "tier", b"tier", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

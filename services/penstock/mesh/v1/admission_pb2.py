@@ -28,7 +28,7 @@ from penstock.v1 import inference_pb2 as penstock_dot_v1_dot_inference__pb2
 from penstock.v1 import stream_pb2 as penstock_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock/mesh/v1/admission.proto\x12\x10penstock.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\"\x94\x02\n\x0c\x41\x64mitRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12.\n\x08identify\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.IdentifyH\x00\x12,\n\x07reserve\x18\x03 \x01(\x0b\x32\x19.penstock.mesh.v1.ReserveH\x00\x12*\n\x06settle\x18\x04 \x01(\x0b\x32\x18.penstock.mesh.v1.SettleH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x42\x07\n\x05\x66rame\".\n\nCredential\x12\x0e\n\x06\x62\x65\x61rer\x18\x01 \x01(\t\x12\x10\n\x08loopback\x18\x02 \x01(\x08\"P\n\x08Identify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\"\xb6\x02\n\x07Reserve\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x05 \x01(\r\x12\'\n\x08priority\x18\x06 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x11\n\tanswer_id\x18\x08 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\t \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\x0c\x12&\n\x05vouch\x18\x0b \x01(\x0b\x32\x17.penstock.mesh.v1.Vouch\"\x17\n\x05Vouch\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"_\n\x06Settle\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0f\n\x07outcome\x18\x04 \x01(\t\"\xcb\x02\n\rAdmitResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12\x32\n\nidentified\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.IdentifiedH\x00\x12.\n\x08\x61\x64mitted\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.AdmittedH\x00\x12,\n\x07refused\x18\x04 \x01(\x0b\x32\x19.penstock.mesh.v1.RefusedH\x00\x12,\n\x07settled\x18\x05 \x01(\x0b\x32\x19.penstock.mesh.v1.SettledH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x42\x07\n\x05\x66rame\"z\n\x08Identity\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\'\n\x08priority\x18\x02 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x03 \x01(\x02\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x0e\n\x06key_id\x18\x05 \x01(\t\"N\n\nIdentified\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\"\xab\x01\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cgrace_tokens\x18\x05 \x01(\r\"D\n\x07Refused\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\"!\n\x07Settled\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t2`\n\x10\x41\x64missionService\x12L\n\x05\x41\x64mit\x12\x1e.penstock.mesh.v1.AdmitRequest\x1a\x1f.penstock.mesh.v1.AdmitResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock/mesh/v1/admission.proto\x12\x10penstock.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\"\xc2\x02\n\x0c\x41\x64mitRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12.\n\x08identify\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.IdentifyH\x00\x12,\n\x07reserve\x18\x03 \x01(\x0b\x32\x19.penstock.mesh.v1.ReserveH\x00\x12*\n\x06settle\x18\x04 \x01(\x0b\x32\x18.penstock.mesh.v1.SettleH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12,\n\x04more\x18\x0f \x03(\x0b\x32\x1e.penstock.mesh.v1.AdmitRequestB\x07\n\x05\x66rame\".\n\nCredential\x12\x0e\n\x06\x62\x65\x61rer\x18\x01 \x01(\t\x12\x10\n\x08loopback\x18\x02 \x01(\x08\"P\n\x08Identify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\"\xb6\x02\n\x07Reserve\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x05 \x01(\r\x12\'\n\x08priority\x18\x06 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x11\n\tanswer_id\x18\x08 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\t \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\x0c\x12&\n\x05vouch\x18\x0b \x01(\x0b\x32\x17.penstock.mesh.v1.Vouch\"\x17\n\x05Vouch\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"_\n\x06Settle\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0f\n\x07outcome\x18\x04 \x01(\t\"\xfa\x02\n\rAdmitResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12\x32\n\nidentified\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.IdentifiedH\x00\x12.\n\x08\x61\x64mitted\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.AdmittedH\x00\x12,\n\x07refused\x18\x04 \x01(\x0b\x32\x19.penstock.mesh.v1.RefusedH\x00\x12,\n\x07settled\x18\x05 \x01(\x0b\x32\x19.penstock.mesh.v1.SettledH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12-\n\x04more\x18\x0f \x03(\x0b\x32\x1f.penstock.mesh.v1.AdmitResponseB\x07\n\x05\x66rame\"z\n\x08Identity\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\'\n\x08priority\x18\x02 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x03 \x01(\x02\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x0e\n\x06key_id\x18\x05 \x01(\t\"N\n\nIdentified\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\"\xab\x01\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cgrace_tokens\x18\x05 \x01(\r\"D\n\x07Refused\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\"!\n\x07Settled\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t2`\n\x10\x41\x64missionService\x12L\n\x05\x41\x64mit\x12\x1e.penstock.mesh.v1.AdmitRequest\x1a\x1f.penstock.mesh.v1.AdmitResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.mesh.v1.admission_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ADMITREQUEST']._serialized_start=170
-  _globals['_ADMITREQUEST']._serialized_end=446
-  _globals['_CREDENTIAL']._serialized_start=448
-  _globals['_CREDENTIAL']._serialized_end=494
-  _globals['_IDENTIFY']._serialized_start=496
-  _globals['_IDENTIFY']._serialized_end=576
-  _globals['_RESERVE']._serialized_start=579
-  _globals['_RESERVE']._serialized_end=889
-  _globals['_VOUCH']._serialized_start=891
-  _globals['_VOUCH']._serialized_end=914
-  _globals['_SETTLE']._serialized_start=916
-  _globals['_SETTLE']._serialized_end=1011
-  _globals['_ADMITRESPONSE']._serialized_start=1014
-  _globals['_ADMITRESPONSE']._serialized_end=1345
-  _globals['_IDENTITY']._serialized_start=1347
-  _globals['_IDENTITY']._serialized_end=1469
-  _globals['_IDENTIFIED']._serialized_start=1471
-  _globals['_IDENTIFIED']._serialized_end=1549
-  _globals['_ADMITTED']._serialized_start=1552
-  _globals['_ADMITTED']._serialized_end=1723
-  _globals['_REFUSED']._serialized_start=1725
-  _globals['_REFUSED']._serialized_end=1793
-  _globals['_SETTLED']._serialized_start=1795
-  _globals['_SETTLED']._serialized_end=1828
-  _globals['_ADMISSIONSERVICE']._serialized_start=1830
-  _globals['_ADMISSIONSERVICE']._serialized_end=1926
+  _globals['_ADMITREQUEST']._serialized_end=492
+  _globals['_CREDENTIAL']._serialized_start=494
+  _globals['_CREDENTIAL']._serialized_end=540
+  _globals['_IDENTIFY']._serialized_start=542
+  _globals['_IDENTIFY']._serialized_end=622
+  _globals['_RESERVE']._serialized_start=625
+  _globals['_RESERVE']._serialized_end=935
+  _globals['_VOUCH']._serialized_start=937
+  _globals['_VOUCH']._serialized_end=960
+  _globals['_SETTLE']._serialized_start=962
+  _globals['_SETTLE']._serialized_end=1057
+  _globals['_ADMITRESPONSE']._serialized_start=1060
+  _globals['_ADMITRESPONSE']._serialized_end=1438
+  _globals['_IDENTITY']._serialized_start=1440
+  _globals['_IDENTITY']._serialized_end=1562
+  _globals['_IDENTIFIED']._serialized_start=1564
+  _globals['_IDENTIFIED']._serialized_end=1642
+  _globals['_ADMITTED']._serialized_start=1645
+  _globals['_ADMITTED']._serialized_end=1816
+  _globals['_REFUSED']._serialized_start=1818
+  _globals['_REFUSED']._serialized_end=1886
+  _globals['_SETTLED']._serialized_start=1888
+  _globals['_SETTLED']._serialized_end=1921
+  _globals['_ADMISSIONSERVICE']._serialized_start=1923
+  _globals['_ADMISSIONSERVICE']._serialized_end=2019
 # @@protoc_insertion_point(module_scope)

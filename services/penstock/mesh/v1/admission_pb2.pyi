@@ -3,9 +3,11 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 from penstock.v1 import failure_pb2 as _failure_pb2
 from penstock.v1 import inference_pb2 as _inference_pb2
 from penstock.v1 import stream_pb2 as _stream_pb2
@@ -32,6 +34,7 @@ class AdmitRequest(_message.Message):
     SETTLE_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -56,6 +59,10 @@ class AdmitRequest(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The edge is done."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitRequest]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -65,10 +72,11 @@ class AdmitRequest(_message.Message):
         settle: Global___Settle | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___AdmitRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identify", b"identify", "reserve", b"reserve", "settle", b"settle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identify", b"identify", "reserve", b"reserve", "settle", b"settle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identify", b"identify", "more", b"more", "reserve", b"reserve", "settle", b"settle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identify", "reserve", "settle", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
@@ -271,6 +279,7 @@ class AdmitResponse(_message.Message):
     SETTLED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -299,6 +308,10 @@ class AdmitResponse(_message.Message):
     def end(self) -> _stream_pb2.End:
         """Auth drains: ask another replica."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitResponse]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -309,10 +322,11 @@ class AdmitResponse(_message.Message):
         settled: Global___Settled | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___AdmitResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "refused", b"refused", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "refused", b"refused", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "more", b"more", "refused", b"refused", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "refused", "settled", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015

@@ -34,6 +34,7 @@ class SubmitRequest(_message.Message):
     WITHDRAW_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -54,6 +55,10 @@ class SubmitRequest(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The edge is done."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitRequest]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -62,10 +67,11 @@ class SubmitRequest(_message.Message):
         withdraw: Global___Withdraw | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___SubmitRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "enqueue", "withdraw", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
@@ -135,6 +141,7 @@ class SubmitResponse(_message.Message):
     CATALOG_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -167,6 +174,10 @@ class SubmitResponse(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The shard drains: enqueue elsewhere what still waits."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitResponse]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -178,10 +189,11 @@ class SubmitResponse(_message.Message):
         catalog: Global___Catalog | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___SubmitResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "more", b"more", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "queued", "leased", "shed", "withdrawn", "catalog", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
@@ -339,6 +351,7 @@ class DispatchRequest(_message.Message):
     PACE_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
     VIRTUAL_TIMES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -379,6 +392,10 @@ class DispatchRequest(_message.Message):
     def virtual_times(self) -> Global___VirtualTimes:
         """How far other shards have come."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___DispatchRequest]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -392,10 +409,11 @@ class DispatchRequest(_message.Message):
         pace: Global___Pace | None = ...,
         served: Global___Served | None = ...,
         virtual_times: Global___VirtualTimes | None = ...,
+        more: _abc.Iterable[Global___DispatchRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "pace", b"pace", "place", b"place", "served", b"served", "virtual_times", b"virtual_times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "pace", b"pace", "place", b"place", "served", b"served", "virtual_times", b"virtual_times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "pace", b"pace", "place", b"place", "served", b"served", "virtual_times", b"virtual_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "catalog", "credit", "place", "decline", "heartbeat", "end", "pace", "served", "virtual_times"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
@@ -766,6 +784,7 @@ class DispatchResponse(_message.Message):
     RETURNED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -794,6 +813,10 @@ class DispatchResponse(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The shard drains."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___DispatchResponse]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -804,10 +827,11 @@ class DispatchResponse(_message.Message):
         returned: Global___Returned | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___DispatchResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "offer", b"offer", "recalled", b"recalled", "returned", b"returned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "offer", b"offer", "recalled", b"recalled", "returned", b"returned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "offer", b"offer", "recalled", b"recalled", "returned", b"returned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "offer", "recalled", "head", "returned", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015

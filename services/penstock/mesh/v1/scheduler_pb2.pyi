@@ -36,6 +36,7 @@ class AttachRequest(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     CACHE_NEWS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -72,6 +73,10 @@ class AttachRequest(_message.Message):
     def cache_news(self) -> Global___CacheNews:
         """What has changed in its prefix cache."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttachRequest]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -84,10 +89,11 @@ class AttachRequest(_message.Message):
         end: _stream_pb2.End | None = ...,
         progress: Global___Progress | None = ...,
         cache_news: Global___CacheNews | None = ...,
+        more: _abc.Iterable[Global___AttachRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "profile", "report", "started", "released", "heartbeat", "end", "progress", "cache_news"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
@@ -403,6 +409,7 @@ class AttachResponse(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -427,6 +434,10 @@ class AttachResponse(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The scheduler drains: attach to another."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttachResponse]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -436,10 +447,11 @@ class AttachResponse(_message.Message):
         drain: Global___DrainWorker | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___AttachResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "end", b"end", "expect", b"expect", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "revoke", b"revoke"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "end", b"end", "expect", b"expect", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "revoke", b"revoke"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "end", b"end", "expect", b"expect", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "revoke", b"revoke"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "expect", "revoke", "drain", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015

@@ -33,6 +33,7 @@ class ExecuteRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___Start:
         """Runs a leased ticket."""
@@ -53,6 +54,10 @@ class ExecuteRequest(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The edge is done."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteRequest]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -61,10 +66,11 @@ class ExecuteRequest(_message.Message):
         hello: _stream_pb2.Hello | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___ExecuteRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["start", "cancel", "hello", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
@@ -179,6 +185,7 @@ class ExecuteResponse(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def step(self) -> Global___Step:
         """One engine step's tokens."""
@@ -207,6 +214,10 @@ class ExecuteResponse(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The worker drains: what still runs is to be resumed elsewhere."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteResponse]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -217,10 +228,11 @@ class ExecuteResponse(_message.Message):
         hello: _stream_pb2.Hello | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___ExecuteResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "refused", b"refused", "step", b"step", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "refused", b"refused", "step", b"step", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "refused", b"refused", "step", b"step", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["step", "finished", "stopped", "refused", "hello", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
