@@ -45,6 +45,10 @@ class HeldAdmission(AdmissionService):
         else:
             super()._answer(peer, edge_id, frame)
 
+    def forget_dead(self):
+        """What it has heard of edges that are dead now never reached it."""
+        self._late = [each for each in self._late if each[1] not in self.dead]
+
     def go_on(self):
         self.is_held = False
         while self._late:

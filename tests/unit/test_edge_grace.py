@@ -16,10 +16,12 @@ ANNA = Credential(bearer="pk_anna", loopback=True)
 AFTER = 1.0  # s
 
 
-def silence(met_at: float | None = 0.0) -> Silence:
+def silence() -> Silence:
+    """Of an auth that has answered once."""
     found = Silence(after=AFTER)
-    if met_at is not None:
-        found.came(met_at)
+    found.came(0.0)
+    found.asked("first", 0.0)
+    found.heard(0.0, "first")
     return found
 
 
@@ -57,11 +59,19 @@ def test_auth_that_nobody_asks_owes_nothing():
     assert found.lasted(1e9) == 0.0
 
 
-def test_an_edge_that_never_met_auth_waits_for_it():
-    found = silence(met_at=None)
-    found.went(0.0)
-    found.asked("a", 1.0)
-    assert not found.is_away(1e9)
+def test_an_edge_that_auth_never_answered_waits_for_it():
+    found = Silence(after=AFTER)
+    for begin in (0.0, 10.0):
+        found.came(begin)
+        found.asked("a", begin)
+        assert not found.is_away(begin + 9.0)
+        found.went(begin + 9.0)
+        assert not found.is_away(begin + 10.0)
+    found.came(20.0)
+    found.asked("a", 20.0)
+    found.heard(20.1, "a")
+    found.went(30.0)
+    assert found.is_away(31.0)
 
 
 def test_a_link_that_comes_back_gives_auth_a_moment_but_ends_no_outage():

@@ -4,11 +4,15 @@ import math
 
 
 class Silence:
-    """Counts from when auth could have spoken and did not. For an edge that never met auth there is no silence yet."""
+    """Counts from when auth could have spoken and did not.
+
+    Until auth has first answered there is no silence: an edge that knows nobody cannot tell a stranger from the rest,
+    and has them wait.
+    """
 
     def __init__(self, *, after: float) -> None:
         self._after = after  # s
-        self._has_met = False
+        self._has_answered = False
         self._came_at = math.inf
         self._since = math.inf  # when the present silence began; infinite: there is none
         self._began = math.inf  # when the outage did: a link that comes back is no answer yet
@@ -23,7 +27,7 @@ class Silence:
         return self._since + self._after
 
     def is_away(self, now: float) -> bool:
-        return now >= self.due_at
+        return self._has_answered and now >= self.due_at
 
     def lasted(self, now: float) -> float:
         """Seconds since auth was last known to decide anything; 0 while it does."""
@@ -31,15 +35,13 @@ class Silence:
 
     def came(self, now: float) -> None:
         """A link to auth is there; what was asked before is to be asked again."""
-        self._has_met = True
         self._came_at, self._since = now, math.inf
         self._owed.clear()
 
     def went(self, now: float) -> None:
         self._owed.clear()
         self._came_at = math.inf
-        if self._has_met:
-            self._fall_silent(now)
+        self._fall_silent(now)
 
     def asked(self, request_id: str, now: float) -> None:
         if math.isinf(self._came_at):
@@ -55,6 +57,7 @@ class Silence:
         self._owed.discard(request_id)
         self._since = now if self._owed else math.inf
         if request_id:
+            self._has_answered = True
             self._began = self._since
 
     def _fall_silent(self, now: float) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Callable
+from contextvars import Context
 
 import structlog
 
@@ -172,7 +173,8 @@ class Grace:
     def _arm(self) -> None:
         if self._timer is None and not math.isinf(self._silence.due_at):
             delay = max(0.0, self._silence.due_at - self._control.now())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+            # Not on behalf of the request that happens to have asked last.
+            self._timer = asyncio.get_running_loop().call_later(delay, self._look, context=Context())
 
     def _look(self) -> None:
         self._timer = None

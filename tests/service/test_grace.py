@@ -1,0 +1,247 @@
+"""An edge whose auth is dead, silent or just back: who gets in, who does not, and that each token is charged once."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from edge_mesh import text_of
+from edges_and_auth import KEY, edges_and_auth
+from penstock.chassis.errors import PenstockError
+from penstock.client import Client
+from penstock.client.retries import RetryPolicy
+from penstock.edge import tower
+from penstock.edge.links import auth as auth_link
+from penstock.edge.threads import Threads
+
+SOON = {"grace_after": 0.05}
+STRANGER = "pk_stranger_" + "0123456789abcdef" * 2
+PROMPT, TOKENS, HAD = 2, 9, 4  # tokens; HAD: when something happens
+WHOLE = (PROMPT, TOKENS, "length")
+
+
+def client_of(mesh, key=KEY, attempts=1):
+    return Client(*mesh.addresses, api_key=key, retries=RetryPolicy(max_attempts=attempts, backoff=(0.001, 0.002)))
+
+
+async def answer(client) -> str:
+    async with client.generate("hi", max_output_tokens=TOKENS) as found:
+        return await found.read()
+
+
+async def known(mesh, client):
+    """One answer that is over and settled, so that the edge knows who asks."""
+    await answer(client)
+    await mesh.figure("reservations_open", 0)
+
+
+async def refused(doing) -> PenstockError:
+    with pytest.raises(PenstockError) as failure:
+        await doing
+    return failure.value
+
+
+async def until_paused(mesh, client):
+    """An answer under way that has HAD tokens; finish it with `mesh.workers[0].go_on(handle)`."""
+    mesh.workers[0].pause_at = HAD
+    reading = asyncio.create_task(answer(client))
+    handle = await mesh.workers[0].paused.get()
+    mesh.workers[0].pause_at = None
+    return reading, handle
+
+
+async def without_auth(mesh):
+    await mesh.books.die()
+    await mesh.figure("auth_away", 1)
+
+
+async def all_booked(mesh) -> list[tuple]:
+    await mesh.figure("unbooked", 0)
+    await mesh.figure("reservations_open", 0)
+    return await mesh.settled()
+
+
+async def test_a_known_caller_is_answered_without_auth_and_charged_once_it_is_back(tmp_path):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        await without_auth(mesh)
+        assert await answer(client) == text_of(TOKENS)
+        figures = await mesh.figures()
+        assert (figures["admitted_in_grace"], figures["unbooked"], figures["flights"]) == (1, 1, 0)
+        await mesh.books.start()
+        assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
+async def test_who_waits_when_auth_goes_is_let_in_and_charged_when_it_is_back_in_the_midst_of_the_answer(tmp_path):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        mesh.books.service.is_held = True
+        reading, handle = await until_paused(mesh, client)
+        await mesh.books.die()
+        await mesh.books.start()
+        await mesh.figure("unbooked", 0)
+        mesh.workers[0].go_on(handle)
+        assert await reading == text_of(TOKENS)
+        assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
+@pytest.mark.parametrize("when", ["it ended", "it runs"])
+async def test_auth_that_stood_still_and_answers_late_books_what_went_on_without_it_once(tmp_path, when):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        mesh.books.service.is_held = True
+        reading, handle = await until_paused(mesh, client)
+        if when == "it runs":
+            mesh.books.service.go_on()
+            await mesh.figure("unbooked", 0)
+        mesh.workers[0].go_on(handle)
+        await reading
+        mesh.books.service.go_on()
+        assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
+async def test_a_reservation_that_auth_made_and_never_named_is_the_one_that_is_settled(tmp_path, monkeypatch):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        monkeypatch.setattr(mesh.books.service, "_reserved", lambda *_, **__: None)
+        assert await answer(client) == text_of(TOKENS)
+        await mesh.books.die()
+        await mesh.books.start()
+        assert mesh.books.desk.accounts.reservations == 1
+        assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
+async def test_a_settlement_that_auth_kept_and_never_confirmed_is_not_charged_again(tmp_path, monkeypatch):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        await without_auth(mesh)
+        await answer(client)
+        await mesh.books.start()
+        monkeypatch.setattr(mesh.books.service, "_settled", lambda *_: None)
+        await mesh.figure("unbooked", 0)
+        assert (await mesh.figures())["reservations_open"] == 1
+        await mesh.books.die()
+        await mesh.books.start()
+        assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
+async def test_a_disk_that_is_full_when_auth_is_back_books_it_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(auth_link, "REMIND_EVERY", 0.01)
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        mesh.books.service.is_held = True
+        await answer(client)
+        turned_away = asyncio.Event()
+        monkeypatch.setattr(mesh.books.desk.accounts, "is_live", lambda _: turned_away.set())
+        mesh.books.service.go_on()
+        await turned_away.wait()
+        assert (await mesh.figures())["unbooked"] == 1
+        monkeypatch.undo()
+        assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
+async def test_a_stranger_is_refused_at_once_and_costs_no_tokenizing(tmp_path, monkeypatch):
+    tokenized = []
+    run = Threads.run
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh, STRANGER) as stranger:
+        async with client_of(mesh) as client:
+            await known(mesh, client)
+        await without_auth(mesh)
+        monkeypatch.setattr(Threads, "run", lambda *given: tokenized.append(given) or run(*given))
+        error = await refused(answer(stranger))
+        assert (error.code, error.reason, error.retry_after) == (grpc.StatusCode.UNAVAILABLE, "AUTH_LOST", 1.0)
+        assert (await refused(stranger.list_models())).reason == "AUTH_LOST"
+        assert (await refused(stranger.count_tokens("hi"))).reason == "AUTH_LOST"
+        assert not tokenized
+        figures = await mesh.figures()
+        assert (figures["refused_in_grace"], figures["flights"]) == (3, 0)
+
+
+async def test_a_stranger_who_waits_when_auth_falls_silent_is_refused_then(tmp_path):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh, STRANGER) as stranger:
+        async with client_of(mesh) as client:
+            await known(mesh, client)
+        mesh.books.service.is_held = True
+        for doing in (answer(stranger), stranger.list_models()):
+            assert (await refused(doing)).reason == "AUTH_LOST"
+        mesh.books.service.go_on()
+        await mesh.figure("auth_away", 0)
+        assert (await refused(answer(stranger))).reason == "KEY_UNKNOWN"
+
+
+async def test_an_edge_that_just_started_has_everybody_wait_for_auth(tmp_path):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        mesh.books.service.is_held = True
+        reading = asyncio.create_task(answer(client))
+        await mesh.figure("flights_reserving", 1)
+        await mesh.books.die()
+        await mesh.figure("auth_links_up", 0)
+        await mesh.books.start()
+        assert await reading == text_of(TOKENS)
+        figures = await mesh.figures()
+        assert (figures["admitted_in_grace"], figures["refused_in_grace"]) == (0, 0)
+
+
+async def test_a_known_caller_can_count_and_list_without_auth(tmp_path):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        await without_auth(mesh)
+        assert [model.name for model in await client.list_models()] == ["tiny"]
+        assert (await client.count_tokens("hi")).prompt_tokens == PROMPT
+
+
+@pytest.mark.parametrize(("granted", "served"), [(0, 0), (PROMPT + TOKENS - 1, 0), (2 * (PROMPT + TOKENS), 2)])
+async def test_a_tenant_is_let_in_up_to_what_auth_granted_before_it_went(tmp_path, granted, served):
+    settings = {"grace_tokens": granted}
+    async with edges_and_auth(tmp_path, auth=settings, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        await without_auth(mesh)
+        for _ in range(served):
+            await answer(client)
+        assert (await refused(answer(client))).reason == "AUTH_LOST"
+        await mesh.books.start()
+        assert await all_booked(mesh) == [WHOLE] * (1 + served)
+
+
+async def test_when_the_grace_is_over_nobody_is_let_in(tmp_path):
+    async with edges_and_auth(tmp_path, grace_for=0.0, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        await without_auth(mesh)
+        assert "away for more than 0 s" in (await refused(answer(client))).message
+
+
+async def test_a_key_revoked_in_an_outage_lives_until_auth_is_back_and_what_it_spent_is_charged(tmp_path):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        mesh.books.service.is_held = True
+        mesh.books.desk.keys.revoke("dev", mesh.books.now)
+        assert await answer(client) == text_of(TOKENS)
+        mesh.books.service.go_on()
+        await mesh.figure("unbooked", 0)
+        assert (await refused(answer(client))).reason == "KEY_REVOKED"
+        mesh.books.service.is_held = True
+        assert (await refused(answer(client))).reason == "AUTH_LOST"
+        mesh.books.service.go_on()
+        assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
+async def test_an_answer_that_an_edge_let_in_alone_and_took_along_when_it_died_is_charged_where_it_goes_on(
+    tmp_path, monkeypatch
+):
+    """Auth never heard of its beginning; the edge that goes on says what its client has."""
+    monkeypatch.setattr(tower, "LANDING", 0.2)
+    async with edges_and_auth(tmp_path, edges=2, **SOON) as mesh, client_of(mesh, attempts=5) as client:
+        for _ in range(4):
+            await answer(client)  # both edges know the caller
+        assert [(await mesh.figures(number))["known_callers"] for number in (0, 1)] == [1, 1]
+        mesh.books.service.is_held = True
+        reading, _ = await until_paused(mesh, client)
+        [alone] = [number for number in (0, 1) if (await mesh.figures(number))["flights"]]
+        mesh.books.service.dead.add(f"edge-{alone + 1}")
+        mesh.books.service.forget_dead()
+        await mesh.leave[alone].aclose()
+        assert await reading == text_of(TOKENS)
+        mesh.books.service.go_on()
+        await mesh.figure("unbooked", 0, number=1 - alone)
+        await mesh.figure("reservations_open", 0, number=1 - alone)
+        assert await mesh.settled() == [WHOLE] * 5
