@@ -37,3 +37,12 @@ async def test_every_process_is_drained_in_turn_and_no_client_loses_a_token(tiny
     card, lines = await proved("drain", tiny_model, *mesh)
     assert_nothing_lost(card, lines)
     assert lines["processes that did not exit 0"]["measured"] == 0
+
+
+async def test_a_soak_looks_at_every_process_and_leaves_nothing_behind(tiny_model):
+    mesh = ("--edges", "1", "--queues", "1", "--schedulers", "1", "--workers", "1")
+    card, lines = await proved("soak", tiny_model, *mesh, "--requests", "200")
+    assert lines["of them left by their clients"]["measured"] > 0
+    assert not [line for line in card["lines"] if line["goal"] == "0" and not line["is_met"]], card["notes"]
+    assert lines["memory of all processes at the end"]["measured"] > 100
+    assert len(card["notes"]) == 5, "one story for each process"

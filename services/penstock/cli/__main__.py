@@ -13,7 +13,19 @@ from penstock.cli.options import find_processes, find_target, find_tier, json_op
 from penstock.cli.plan import DEFAULT_MODEL, MeshOptions
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
-PROOFS = ("kill", "cancel", "drain", "freeze", "engine", "overload", "recovery", "fairness", "neighbour", "order")
+PROOFS = (
+    "kill",
+    "cancel",
+    "drain",
+    "freeze",
+    "soak",
+    "engine",
+    "overload",
+    "recovery",
+    "fairness",
+    "neighbour",
+    "order",
+)
 PRIORITIES = ("interactive", "standard", "batch")
 
 
@@ -99,7 +111,9 @@ PROVING = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers":
 @click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
 @click.option("--every", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="between two kills")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="clients that leave")
-@click.option("--requests", type=click.IntRange(32, 100_000), help="of mixed lengths, through the engine")
+@click.option(
+    "--requests", type=click.IntRange(32, 100_000), help="of the soak, or of mixed lengths through the engine"
+)
 @click.option("--crowd", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
 @click.option("--seeds", type=click.IntRange(2, 10_000), help="of each world under virtual time")
 @click.option(
@@ -108,8 +122,8 @@ PROVING = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers":
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
-    """Prove promises: kill, cancel, drain, freeze on real processes, engine on the real engine, and overload, recovery,
-    fairness, neighbour, order under virtual time; all without a NAME.
+    """Prove promises: kill, cancel, drain, freeze, soak on real processes, engine on the real engine, and overload,
+    recovery, fairness, neighbour, order under virtual time; all without a NAME.
 
     Those on real processes start a mesh of their own, offer load, make faults and hold what clients saw against a run
     without faults. Those under virtual time run the mesh's own queue, scheduler and batch, beside what others do.

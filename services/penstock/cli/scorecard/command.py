@@ -20,6 +20,7 @@ from penstock.cli.scorecard.neighbour import NeighbourOptions, neighbour
 from penstock.cli.scorecard.order import OrderOptions, order
 from penstock.cli.scorecard.overload import OverloadOptions, overload
 from penstock.cli.scorecard.recovery import RecoveryOptions, recovery
+from penstock.cli.scorecard.soak import SoakOptions, soak
 from penstock.cli.screen import answers, errors
 
 Options = TypeVar("Options")
@@ -51,6 +52,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
     "cancel": (cancel, CancelOptions),
     "drain": (drain, DrainOptions),
     "freeze": (freeze, FreezeOptions),
+    "soak": (soak, SoakOptions),
     "engine": (engine, EngineProofOptions),
     "overload": (overload, OverloadOptions),
     "recovery": (recovery, RecoveryOptions),
