@@ -19,6 +19,7 @@ from penstock.worker.effects import (
     LeaseStarted,
     Outcome,
 )
+from penstock.worker.endings import outcome_of, told_at_once
 from penstock.worker.engine.errors import StartInvalid
 from penstock.worker.engine.interface import Cancelled, Finished, StepResult
 from penstock.worker.leases import Grant, LeaseBook
@@ -149,8 +150,8 @@ class RunBook:
         for run in (*self.parked.values(), *self.running.values()):
             why = refusals.engine_crashed() if run is culprit else error
             gone = Cancelled(run.seq_id, run.tokens, 0)
-            effects += self._end(run, why if run.ending is None else _outcome(run, gone), now)
-        return _told_at_once(effects)
+            effects += self._end(run, why if run.ending is None else outcome_of(run, gone), now)
+        return told_at_once(effects)
 
     def engine_refused(self, seq_id: int, error: PenstockError, now: float) -> list[Effect]:
         run = self.running.get(seq_id)
@@ -170,11 +171,11 @@ class RunBook:
         outcomes: list[Finished | Cancelled] = [*result.cancelled, *result.finished]
         for outcome in outcomes:
             if run := self.running.get(outcome.seq_id):
-                effects += self._end(run, _outcome(run, outcome._replace(output_tokens=run.tokens)), now)
+                effects += self._end(run, outcome_of(run, outcome._replace(output_tokens=run.tokens)), now)
         if self.closed:  # one that is on probation runs
             self.probation.acquit()
             effects += self._try_next()
-        return _told_at_once(effects)
+        return told_at_once(effects)
 
     def progress(self, now: float) -> list[Served]:
         """Return what runs were served so far, those of whom that is news, but not too often."""
@@ -262,7 +263,7 @@ class RunBook:
         if not was_asked or ending.is_silent:
             run.ending = ending
         if run.seq_id not in self.running:
-            ended = self._end(run, _outcome(run, Cancelled(run.seq_id, run.tokens, 0)), now)
+            ended = self._end(run, outcome_of(run, Cancelled(run.seq_id, run.tokens, 0)), now)
             return [*ended, *self._try_next()]
         return [] if was_asked else [CancelSequence(run.seq_id)]
 
@@ -312,27 +313,3 @@ class RunBook:
         if handles.get(run.handle) is run:
             del handles[run.handle]
         return Ended(run, outcome, now, self.step, answers=not (run.ending and run.ending.is_silent))
-
-
-def _outcome(run: Run, outcome: Finished | Cancelled) -> Outcome:
-    """What a run's edge hears when the engine is done with it.
-
-    The last tokens of a run that was to end were held back, so it has not finished, whatever the engine says.
-    """
-    if run.ending is Ending.DEADLINE:
-        return refusals.too_late()
-    if run.ending is Ending.REVOKED:
-        return refusals.lease_revoked(run.lease_id)
-    if run.ending and isinstance(outcome, Finished):  # it freed its blocks by itself, before the cancel got there
-        return Cancelled(run.seq_id, outcome.output_tokens, 0)
-    return outcome
-
-
-def _told_at_once(effects: list[Effect]) -> list[Effect]:
-    """One frame tells the scheduler all leases that ended together."""
-    released = [effect for effect in effects if isinstance(effect, LeasesReleased)]
-    if not released:
-        return effects
-    others = [effect for effect in effects if not isinstance(effect, LeasesReleased)]
-    lease_ids = tuple(each for effect in released for each in effect.lease_ids)
-    return [*others, LeasesReleased(lease_ids, tuple(each for effect in released for each in effect.served))]
