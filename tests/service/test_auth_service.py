@@ -24,7 +24,7 @@ from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError, load
 from penstock.chassis.errors import error_from_failure, error_from_rpc
 from penstock.chassis.server import serving
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, Reserve, Settle
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, Reserve, Settle, Vouch
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
@@ -210,6 +210,51 @@ async def test_a_tenant_over_its_limit_hears_which_and_when_and_others_do_not():
         assert (await stream.reserve("request-3", 10, 20)).identity.tenant_id == "default"
         found.clock.now += 30.0
         assert (await stream.reserve("request-2", 10, 20, credential=credential)).reservation_id
+
+
+async def test_what_an_edge_vouches_for_is_booked_whatever_the_limits_and_the_key_have_come_to():
+    async with auth() as found, edge(found) as stream:
+        credential = await tenant_with_key(found, tokens_per_minute=60, concurrent_requests=1)
+        held = await stream.reserve("request-1", 10, 50, credential=credential)
+        await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=held.identity.key_id))
+        vouch = Vouch(key_id=held.identity.key_id)
+        booked = await stream.reserve("request-2", 10, 50, credential=None, vouch=vouch)
+        again = await stream.reserve("request-2", 10, 50, credential=None, vouch=vouch)
+        assert booked.reservation_id == again.reservation_id
+        await stream.settle(booked.reservation_id, 10, 50, "length")
+        used = await use_of(found, "acme")
+        assert (used.prompt_tokens, used.output_tokens, used.concurrent_requests) == (10, 50, 1)
+
+
+async def test_what_was_reserved_and_then_vouched_for_is_one_reservation():
+    async with auth() as found, edge(found) as stream:
+        asked = await stream.reserve()
+        vouched = await stream.reserve(credential=None, vouch=Vouch(key_id=asked.identity.key_id))
+        assert vouched.reservation_id == asked.reservation_id
+
+
+async def test_a_vouch_for_a_key_that_never_was_is_refused():
+    async with auth() as found, edge(found) as stream:
+        refused = await stream.reserve(credential=None, vouch=Vouch(key_id="nobody"))
+        assert refusal_of(refused).reason == "KEY_UNKNOWN"
+
+
+async def test_a_grant_for_when_auth_is_away_is_a_share_of_what_the_limits_leave_over_all_edges():
+    async with auth(grace_share=0.5) as found, edge(found) as stream:
+        credential = await tenant_with_key(found, tokens_per_minute=1_000, requests_per_minute=3)
+        assert (await stream.reserve("request-1", 100, 100, credential=credential)).grace_tokens == 400
+        async with edge(found, "edge-2"):
+            assert (await stream.reserve("request-2", 100, 100, credential=credential)).grace_tokens == 150
+            at_its_limit = await stream.reserve("request-3", 1, 1, credential=credential)
+            assert at_its_limit.grace_tokens == 0  # no request is left in this minute
+
+
+async def test_a_tenant_without_a_limit_on_tokens_is_granted_what_the_operator_set():
+    async with auth(grace_tokens=77) as found, edge(found) as stream:
+        assert (await stream.reserve("request-1")).grace_tokens == 77
+        credential = await tenant_with_key(found, concurrent_requests=2)
+        assert (await stream.reserve("request-2", credential=credential)).grace_tokens == 77
+        assert (await stream.reserve("request-3", credential=credential)).grace_tokens == 0
 
 
 async def test_what_was_not_used_can_be_reserved_again_at_once():

@@ -124,3 +124,15 @@ def assert_never_overspent(takes, per_minute):
 def test_times_are_whole_microseconds(seconds):
     assert micros(seconds) == round(seconds * 1_000_000)
     assert micros(micros(seconds) / 1_000_000) == micros(seconds)
+
+
+@given(takes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30_000_000)), max_size=6), limit=st.integers(1, 100))
+def test_what_is_left_is_what_can_be_taken_at_once_and_not_one_more(takes, limit):
+    bucket, now = Bucket(limit), micros(START)
+    for amount, pause in takes:
+        bucket.take(amount, now / 1_000_000)  # beyond the limit as well, as what was granted before
+        now += pause
+    left = bucket.left(now / 1_000_000)
+    assert 0 <= left <= limit
+    assert bucket.wait(left + 1, now / 1_000_000) != 0.0
+    assert not left or bucket.wait(left, now / 1_000_000) == 0.0
