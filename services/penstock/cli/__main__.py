@@ -301,7 +301,7 @@ def snapshot(process: str, target: str, as_json: bool) -> None:
     "--target", "targets", multiple=True, metavar="HOST:PORT", help="a process, or dns:///NAME:PORT; repeatable"
 )
 @click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="s between two looks")
-@click.option("--once", is_flag=True, help="print one frame and exit")
+@click.option("--once", is_flag=True, help="print one frame, of one interval, and exit")
 @json_option
 def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
     """Watch a mesh: what waits for whom, what runs where, who was shed and how well waits were predicted."""

@@ -20,12 +20,15 @@ async def top(names: dict[str, str], targets: Sequence[str], *, interval: float,
         seen = await watch.look()
         if seen[0].error and not any(each.snapshot for each in seen):
             raise seen[0].error
-        if as_json:
-            answers.print_json(data=dict(frame_of(seen)))
-        elif once or not answers.is_interactive:
-            answers.print(view_of(frame_of(seen)))
-        else:
+        if not (once or as_json) and answers.is_interactive:
             await _live(watch, seen, interval)
+            return
+        await asyncio.sleep(interval)  # so that rates are those of now
+        frame = frame_of(await watch.look(), seen)
+        if as_json:
+            answers.print_json(data=dict(frame))
+        else:
+            answers.print(view_of(frame))
 
 
 async def _live(watch: Watch, before: Sequence[Sighting], interval: float) -> None:
