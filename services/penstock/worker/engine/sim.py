@@ -3,6 +3,7 @@
 import hashlib
 import os
 from array import array
+from collections.abc import Sequence
 
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
@@ -42,7 +43,7 @@ class SimEngine:
 
     def step(self) -> StepResult:
         plan = self.batch.plan()
-        if any(self._crash_on in part.sequence.spec.token_ids for part in plan.prefills):
+        if self._crash_on >= 0 and any(self._crash_on in prompt_of(part.sequence.spec) for part in plan.prefills):
             os.abort()
         tokens = [self._token(each.spec.seq_id, len(each.ids)) for each in plan.sampled]
         result = self.batch.commit(plan, tokens, [0.0] * len(tokens))
@@ -60,8 +61,12 @@ class SimEngine:
         return self.law.duration_s(work_of(plan.decodes, plan.prefills))
 
 
+def prompt_of(spec: SequenceSpec) -> Sequence[int]:
+    return spec.token_ids[: len(spec.token_ids) - spec.emitted]
+
+
 def sequence_key(spec: SequenceSpec) -> int:
     """What a sequence's tokens follow from: its prompt without what earlier runs emitted, and its seed."""
-    prompt = array("q", spec.token_ids[: len(spec.token_ids) - spec.emitted])
+    prompt = array("q", prompt_of(spec))
     salt = (spec.seed & MASK64).to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=salt).digest(), "little")

@@ -1,0 +1,32 @@
+"""A request that crashes the engine it runs on costs one worker two engines, and nobody else a token."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from mesh import at_rest, caller, greedy, read_all, running_mesh, until
+from penstock.chassis.errors import error_from_rpc
+from penstock.v1.inference_pb2 import Sampling, TokenIds
+
+POISON = 300  # a token that no text here has
+SETTINGS = (f"PENSTOCK_WORKER_SIM_CRASH_ON={POISON}", "PENSTOCK_WORKER_SIM_BASE_S=0.01")
+
+
+async def test_a_request_that_crashes_engines_hits_one_worker_and_is_told_so_while_all_others_finish(tiny_model):
+    sampling = Sampling(temperature=0.0, seed=1)  # a simulated engine's tokens follow from the seed
+    wishes = [{**greedy(f"word {number}", 150), "sampling": sampling} for number in range(8)]
+    async with running_mesh(engine="sim", model=tiny_model, workers=2, settings=SETTINGS) as mesh:
+        async with caller(mesh) as client:
+            calm = [await read_all(client.generate(**wish)) for wish in wishes]
+            others = [asyncio.create_task(read_all(client.generate(**wish))) for wish in wishes]
+            while sum([(await until(each.address, bool))["running"] for each in mesh.plan.of("worker")]) < len(others):
+                await asyncio.sleep(0)
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await read_all(client.generate(token_ids=TokenIds(ids=[5, POISON]), max_output_tokens=4))
+            assert failed.value.code() is grpc.StatusCode.INTERNAL
+            assert error_from_rpc(failed.value).reason == "ENGINE_CRASHED"
+            assert await asyncio.gather(*others) == calm
+        await at_rest(mesh)
+        restarts = [(await until(each.address, bool))["restarts"] for each in mesh.plan.of("worker")]
+        assert sorted(restarts) == [0, 2]
