@@ -71,10 +71,12 @@ class Books:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    async def start(self):
+    async def start(self, *, without_key=""):
         config = AuthConfig(listen="127.0.0.1:0", store=str(self.path), **SECRETS, **self.settings)
         store, kept = await self._life.enter_async_context(opened_store(config.store))
         self.desk = open_desk(config, kept, self.now)
+        if without_key:
+            self.desk.keys.remove(without_key)
         edges = expected_edges(config, self.desk, self.now)
         self.service = HeldAdmission(self.desk, edges, store, hello("auth", "auth-1"), lambda: self.now)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

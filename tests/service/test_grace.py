@@ -4,6 +4,7 @@ import asyncio
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from edge_mesh import text_of
 from edges_and_auth import KEY, edges_and_auth
@@ -123,6 +124,22 @@ async def test_a_settlement_that_auth_kept_and_never_confirmed_is_not_charged_ag
         await mesh.books.die()
         await mesh.books.start()
         assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
+async def test_what_auth_can_never_book_is_told_of_once_and_given_up(tmp_path):
+    """As when it comes back without its keys."""
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        await without_auth(mesh)
+        reading, handle = await until_paused(mesh, client)
+        await answer(client)
+        with capture_logs() as lines:
+            await mesh.books.start(without_key="dev")
+            await mesh.figure("unbooked", 0)
+        assert len([line for line in lines if line["event"] == "grace_not_booked"]) == 2
+        mesh.workers[0].go_on(handle)
+        assert await reading == text_of(TOKENS)
+        assert await all_booked(mesh) == [WHOLE]
 
 
 async def test_a_disk_that_is_full_when_auth_is_back_books_it_later(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.edge.flight.effects import Settle
 from penstock.edge.grace.callers import Callers
-from penstock.edge.grace.silence import Silence
+from penstock.edge.grace.silence import FORGET, Silence
 from penstock.edge.grace.unbooked import Entry, Unbooked
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
@@ -48,6 +48,17 @@ def test_auth_that_answers_others_is_not_away_however_long_one_waits():
         found.heard(10.0 + tenth / 10, "quick")
         assert not found.is_away(10.05 + tenth / 10)
     assert found.is_away(16.0)
+
+
+def test_an_answer_that_auth_forgot_while_it_gave_others_is_not_awaited_for_ever():
+    found = silence()
+    found.asked("forgotten", 10.0)
+    found.asked("a", 20.0)
+    found.heard(20.0, "a")
+    assert found.is_away(21.0)
+    found.asked("b", 10.0 + FORGET)
+    found.heard(10.0 + FORGET, "b")
+    assert not found.is_away(1e9)
 
 
 def test_auth_that_nobody_asks_owes_nothing():

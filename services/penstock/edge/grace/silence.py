@@ -2,6 +2,8 @@
 
 import math
 
+FORGET = 30.0  # s; who speaks and still owes an answer after so long will not give it
+
 
 class Silence:
     """Counts from when auth could have spoken and did not.
@@ -16,7 +18,7 @@ class Silence:
         self._came_at = math.inf
         self._since = math.inf  # when the present silence began; infinite: there is none
         self._began = math.inf  # when the outage did: a link that comes back is no answer yet
-        self._owed: set[str] = set()  # asks on the present link
+        self._owed: dict[str, float] = {}  # asks on the present link and when they were made, oldest first
 
     def __repr__(self) -> str:
         return f"<Silence since {self._since}, {len(self._owed)} owed>"
@@ -50,11 +52,13 @@ class Silence:
             if now - self._came_at >= self._after:  # it was there and nobody asked: that is no outage
                 self._began = math.inf
             self._fall_silent(now)
-        self._owed.add(request_id)
+        self._owed.setdefault(request_id, now)
 
     def heard(self, now: float, request_id: str = "") -> None:
         """Auth said something; `request_id`: it answered that ask."""
-        self._owed.discard(request_id)
+        self._owed.pop(request_id, None)
+        while (oldest := next(iter(self._owed), None)) and self._owed[oldest] + FORGET <= now:
+            del self._owed[oldest]
         self._since = now if self._owed else math.inf
         if request_id:
             self._has_answered = True

@@ -89,6 +89,8 @@ class AuthLink:
             self._grace.close()
 
     async def all_settled(self) -> None:
+        if self._grace.unbooked:
+            self._settled.clear()
         await self._settled.wait()
 
     def reserve(self, passage: Passage) -> None:
@@ -101,10 +103,10 @@ class AuthLink:
 
     def settle(self, ticket_id: str, reservation_id: str, spent: Settle) -> None:
         """End a reservation; one that auth has not named yet ends when it has."""
-        self._settled.clear()
         if not reservation_id:
             self._grace.ended(ticket_id, spent)
             return
+        self._settled.clear()
         frame = self._unsettled[reservation_id] = frames.settle(reservation_id, spent)
         self._say(frame)
 

@@ -122,7 +122,9 @@ class Grace:
         return True
 
     def ended(self, ticket_id: str, spent: Settle) -> None:
-        """A request that was let in is over before auth could book it."""
+        """A request that was let in is over before auth could book it, or after auth said that it never can."""
+        if ticket_id not in self._unbooked:
+            return
         self._callers.give_back(*self._unbooked.end(ticket_id, spent))
 
     # What is decided here.
