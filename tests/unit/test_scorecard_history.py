@@ -6,7 +6,7 @@ import pytest
 
 from penstock.cli.scorecard.card import Card, at_most, exit_code, percentile
 from penstock.cli.scorecard.catalog import catalog, with_stop
-from penstock.cli.scorecard.charges import Charge, check_charges
+from penstock.cli.scorecard.charges import Charge, ChargeFindings, check_charges
 from penstock.cli.scorecard.faults import Fault, void_because
 from penstock.cli.scorecard.history import Findings, History, check
 from penstock.cli.scorecard.verdicts import pause_lines
@@ -70,38 +70,40 @@ def test_a_request_that_never_ended_is_a_failure():
     assert found(history(finish="")).failures == 1
 
 
-def charges(*rows, attempts=1):
+def charges(*rows):
     named = {"t1": "r", "t2": "r", "t9": "another"}
-    return check_charges([history(attempts=attempts)], [Charge(*row) for row in rows], named)
+    return check_charges([history()], [Charge(*row) for row in rows], named)
 
 
 def test_a_request_charged_for_what_was_seen_has_no_findings():
-    findings = charges(("t1", 8, "length"))
-    assert (findings.seen, findings.charged) == (8, 8)
-    assert (findings.overcharged, findings.undercharged, findings.doubled, findings.strays) == (0, 0, 0, 0)
+    assert charges(("t1", 5, 8, "length")) == ChargeFindings(seen=8, charged=8)
 
 
 def test_a_ticket_charged_twice_is_found():
-    findings = charges(("t1", 8, "length"), ("t1", 8, "length"))
-    assert (findings.doubled, findings.overcharged) == (1, 8)
+    findings = charges(("t1", 5, 8, "length"), ("t1", 5, 8, "length"))
+    assert (findings.doubled, findings.overcharged, findings.prompts_again) == (1, 8, 1)
 
 
 def test_a_request_charged_in_full_by_two_tickets_is_found():
-    assert charges(("t1", 8, "length"), ("t2", 8, "length"), attempts=2).overcharged == 8
+    assert charges(("t1", 5, 8, "length"), ("t2", 0, 8, "length")).overcharged == 8
 
 
-def test_two_attempts_that_share_the_tokens_are_charged_once():
-    findings = charges(("t1", 3, "cancelled"), ("t2", 5, "length"), attempts=2)
-    assert (findings.overcharged, findings.excused) == (0, 0)
+def test_two_attempts_that_share_prompt_and_tokens_are_charged_once():
+    assert charges(("t1", 5, 3, "cancelled"), ("t2", 0, 5, "length")) == ChargeFindings(seen=8, charged=8)
 
 
-def test_tokens_nobody_was_charged_for_are_excused_by_the_death_of_an_edge_alone():
-    assert charges(("t1", 0, "lost"), ("t2", 5, "length"), attempts=2).excused == 3
-    assert charges(("t1", 5, "length")).undercharged == 3
+def test_an_attempt_that_was_lost_is_charged_with_the_one_that_went_on():
+    assert charges(("t1", 0, 0, "lost"), ("t2", 5, 8, "length")) == ChargeFindings(seen=8, charged=8)
+    assert charges(("t1", 0, 0, "lost"), ("t2", 5, 5, "length")).undercharged == 3
+
+
+def test_a_prompt_is_charged_with_one_attempt():
+    assert charges(("t1", 5, 3, "cancelled"), ("t2", 5, 5, "length")).prompts_again == 1
+    assert charges(("t1", 0, 8, "length")).prompts_free == 1
 
 
 def test_charges_for_requests_that_no_client_made_are_strays():
-    assert charges(("t1", 8, "length"), ("t9", 4, "length"), ("t8", 2, "length")).strays == 6
+    assert charges(("t1", 5, 8, "length"), ("t9", 5, 4, "length"), ("t8", 5, 2, "length")).strays == 6
 
 
 FAULT = Fault(name="worker-1", kind="SIGKILL", at=12.0, back_at=14.0, has_happened=True, under_way=8, tokens=50)

@@ -1,19 +1,20 @@
 """Whether what was charged is what was seen. Pure."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.cli.scorecard.history import History
 
-LOST = "lost"  # outcome of a reservation whose edge died; charged nothing, for nobody can say what its client got
+LOST = "lost"  # outcome of a reservation whose edge died; what went on from there is charged with the rest
 
 
 class Charge(NamedTuple):
     """One row of auth's ledger."""
 
     ticket_id: str
+    prompt_tokens: int
     output_tokens: int
     outcome: str
 
@@ -25,8 +26,9 @@ class ChargeFindings:
     seen: int = 0  # by clients
     charged: int = 0
     overcharged: int = 0  # beyond what the client of the request saw
-    undercharged: int = 0  # of requests that no edge's death excuses
-    excused: int = 0  # of attempts whose edge died with them
+    undercharged: int = 0  # seen, and charged in no attempt
+    prompts_again: int = 0  # requests whose prompt was charged with more than one attempt
+    prompts_free: int = 0  # requests with an answer whose prompt was charged with none
     doubled: int = 0  # tickets that were charged more than once
     strays: int = 0  # charges of tickets that no client asked for
 
@@ -38,21 +40,20 @@ def check_charges(
     rows = [each for each in charges if each.outcome != LOST]
     findings = ChargeFindings(charged=sum(each.output_tokens for each in rows))
     findings.doubled = sum(count > 1 for count in Counter(each.ticket_id for each in rows).values())
-    charged: Counter[str] = Counter()
+    of_request: dict[str, list[Charge]] = defaultdict(list)
     for each in rows:
-        charged[request_of.get(each.ticket_id, "")] += each.output_tokens
-    findings.strays = charged.pop("", 0)
+        of_request[request_of.get(each.ticket_id, "")].append(each)
     for history in histories:
-        _compare(history, charged.pop(history.request_id, 0), findings)
-    findings.strays += charged.total()
+        _compare(history, of_request.pop(history.request_id, []), findings)
+    findings.strays = sum(each.output_tokens for strays in of_request.values() for each in strays)
     return findings
 
 
-def _compare(history: History, charged: int, findings: ChargeFindings) -> None:
-    seen = len(set(history.indexes))
+def _compare(history: History, charges: Sequence[Charge], findings: ChargeFindings) -> None:
+    seen, charged = len(set(history.indexes)), sum(each.output_tokens for each in charges)
     findings.seen += seen
     findings.overcharged += max(0, charged - seen)
-    if history.attempts > 1:
-        findings.excused += max(0, seen - charged)
-    else:
-        findings.undercharged += max(0, seen - charged)
+    findings.undercharged += max(0, seen - charged)
+    prompts = sum(each.prompt_tokens > 0 for each in charges)
+    findings.prompts_again += prompts > 1
+    findings.prompts_free += bool(seen) and not prompts

@@ -34,5 +34,5 @@ def requests_by_ticket(folder: Path) -> dict[str, str]:
 def ledger(folder: Path) -> list[Charge]:
     """Auth's own rows; auth must have ended, as it keeps the file for itself."""
     with closing(sqlite3.connect(folder / "auth.sqlite")) as books:
-        rows = books.execute("SELECT request_id, output_tokens, outcome FROM ledger")
+        rows = books.execute("SELECT request_id, prompt_tokens, output_tokens, outcome FROM ledger")
         return [Charge(*row) for row in rows]

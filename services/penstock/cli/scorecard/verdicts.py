@@ -29,8 +29,9 @@ def charge_lines(charges: ChargeFindings) -> list[Line]:
         told("output tokens seen", charges.seen),
         told("output tokens charged", charges.charged),
         exactly("tokens charged beyond those seen", charges.overcharged, 0),
-        exactly("tokens not charged without a reason", charges.undercharged, 0),
-        told("tokens forgiven as their edge died", charges.excused),
+        exactly("tokens seen and not charged", charges.undercharged, 0),
+        exactly("prompts charged twice", charges.prompts_again, 0),
+        exactly("prompts not charged", charges.prompts_free, 0),
         exactly("tickets charged twice", charges.doubled, 0),
         exactly("tokens charged to nobody's request", charges.strays, 0),
     ]
