@@ -84,9 +84,18 @@ LAW = Speed(
 
 
 def test_where_workers_tell_when_leases_end_a_ticket_waits_for_as_many_as_are_before_it():
-    found = Forecast().predict(ticket("t", tokens=60), Line(1, 60, 50, 60), [LAW], 0, START)
+    found = Forecast().predict(ticket("t", tokens=60), Line(1, 5_050, 50, 5_050), [LAW], 0, START)
     assert found.wait == pytest.approx(0.2 + 50 * 0.0001), "two slots, and the prompt that is computed meanwhile"
     assert found.first_token == pytest.approx(found.wait + 0.01 + 50 * 0.0001), "and a step with its own"
+
+
+def test_slots_are_given_anew_for_as_long_as_those_before_it_need_them():
+    long, short = (
+        Forecast().predict(ticket("t"), Line(40, 40 * (90 + answer), 40 * 90), [LAW], 0, START).wait
+        for answer in (300, 1)
+    )
+    assert long > 20
+    assert short < 1
 
 
 def test_first_tokens_that_come_later_than_by_law_are_soon_expected_later():

@@ -23,6 +23,7 @@ CORRECTION_BOUNDS = 0.25, 4.0
 SETTLING = 0.25  # s that tickets have to have waited before free slots are believed to be of no use to them
 NOTICEABLE = 0.05  # s; what errors are relative to at least
 INFLOW_MEMORY = 0.5  # s; a burst is to be seen while it lasts
+MEAN_NEWS = 0.2  # relative change of how long tickets keep their slots
 ERRORS = 1_024  # remembered, for their quantiles
 
 
@@ -57,6 +58,7 @@ class Forecast:
     _short_since: float | None = None  # since when tickets wait that no credit was found for
     _curve: Curve = field(default_factory=lambda: Curve((), 0.0))
     _curve_of: Sequence[Sequence[Release]] = ()  # one of each scheduler
+    _curve_mean: float = 0.0  # s
 
     @property
     def correction(self) -> float:
@@ -121,18 +123,24 @@ class Forecast:
         speed = together(speeds)
         if self._is_short(now) and speed.leases < speed.slots:
             speed = replace(speed, slots=speed.leases)
-        curves = [each.releases for each in speeds]
-        if list(map(id, curves)) != list(map(id, self._curve_of)):
-            self._curve_of = curves
-            self._curve = Curve(merged(curves), speed.decode_step * self.answer)
+        curve = self._curve_for(speeds, speed.decode_step * (ahead.answer or self.answer))
         ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
         moment = Moment(max(0.0, now - speed.at), self.inflow.tokens_per_second(now), self.sizes.mean)
-        found = outlook(speed, self._curve, ahead, ask, moment)
+        found = outlook(speed, curve, ahead, ask, moment)
         tickets, correction = round(ahead.tickets), self.correction
         if not found.waits:
             return Prediction(tickets, found.wait, found.first_token, found.first_token - found.wait)
         wait, first = correction * found.wait, correction * found.first_token
         return Prediction(tickets, wait, first, first - wait, raw_first=found.first_token)
+
+    def _curve_for(self, speeds: Sequence[Speed], mean: float) -> Curve:
+        """Return the curve of reports where tickets keep slots for `mean` s; it is made anew where that is news."""
+        curves = [each.releases for each in speeds]
+        is_known = list(map(id, curves)) == list(map(id, self._curve_of))
+        if not is_known or abs(mean - self._curve_mean) > MEAN_NEWS * mean:
+            self._curve_of, self._curve_mean = curves, mean
+            self._curve = Curve(merged(curves), mean)
+        return self._curve
 
     def _by_rate(
         self, ticket: WaitingTicket, ahead: Line, speeds: Sequence[Speed], credit: int, now: float

@@ -26,6 +26,11 @@ class Line(NamedTuple):
     prompts: float = 0.0  # tokens
     tokens: float = 0.0  # prompt and output, as they are promised
 
+    @property
+    def answer(self) -> float:
+        """Return the tokens of an answer as predicted, in the mean; 0: nothing is before it."""
+        return max(1.0, (self.work - self.prompts) / self.tickets) if self.tickets >= 1 else 0.0
+
 
 class Ask(NamedTuple):
     """What a ticket asks for, in tokens."""
