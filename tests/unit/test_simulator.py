@@ -241,3 +241,16 @@ def test_events_of_one_moment_keep_their_order():
     events.at(0.5, lambda: events.at(1.0, seen.append, "d"))
     events.run(until=2.0)
     assert (seen, events.now, events.past) == (["a", "b", "c", "d"], 2.0, 5)
+
+
+def test_a_client_is_served_in_its_zone_where_all_are_idle_and_elsewhere_where_that_is_full():
+    kinds = [{"slots": 4, "zone": zone} for zone in "ab"]
+    once = {**REFERENCE, "zone": "b", "arrivals": {"kind": "regular", "rate": 0.1}}
+    crowd = {**once, "arrivals": {"kind": "regular", "rate": 4.0}}
+
+    def near_share(tenant):
+        return figures_of(finished(world(tenant, duration=9.0, workers=kinds)))["same_zone_share"]
+
+    assert near_share(once) == 1.0, "the first of idle workers is the other zone's"
+    assert near_share(crowd) < 1.0
+    assert "same_zone_share" not in figures_of(finished(world(REFERENCE, duration=1.0)))

@@ -102,6 +102,8 @@ def _own_lines(figures: Mapping[str, Any]) -> Iterator[str]:
             f"{prefixes['hit_share']:.1%} of prompt tokens found in caches, "
             f"of {prefixes['repeated_share']:.1%} that had come before"
         )
+    if "same_zone_share" in figures:
+        yield f"{figures['same_zone_share']:.1%} of leases went to a worker of their client's zone"
     if len(figures["service_by_tenant"]) > 1:
         yield f"max service gap between backlogged tenants: {figures['max_service_gap']:,.0f} weighted tokens"
 

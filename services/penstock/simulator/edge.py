@@ -126,7 +126,9 @@ class SimEdge:
         text = self._text(request, emitted) if self._salts else None
         lengths = ticket.prompt_tokens, request.output - emitted, ticket.max_output_tokens
         run = Run(self._last_run, ticket.tenant_id, *lengths, text)
-        self._flights[run.run_id] = Flight(request, ticket, run, self._peers.worker(lease.worker_id))
+        worker = self._peers.worker(lease.worker_id)
+        self._ledger.note_zone(request, worker)
+        self._flights[run.run_id] = Flight(request, ticket, run, worker)
         if request.ticket is ticket:
             request.run, request.worker = run, lease.worker_id
         else:

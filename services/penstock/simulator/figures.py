@@ -25,6 +25,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
         "engine_tokens_after_leaving": ledger.after_leaving,
         **_prefixes(simulation),
         **_predictions(ledger.waits, ledger.unpredicted),
+        **({"same_zone_share": ledger.near_leases / ledger.leases} if ledger.leases else {}),
         "attempts_per_request": _share(sum(each.tries for each in ledger.requests), len(ledger.requests)),
         "first_tokens": ledger.first_tokens,
         "first_tokens_late_share": _share(ledger.late, ledger.first_tokens),
@@ -41,9 +42,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
 
 
 def is_good(request: Request, slo: Slo) -> bool:
-    """As the report has it."""
-    history = request.history
-    return history.outcome == OK and (history.ttft or 0.0) <= slo.ttft and (history.tpot or 0.0) <= slo.tpot
+    return slo.is_met_by(request.history)
 
 
 def weighted(request: Request) -> int:

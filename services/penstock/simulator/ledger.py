@@ -19,6 +19,8 @@ class Ledger:
     requests: list[Request] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)  # predicted and realised
     unpredicted: int = 0  # tickets that got a lease and no prediction
+    leases: int = 0  # of clients whose zone is known
+    near_leases: int = 0  # and of them those of a worker in that zone
     first_tokens: int = 0  # tries that came as far
     late: int = 0  # and of them those beyond the target, from the moment of that try
     after_leaving: int = 0  # positions that engines computed for clients that had left by then
@@ -34,6 +36,11 @@ class Ledger:
             self.unpredicted += 1
         else:
             self.waits.append((request.predicted_wait, waited))
+
+    def note_zone(self, request: Request, worker: SimWorker) -> None:
+        if request.tenant.zone:
+            self.leases += 1
+            self.near_leases += worker.kind.zone == request.tenant.zone
 
     def note_left(self, run: Run, computed: int) -> None:
         self.left[run.run_id] = computed

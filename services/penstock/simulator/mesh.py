@@ -42,6 +42,8 @@ class SimMesh:
         minds = POLICIES[queues.policy].minds_clients
         self.edge = SimEdge(scenario, events, self, self.ledger, minds_clients=minds)
         self._charging = queues.policy == "vtc"
+        zones = {each.name: each.zone for each in scenario.tenants}
+        self._zones = zones if any(zones.values()) else {}
         self._homes: dict[str, SimShard] = {}
         self._kinds = [kind for kind in scenario.workers for _ in range(kind.count)]
         self._workers: dict[str, SimWorker] = {}
@@ -70,7 +72,7 @@ class SimMesh:
         self._workers[name] = worker
         schedulers = list(self.schedulers.values())
         self._scheduler_of[name] = schedulers[number % len(schedulers)]
-        self._send(self._scheduler_of[name].attached, name, worker.profile)
+        self._send(self._scheduler_of[name].attached, name, worker.profile, kind.zone)
 
     def _lose(self, loss: Loss) -> None:
         lives = [each for each in self.lives if each.name.split("-")[1] == str(loss.worker)]
@@ -126,6 +128,8 @@ class SimMesh:
                 pass
 
     def to_scheduler(self, shard: str, scheduler: str, frame: DispatchResponse) -> None:
+        if self._zones and frame.HasField("offer"):
+            frame.offer.ticket.zone = self._zones[frame.offer.ticket.tenant_id]
         self._send(self.schedulers[scheduler].hear, shard, frame)
 
     # From schedulers.

@@ -88,6 +88,7 @@ def _section(table: Table, name: str, read: Any) -> Any:
 def _worker_kind(table: Table) -> WorkerKind:
     return WorkerKind(
         count=table.count("count", 1, low=1),
+        zone=table.text("zone", ""),
         slots=table.count("slots", 256, low=1),
         kv_blocks=table.count("kv_blocks", 7_500, low=1),
         block_size=table.count("block_size", 16, low=1),
@@ -146,6 +147,7 @@ def _tenants(table: Table, folder: Path) -> list[Tenant]:
     common: dict[str, Any] = {
         "priority": PRIORITIES[table.text("class", "standard", among=PRIORITIES)],
         "weight": table.number("weight", 1.0, above=True),
+        "zone": table.text("zone", ""),
         "over_declare": table.number("over_declare", 1.0, low=1.0),
         "declare_noise": table.number("declare_noise", 0.0, high=1.0),
         "client": _section(table, "client", _client),

@@ -20,6 +20,7 @@ class WorkerKind:
     """`count` workers alike. The defaults are the reference model that the baselines were measured with."""
 
     count: int = 1
+    zone: str = ""  # empty: unknown
     slots: int = 256
     kv_blocks: int = 7_500
     block_size: int = 16
@@ -46,6 +47,7 @@ class Tenant:
     demand: Demand
     priority: int = PRIORITIES["standard"]
     weight: float = 1.0
+    zone: str = ""  # of the edges that it comes to
     shares_prefixes: bool = False  # its prompts have beginnings in common
     over_declare: float = 1.0  # max_output_tokens as a multiple of what the answer comes to
     declare_noise: float = 0.0  # of that multiple, which is off by up to this share of it either way

@@ -45,8 +45,8 @@ class SimScheduler:
             case "returned":
                 self._perform(core.returned(shard, frame.returned.model, frame.returned.tickets))
 
-    def attached(self, worker: str, profile: Profile) -> None:
-        self._perform(self.dispatcher.worker_attached(worker, worker, worker, profile))
+    def attached(self, worker: str, profile: Profile, zone: str) -> None:
+        self._perform(self.dispatcher.worker_attached(worker, worker, worker, profile, zone=zone))
 
     def lost(self, worker: str) -> None:
         self._perform(self.dispatcher.worker_lost(worker))
