@@ -3,12 +3,13 @@
 import asyncio
 import heapq
 import itertools
+import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-THREAD_DELAY = 0.0005  # s; what runs in a thread is done that much later
+THREAD = 0.004  # s; what is done in a thread takes that long at most
 STALE_TIMERS = 64  # cancelled ones that may stay in the heap, beside as many as there are live ones
 
 Result = TypeVar("Result")
@@ -19,6 +20,7 @@ class Turner(Protocol):
     """Who turns loops: knows the time, and wants to hear which loop has something to do."""
 
     now: float  # s
+    draw: random.Random
 
     def note_ready(self, loop: "ProcessLoop") -> None: ...
 
@@ -132,7 +134,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return NumberedTask(coro, loop=self, name=name, context=context)
 
     async def run_in_executor(self, executor: Any, func: Callable[..., Result], *args: Any) -> Result:  # type: ignore[override]  # awaited by every caller
-        await asyncio.sleep(THREAD_DELAY)
+        await asyncio.sleep(THREAD * self._turner.draw.random())
         return func(*args)
 
     def get_debug(self) -> bool:

@@ -160,15 +160,18 @@ class Network:
 
     def send(self, line: Line, way: int, message: Any, act: Callable[..., None], *args: Any) -> None:
         """Have `act` called at the other side; what is armed at this point of the protocol goes off first."""
-        connection, point = line.connection, Point(line.method, way, _kind(message))
-        self.seen[point] = self.seen.get(point, 0) + 1
-        names = connection.loops[1 - way].name, connection.loops[way].name
-        if self.story is not None and point.kind != "heartbeat":
-            self.tell(f"{self.world.now:.6f} {names[0]} {point} {names[1]} {_said(message)}")
-        self.trace = hash((self.trace, *names, point.kind, round(self.world.now, 6)))
-        self.hear(point.kind, message)
-        self.watch(point, connection)
+        for frame in _frames(message):
+            self._pass(Point(line.method, way, _kind(frame)), line.connection, frame)
         self.deliver(line, way, act, *args)
+
+    def _pass(self, point: Point, connection: Connection, frame: Any) -> None:
+        self.seen[point] = self.seen.get(point, 0) + 1
+        names = connection.loops[1 - point.way].name, connection.loops[point.way].name
+        if self.story is not None and point.kind != "heartbeat":
+            self.tell(f"{self.world.now:.6f} {names[0]} {point} {names[1]} {_said(frame)}")
+        self.trace = hash((self.trace, *names, point.kind, round(self.world.now, 6)))
+        self.hear(point.kind, frame)
+        self.watch(point, connection)
 
     def tell(self, what: str) -> None:
         if self.story is not None:
@@ -261,11 +264,14 @@ def call_on(loop: ProcessLoop, act: Callable[..., None], *args: Any) -> None:
     loop.call_soon(act, *args, context=Context())
 
 
-def _kind(message: Any) -> str:
-    """Of several that go as one, the first."""
+def _frames(message: Any) -> Any:
+    """Those that go as one, or the message itself."""
+    return getattr(message, "more", None) or (message,)
+
+
+def _kind(frame: Any) -> str:
     try:
-        first = next(iter(getattr(message, "more", ())), message)
-        return first.WhichOneof("frame") or ""
+        return frame.WhichOneof("frame") or ""
     except ValueError:
         return ""
 
