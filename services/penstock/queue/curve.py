@@ -20,18 +20,20 @@ class Curve:
 
     __slots__ = ("_counts", "_rate", "_times")
 
-    def __init__(self, releases: Sequence[Release], mean: float) -> None:
-        """`mean`: s for which a ticket placed from now on keeps its slot; 0: unknown, and all goes on as it does."""
+    def __init__(self, releases: Sequence[Release], mean: float, free: int = 0) -> None:
+        """`mean`: s for which a ticket placed from now on keeps its slot; 0: unknown, and all goes on as it does.
+
+        `free` slots are taken at once, and fall free again.
+        """
         last = releases[-1] if releases else Release(0.0, 0)
-        span = mean or last.after
-        self._rate = last.leases / span if span else 0.0
+        self._rate = (last.leases + free) / mean if mean else last.leases / (last.after or 1.0)
         points = [Release(0.0, 0), *releases]
         if not mean:
             self._times, self._counts = [each.after for each in points], [float(each.leases) for each in points]
             return
         points += [Release(last.after + share * mean, last.leases) for share in TAIL]
         self._times = [each.after for each in points]
-        followers = _Integral(points)
+        followers = _Integral([Release(each.after, each.leases + free) for each in points])
         self._counts = [each.leases + followers(each.after - YOUNGEST * mean) / mean for each in points]
 
     def time_of(self, count: float) -> float:

@@ -123,7 +123,7 @@ class Forecast:
         speed = together(speeds)
         if self._is_short(now) and speed.leases < speed.slots:
             speed = replace(speed, slots=speed.leases)
-        curve = self._curve_for(speeds, speed.decode_step * (ahead.answer or self.answer))
+        curve = self._curve_for(speeds, speed, ahead.answer or self.answer)
         ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
         moment = Moment(max(0.0, now - speed.at), self.inflow.tokens_per_second(now), self.sizes.mean)
         found = outlook(speed, curve, ahead, ask, moment)
@@ -133,13 +133,14 @@ class Forecast:
         wait, first = correction * found.wait, correction * found.first_token
         return Prediction(tickets, wait, first, first - wait, raw_first=found.first_token)
 
-    def _curve_for(self, speeds: Sequence[Speed], mean: float) -> Curve:
-        """Return the curve of reports where tickets keep slots for `mean` s; it is made anew where that is news."""
+    def _curve_for(self, speeds: Sequence[Speed], speed: Speed, answer: float) -> Curve:
+        """Return the curve of reports, `speed` all together, where answers have so many tokens."""
+        mean = speed.decode_step * answer
         curves = [each.releases for each in speeds]
         is_known = list(map(id, curves)) == list(map(id, self._curve_of))
         if not is_known or abs(mean - self._curve_mean) > MEAN_NEWS * mean:
             self._curve_of, self._curve_mean = curves, mean
-            self._curve = Curve(merged(curves), mean)
+            self._curve = Curve(merged(curves), mean, max(0, speed.slots - speed.leases))
         return self._curve
 
     def _by_rate(
