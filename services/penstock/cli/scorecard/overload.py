@@ -89,6 +89,9 @@ def prove(asked: OverloadOptions, console: Console) -> Card:
         runs = [Simulation(scenario(seed, 3.0 * limit)).run() for seed in seeds]
         card.lines += prediction_lines(runs)
         card.lines += refusal_lines(runs)
+        card.notes.append(
+            "refused that alone would have met the SLO: there is always a place for one more, never for all"
+        )
     if asked.plot:
         plot_overload(ours.figures, {BASELINES[name]: each.figures for name, each in others.items()}, asked.plot)
         card.notes.append(f"plot: {asked.plot}")
