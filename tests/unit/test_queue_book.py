@@ -469,7 +469,7 @@ def test_the_head_is_told_when_it_changes_and_not_again(shard):
 def test_after_an_offer_the_head_is_told_even_where_it_looks_the_same(shard):
     shard.enqueue("a"), shard.heads()
     shard.credit(1), shard.enqueue("b")
-    assert shard.heads() == [out.Head("s", "m", 1, 100, Key(2, 95.0, START))]
+    assert shard.heads() == [out.Head("s", "m", 1, 100, Key(2, 110.0, START))]
 
 
 def test_tickets_that_pass_through_at_once_make_no_noise(shard):
