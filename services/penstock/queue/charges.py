@@ -8,7 +8,7 @@ from penstock.queue.policies.cost import cost_of, cost_so_far
 from penstock.queue.waiting import WaitingTicket
 
 MAX_RUNS = 131_072  # tickets; of older ones the predicted charge stands
-SILENCE = 60.0  # s; whatever runs is spoken of several times a second, but for a shard whose streams are cut
+SILENCE = 300.0  # s; what runs is spoken of several times a second, but for what waits inside an engine
 MAX_ENDED = 4_096  # tickets; an end may be taken back when a worker turns out to live
 
 
