@@ -25,7 +25,7 @@ class QueueConfig(ServiceConfig):
     between_tenants: Between = Between.FAIR  # fair: weighted virtual token counters; none: one line for all
     within_tenant: Within = Within.FIFO  # fifo, token_aware or deadline
     class_floor: float = 0.05  # of the tokens that go while a lower class waits, those that are its own
-    burst: float = 1_000.0  # weighted tokens (1 in, 2 out) that a tenant below its share may catch up at once
+    burst: float = 0.0  # weighted tokens (1 in, 2 out) that a returning tenant may catch up; tenants come so far apart
     ageing_rate: float = 200.0  # tokens/s; token_aware: so much predicted work counts as a second of waiting
     ageing_bound: float = 10.0  # s; token_aware: nothing that came so much later goes first
     default_deadline: float = 30.0  # s; deadline: when a ticket that has none counts as due

@@ -23,7 +23,7 @@ class Choice:
     between: Between = Between.FAIR
     within: Within = Within.FIFO
     class_floor: float = 0.05  # of the tokens served while a lower class waits that are its own
-    burst: float = 1_000.0  # weighted tokens; about one request
+    burst: float = 0.0  # weighted tokens; tenants come apart by as much, and a quiet one waits little less
     ageing_rate: float = 200.0  # tokens per s, for token_aware
     ageing_bound: float = 10.0  # s, for token_aware
     default_deadline: float = 30.0  # s, for deadline
