@@ -34,6 +34,7 @@ class HeldAdmission(AdmissionService):
     def __init__(self, *given):
         super().__init__(*given)
         self.is_held = False
+        self.is_closed = False  # takes no new stream
         self.dead = set()  # edges that say nothing any more, as far as auth can hear
         self._late = []
 
@@ -44,6 +45,11 @@ class HeldAdmission(AdmissionService):
             self._late.append((peer, edge_id, frame))
         else:
             super()._answer(peer, edge_id, frame)
+
+    async def Admit(self, request_iterator, context):
+        if self.is_closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+        await super().Admit(request_iterator, context)
 
     def forget_dead(self):
         """What it has heard of edges that are dead now never reached it."""

@@ -227,6 +227,18 @@ async def test_when_the_grace_is_over_nobody_is_let_in(tmp_path):
         assert "away for more than 0 s" in (await refused(answer(client))).message
 
 
+async def test_auth_that_drains_is_not_waited_for_by_callers_it_let_in(tmp_path):
+    async with edges_and_auth(tmp_path, grace_after=3_600.0) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        mesh.books.service.is_closed = True
+        await mesh.books.service.send_away()
+        await mesh.figure("auth_away", 1)
+        assert await answer(client) == text_of(TOKENS)
+        assert (await mesh.figures())["admitted_in_grace"] == 1
+        mesh.books.service.is_closed = False
+        assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
 async def test_a_key_revoked_in_an_outage_lives_until_auth_is_back_and_what_it_spent_is_charged(tmp_path):
     async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)

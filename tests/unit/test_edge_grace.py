@@ -33,6 +33,15 @@ def test_auth_is_away_once_its_link_was_down_for_a_moment_and_not_before():
     assert found.lasted(15.0) == 5.0
 
 
+def test_auth_that_says_it_goes_is_away_at_once():
+    found = silence()
+    found.went(10.0, on_purpose=True)
+    assert found.is_away(10.0)
+    assert found.lasted(15.0) == 5.0
+    found.came(16.0)
+    assert not found.is_away(16.0)
+
+
 def test_auth_is_away_when_it_owes_an_answer_and_says_nothing():
     found = silence()
     found.asked("a", 10.0)

@@ -40,10 +40,13 @@ class Silence:
         self._came_at, self._since = now, math.inf
         self._owed.clear()
 
-    def went(self, now: float) -> None:
+    def went(self, now: float, *, on_purpose: bool = False) -> None:
+        """No link to auth is left; who said that it goes is away at once, and not for a moment as one that was cut."""
         self._owed.clear()
         self._came_at = math.inf
         self._fall_silent(now)
+        if on_purpose:
+            self._since = min(self._since, now - self._after)
 
     def asked(self, request_id: str, now: float) -> None:
         if math.isinf(self._came_at):

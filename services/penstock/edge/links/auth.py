@@ -165,16 +165,16 @@ class AuthLink:
             self._choose(address)
         self._control.link_up()
 
-    def _on_down(self, address: str) -> None:
+    def _on_down(self, address: str, *, on_purpose: bool = False) -> None:
         if self._chosen == address:
             others = sorted(each for each, link in self._links.items() if link.is_up and each != address)
-            self._choose(others[0] if others else "")
+            self._choose(others[0] if others else "", on_purpose=on_purpose)
 
-    def _choose(self, address: str) -> None:
+    def _choose(self, address: str, *, on_purpose: bool = False) -> None:
         """Say all that is open to another replica: whether the last one heard it, nobody knows."""
         self._chosen = address
         if not address:
-            self._grace.went()
+            self._grace.went(on_purpose=on_purpose)
             return
         self._grace.came()
         for frame in self._unsettled.values():
@@ -200,7 +200,7 @@ class AuthLink:
                 self._grace.heard(frame.identified.request_id)
                 self._on_identified(frame.identified)
             case "end":
-                self._on_down(address)
+                self._on_down(address, on_purpose=True)
 
     def _on_identified(self, identified: Identified) -> None:
         if identified.request_id in self._asked:

@@ -70,8 +70,8 @@ class Grace:
         self._silence.came(self._control.now())
         self.remind(set(self._unbooked.frames))
 
-    def went(self) -> None:
-        self._silence.went(self._control.now())
+    def went(self, *, on_purpose: bool = False) -> None:
+        self._silence.went(self._control.now(), on_purpose=on_purpose)
         self._arm()
 
     def asked(self, request_id: str) -> None:
