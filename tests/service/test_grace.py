@@ -239,6 +239,19 @@ async def test_auth_that_drains_is_not_waited_for_by_callers_it_let_in(tmp_path)
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
+async def test_who_waits_for_an_auth_that_drains_is_let_in_when_it_says_so(tmp_path):
+    async with edges_and_auth(tmp_path, grace_after=3_600.0) as mesh, client_of(mesh) as client:
+        await known(mesh, client)
+        mesh.books.service.is_held = mesh.books.service.is_closed = True
+        reading = asyncio.create_task(answer(client))
+        await mesh.figure("flights_reserving", 1)
+        await mesh.books.service.send_away()
+        assert await reading == text_of(TOKENS)
+        mesh.books.service.go_on()
+        mesh.books.service.is_closed = False
+        assert await all_booked(mesh) == [WHOLE, WHOLE]
+
+
 async def test_a_key_revoked_in_an_outage_lives_until_auth_is_back_and_what_it_spent_is_charged(tmp_path):
     async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)

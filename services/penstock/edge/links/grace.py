@@ -62,6 +62,7 @@ class Grace:
     def close(self) -> None:
         if self._timer:
             self._timer.cancel()
+            self._timer = None
 
     # What the link tells.
 
@@ -72,6 +73,7 @@ class Grace:
 
     def went(self, *, on_purpose: bool = False) -> None:
         self._silence.went(self._control.now(), on_purpose=on_purpose)
+        self.close()  # it may be due earlier now
         self._arm()
 
     def asked(self, request_id: str) -> None:
