@@ -19,6 +19,7 @@ PROOFS = (
     "drain",
     "freeze",
     "soak",
+    "surge",
     "engine",
     "overload",
     "recovery",
@@ -110,6 +111,7 @@ PROVING = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers":
 @click.option("--tokens", type=click.IntRange(2, 4096), help="most tokens of an answer")
 @click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
 @click.option("--every", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="between two kills")
+@click.option("--seconds", type=click.FloatRange(1, 3600), help="of each load of surge that count")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="clients that leave")
 @click.option(
     "--requests", type=click.IntRange(32, 100_000), help="of the soak, or of mixed lengths through the engine"
@@ -122,8 +124,8 @@ PROVING = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers":
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
-    """Prove promises: kill, cancel, drain, freeze, soak on real processes, engine on the real engine, and overload,
-    recovery, fairness, neighbour, order under virtual time; all without a NAME.
+    """Prove promises: kill, cancel, drain, freeze, soak, surge on real processes, engine on the real engine, and
+    overload, recovery, fairness, neighbour, order under virtual time; all without a NAME.
 
     Those on real processes start a mesh of their own, offer load, make faults and hold what clients saw against a run
     without faults. Those under virtual time run the mesh's own queue, scheduler and batch, beside what others do.

@@ -35,6 +35,11 @@ class Answer:
         return f"<Answer attempt {self.attempts} {self._progress}>"
 
     @property
+    def is_accepted(self) -> bool:
+        """Whether an edge has taken the request in."""
+        return self._progress.accepted is not None
+
+    @property
     def accepted(self) -> Accepted:
         """What the edge took in; there from the first piece on."""
         if self._progress.accepted is None:

@@ -42,9 +42,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
 
 
 def is_good(request: Request, slo: Slo) -> bool:
-    """As the report has it."""
-    history = request.history
-    return history.outcome == OK and (history.ttft or 0.0) <= slo.ttft and (history.tpot or 0.0) <= slo.tpot
+    return slo.is_met_by(request.history)
 
 
 def weighted(request: Request) -> int:

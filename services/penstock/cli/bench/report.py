@@ -20,6 +20,9 @@ class Slo:
     ttft: float = 1.0  # s
     tpot: float = 0.1  # s
 
+    def is_met_by(self, history: History) -> bool:
+        return history.outcome == OK and (history.ttft or 0.0) <= self.ttft and (history.tpot or 0.0) <= self.tpot
+
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the linearly interpolated quantile of `values`, which need not be sorted and must not be empty."""
@@ -43,7 +46,7 @@ def report(histories: Sequence[History], wall: float, cpu: Mapping[str, float], 
     shed = [each for each in histories if each.code in SHED_CODES]
     failed = [each for each in histories if each.outcome not in (OK, CANCELLED) and each.code not in SHED_CODES]
     tokens = sum(each.tokens for each in histories)
-    good = [each for each in done if (each.ttft or 0.0) <= slo.ttft and (each.tpot or 0.0) <= slo.tpot]
+    good = [each for each in done if slo.is_met_by(each)]
     return {
         "requests": len(histories),
         "completed": len(done),

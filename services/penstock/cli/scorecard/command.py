@@ -21,6 +21,7 @@ from penstock.cli.scorecard.order import OrderOptions, order
 from penstock.cli.scorecard.overload import OverloadOptions, overload
 from penstock.cli.scorecard.recovery import RecoveryOptions, recovery
 from penstock.cli.scorecard.soak import SoakOptions, soak
+from penstock.cli.scorecard.surge import SurgeOptions, surge
 from penstock.cli.screen import answers, errors
 
 Options = TypeVar("Options")
@@ -53,6 +54,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
     "drain": (drain, DrainOptions),
     "freeze": (freeze, FreezeOptions),
     "soak": (soak, SoakOptions),
+    "surge": (surge, SurgeOptions),
     "engine": (engine, EngineProofOptions),
     "overload": (overload, OverloadOptions),
     "recovery": (recovery, RecoveryOptions),

@@ -1,0 +1,54 @@
+"""What the surge makes of histories: who was refused at the door, who later, what one more refusal costs."""
+
+from penstock.cli.bench.history import OK, History
+from penstock.cli.bench.report import Slo, report
+from penstock.cli.plan import MeshOptions
+from penstock.cli.scorecard.surge import Offered, SurgeOptions, goodput_lines, refusal_lines, scenario
+
+SECONDS = 10.0
+
+
+def answered(number, started=1.0):
+    history = History(number=number, started=started)
+    history.take(started + 0.5, 0, 4)
+    history.end(started + 1.0, OK)
+    return history
+
+
+def refused(number, after=0.004, *, was_let_in=False):
+    history = History(number=number, started=2.0, prompt_tokens=8 if was_let_in else 0)
+    history.end(2.0 + after, "OVERLOADED", "RESOURCE_EXHAUSTED", retry_after=1.0)
+    return history
+
+
+def offered(histories, tokens=0, **cpu):
+    return Offered(figures=report(histories, SECONDS, {}, Slo()), histories=histories, tokens=tokens, cpu=cpu)
+
+
+def by_figure(lines):
+    return {line.figure: line for line in lines}
+
+
+def test_goodput_is_held_against_the_simulated_within_a_tenth():
+    real = offered([answered(number) for number in range(20)], tokens=1_000)
+    simulated = {"goodput_requests_per_s": 2.1, "goodput_weighted_tokens_per_s": 120.0, "ttft_s": {"p99": 0.5}}
+    lines = by_figure(goodput_lines(real, simulated))
+    assert lines["goodput in requests off the simulated"].is_met
+    assert not lines["goodput in weighted tokens off the simulated"].is_met
+    assert lines["P99 to the first token"].measured == 0.5
+
+
+def test_a_refusal_costs_what_more_of_them_cost_more_and_who_was_let_in_first_is_none():
+    real = offered([refused(number) for number in range(10)] + [refused(10, 2.0, was_let_in=True)], edge=1.0, auth=0.5)
+    flood = offered([refused(number) for number in range(110)], edge=1.01, auth=0.5)
+    lines = by_figure(refusal_lines(real, flood))
+    assert (lines["refused at 3x"].measured, lines["let in at 3x and refused later"].measured) == (10, 1)
+    assert lines["P99 until a refusal"].is_met
+    assert round(lines["CPU of a refusal, edge"].measured) == 100
+    assert lines["CPU of a refusal, over all tiers"].is_met
+
+
+def test_the_world_that_is_simulated_has_the_processes_that_are_started():
+    world = scenario(SurgeOptions(seconds=20.0), MeshOptions(queues=2, schedulers=3, workers=4))
+    assert (world.queues.shards, world.schedulers.count, world.worker_count) == (2, 3, 4)
+    assert world.duration - world.warm_up == 20.0
