@@ -95,7 +95,6 @@ class Nemesis:
     def _start_again(self, victim: Process, seconds: float) -> None:
         """Start what was asked to end, once it has ended."""
         world = self.tiers.network.world
-        self.until = max(self.until, world.now)
         if victim.is_up:
             world.at(world.now + seconds, self._start_again, victim, seconds)
         else:

@@ -77,6 +77,9 @@ class Unjoined:
         del why
         self.down()
 
+    def go_away(self) -> None:
+        """The connection itself is closed soon; nobody has called on it yet."""
+
 
 @dataclass(eq=False)
 class Line:
