@@ -17,11 +17,11 @@ def tenant(name, rate, *, prompt=256, output=256, **fields):
     return {"name": name, "arrivals": {"kind": "regular", "rate": rate}, **lengths, **fields}
 
 
-def figures(policy, tenants, *, kv_blocks=625, slots=19, **fields):
+def figures(policy, tenants, *, kv_blocks=625, slots=19, shards=1, **fields):
     scenario = {
         "tenants": tenants,
         "workers": [{"kv_blocks": kv_blocks, "slots": slots}],
-        "queues": {"policy": policy},
+        "queues": {"policy": policy, "shards": shards},
         "schedulers": {"look_ahead": 0},
         "drain": 0.0,
         "seed": 1,
@@ -43,6 +43,12 @@ def test_tenants_come_apart_by_half_of_what_plain_counters_let_them(tenants, kv_
         figures(policy, tenants, kv_blocks=kv_blocks, duration=60.0, sample_every=1.0) for policy in ("vtc", "fair")
     )
     assert ours["max_service_gap"] <= plain["max_service_gap"] / 2
+
+
+def test_large_tickets_of_one_shard_are_not_passed_for_ever_by_small_ones_of_another():
+    tenants = [tenant("short", 12.0, prompt=64, output=512), tenant("long", 24.0, prompt=768, output=64)]
+    found = figures("fair", tenants, shards=4, duration=40.0, sample_every=1.0)
+    assert found["max_service_gap"] <= 5 * (64 + 2 * 512), "a few requests of those that run at once"
 
 
 @settings(max_examples=15, deadline=None)
