@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import version
 from wsgiref.simple_server import WSGIServer
 
@@ -87,7 +88,12 @@ def open_telemetry(tier: str, instance_id: str, *, otlp_endpoint: str = "", metr
 
 
 def tracer() -> trace.Tracer:
-    return trace.get_tracer(SCOPE)
+    return _tracer_of(trace.get_tracer_provider())
+
+
+@lru_cache(maxsize=2)  # to ask for it anew costs as much as two spans
+def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
+    return provider.get_tracer(SCOPE)
 
 
 def meter() -> metrics.Meter:
