@@ -182,7 +182,10 @@ def test_a_class_that_was_away_while_a_lower_one_waited_has_no_more_to_claim():
     schedulers=st.integers(1, 2),
 )
 def test_two_tenants_that_wait_get_the_same_whatever_was_new_when_they_came(events, pauses, schedulers):
-    """VTC's bound (Sheng et al. 2024, theorem 4.4) over all shards, plus what is under way at each scheduler."""
+    """VTC's bound (Sheng et al. 2024, theorem 4.4) over all shards, plus what is under way at each scheduler.
+
+    What was under way at one that died was charged ahead, and nobody says that it has ended.
+    """
     mesh = fleet_of(2, schedulers)
     mesh.backlog("q0", "first")
     names = iter(range(100))
@@ -197,5 +200,6 @@ def test_two_tenants_that_wait_get_the_same_whatever_was_new_when_they_came(even
         mesh.settle()
     mesh.backlog(max(mesh.shards), "last")
     served = mesh.serve(80)
-    assert abs(served["first"] - served["last"]) <= 2 * SLOTS * schedulers
+    lost = SLOTS * events.count("scheduler")
+    assert abs(served["first"] - served["last"]) <= 2 * SLOTS * schedulers + lost
     assert mesh.shards["q0"].shelves[MODEL].order.load.tickets > 0, f"{START}: both have to wait all the time"
