@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from penstock.faults.disk import Disk
-from penstock.faults.engines import EngineProcess
+from penstock.faults.engines import LOAD, EngineProcess
 from penstock.faults.plan import Act, Fault
 from penstock.faults.process import Process
 from penstock.faults.tiers import Tiers
@@ -74,6 +74,8 @@ class Nemesis:
 
     def _harm(self, fault: Fault, victim: Process) -> None:
         world = self.tiers.network.world
+        if victim.tier == "engine" and world.now < victim.started_at + 2 * LOAD:
+            return  # one that dies before it was ever ready ends its worker, for somebody else to start again
         self._note(fault, victim.name, fault.seconds)
         match fault.act:
             case Act.KILL:

@@ -21,6 +21,7 @@ class Process:
     main: Main
     network: Network
     starts: int = 0
+    started_at: float = 0.0  # s
     loop: ProcessLoop | None = None  # None: it does not run
     children: "list[Process]" = field(default_factory=list)  # that die with it
     is_frozen: bool = False
@@ -38,6 +39,7 @@ class Process:
         if self.loop is not None:
             return
         self.starts += 1
+        self.started_at = self.network.world.now
         loop = self.loop = self.network.world.add_loop(self.name)
         with self.network.world.inside(loop):
             whole = loop.create_task(self.main(f"{self.name}-{self.starts}"), name=self.name)

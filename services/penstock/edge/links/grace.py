@@ -185,5 +185,5 @@ class Grace:
         if self.is_away:
             log.warning("auth_away", silent_s=round(self._silence.lasted(self._control.now()), 3))
             self._overdue()
-        else:
+        elif self._silence.due_at > self._control.now():  # else auth has never answered: asking on would spin
             self._arm()
