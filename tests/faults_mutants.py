@@ -1,0 +1,230 @@
+"""Bugs that a tier could have, each planted into its real code, for the worlds of `penstock faults` to find."""
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from penstock.auth.accounts import Accounts
+from penstock.auth.edges import Edges
+from penstock.client.progress import Progress
+from penstock.client.session import Session
+from penstock.edge import gateway
+from penstock.edge.flight.answer import Answer
+from penstock.edge.flight.flight import Flight
+from penstock.edge.links import frames as edge_frames
+from penstock.edge.links.queues import QueueLinks
+from penstock.edge.links.worker import WorkerLink
+from penstock.faults.plan import Act, Fault, plan
+from penstock.faults.wire import TO_CLIENT, Point
+from penstock.queue.book import TicketBook
+from penstock.scheduler.credit import CreditBook
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.worker.attachment import Attachment
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.runs import RunBook
+
+MUTANTS = {}
+
+GENERATE, SESSION = "penstock.v1.Inference/Generate", "penstock.v1.Inference/Session"
+SUBMIT, DISPATCH = "penstock.mesh.v1.QueueService/Submit", "penstock.mesh.v1.QueueService/Dispatch"
+ADMIT, EXECUTE = "penstock.mesh.v1.AdmissionService/Admit", "penstock.mesh.v1.WorkerService/Execute"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`break_at` says where its worlds break, and how; None: wherever their seeds say."""
+
+    target: object
+    attribute: str
+    changed: Callable
+    break_at: tuple[Act, str, Point] | None
+    leaves: Callable | None  # how clients leave, in worlds that do not break: such a bug needs no fault
+
+    @contextmanager
+    def planted(self):
+        with patch.object(self.target, self.attribute, self.changed):
+            yield
+
+    def plan(self, seed):
+        found = plan(seed)
+        if self.leaves:
+            asks = tuple(self.leaves(ask, number) for number, ask in enumerate(found.asks))
+            return dataclasses.replace(found, asks=asks, faults=(), roughness=0.0)
+        if self.break_at is None:
+            return found
+        act, victim, point = self.break_at
+        fault = Fault(act=act, seconds=0.3, victim=victim, pick=0.5, point=point, nth=1 + seed % 3)
+        return dataclasses.replace(found, faults=(fault,))
+
+
+def stays(ask, _):
+    return ask
+
+
+def hurries_off(ask, number):
+    """Leaves while its prompt is on its way into the mesh, tokenized, or computed."""
+    return dataclasses.replace(ask, leaves_at=None, leaves_after=0.003 + 0.004 * number, timeout=None, tokens=24)
+
+
+def leaves_midway(ask, _):
+    return dataclasses.replace(ask, leaves_at=2, leaves_after=None, timeout=None, tokens=24, ignore_eos=True, stops=())
+
+
+def mutant(target, name, *, break_at=None, leaves=None):
+    """Note a bug: the decorated function takes the original's place and gets it first."""
+
+    def note(changed):
+        original = getattr(target, name)
+
+        def planted(*args, **kwargs):
+            return changed(original, *args, **kwargs)
+
+        MUTANTS[changed.__name__] = Mutant(target, name, planted, break_at, leaves)
+        return changed
+
+    return note
+
+
+# Edge.
+
+
+@mutant(edge_frames, "start", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+def a_resumed_run_forgets_the_seed(start, passage, handle, lease):
+    frame = start(passage, handle, lease)
+    if frame.start.emitted:
+        frame.start.sampling.seed = 0
+    return frame
+
+
+@mutant(edge_frames, "start", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+def a_resumed_run_forgets_its_position(start, passage, handle, lease):
+    frame = start(passage, handle, lease)
+    frame.start.emitted = 0
+    return frame
+
+
+@mutant(edge_frames, "start", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+def a_resumed_run_may_be_as_long_as_the_first(start, passage, handle, lease):
+    frame = start(passage, handle, lease)
+    frame.start.max_output_tokens = passage.flight.plan.max_output_tokens
+    return frame
+
+
+@mutant(edge_frames, "enqueue", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+def a_lost_run_is_enqueued_at_the_tail(enqueue, passage):
+    if passage.flight.attempt > 1:
+        passage.flight.enqueued_at += 1.0
+    return enqueue(passage)
+
+
+@mutant(Answer, "rest", leaves=stays)
+def the_text_that_was_held_back_is_lost(rest, self):
+    return []
+
+
+@mutant(QueueLinks, "_on_down", break_at=(Act.KILL, "queue", Point(SUBMIT, TO_CLIENT, "queued")))
+def tickets_of_a_lost_shard_are_forgotten(on_down, self, address):
+    return None
+
+
+@mutant(WorkerLink, "cancel", leaves=leaves_midway)
+def a_cancel_never_reaches_the_worker(cancel, self, handle):
+    return None
+
+
+@mutant(Flight, "worker_lost", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+def a_lost_run_is_waited_for(worker_lost, self, now, *, died):
+    return []
+
+
+@mutant(gateway, "plan_for", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
+def a_resumed_answer_forgets_its_text(plan_for, spec, model, **given):
+    plan = plan_for(spec, model, **given)
+    fresh = model.codec.transcript(spec.input, plan.prompt_ids, spec.stop)
+    return dataclasses.replace(plan, transcript=fresh)
+
+
+# Client.
+
+
+@mutant(Progress, "request", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
+def the_client_lets_the_next_edge_draw_a_seed(request, self):
+    found = request(self)
+    if self.token_ids and not self._request.sampling.HasField("seed"):
+        found.sampling.ClearField("seed")
+    return found
+
+
+@mutant(Session, "_on_down", break_at=(Act.CUT, "edge", Point(SESSION, TO_CLIENT, "step")))
+def a_lost_session_leaves_its_requests_waiting(on_down, self, reason):
+    self._up.clear()
+
+
+# Auth.
+
+
+@mutant(Accounts, "find", break_at=(Act.CUT, "auth", Point(ADMIT, TO_CLIENT, "admitted")))
+def a_reservation_asked_for_again_is_made_again(find, self, tenant_id, request_id):
+    return None
+
+
+@mutant(Edges, "lapsed", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
+def an_edge_that_stays_away_keeps_its_reservations(lapsed, self, now):
+    return []
+
+
+# Queue.
+
+
+@mutant(TicketBook, "scheduler_lost", break_at=(Act.KILL, "scheduler", Point(DISPATCH, TO_CLIENT, "offer")))
+def what_a_dead_scheduler_was_offered_is_lost(scheduler_lost, self, scheduler, now):
+    self.seats[scheduler].offered.clear()
+    return scheduler_lost(self, scheduler, now)
+
+
+# Scheduler.
+
+
+@mutant(CreditBook, "voided")
+def credit_is_not_given_back_with_a_decline(voided, self, queue):
+    return None
+
+
+@mutant(Dispatcher, "_forget", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+def leases_of_a_lost_worker_are_kept(forget, self, worker):
+    self.fleet.remove(worker)
+
+
+# Worker.
+
+
+@mutant(Attachment, "released", leaves=hurries_off)
+def the_end_of_a_cancelled_run_is_not_told(released, self, message):
+    if any(each.output_tokens for each in message.served):
+        released(self, message)
+
+
+@mutant(RunBook, "engine_lost")
+def runs_of_a_dead_engine_are_waited_for(engine_lost, self, error, *rest, **given):
+    self.closed = error
+    return []
+
+
+@mutant(Batch, "_let_go", leaves=hurries_off)
+def blocks_of_a_cancelled_prefill_are_kept(let_go, self):
+    prefilling = {each.spec.seq_id for each in self.running if each.remaining > 1}
+    release = BlockPool.release
+    with patch.object(
+        BlockPool, "release", lambda pool, table, who: 0 if who in prefilling else release(pool, table, who)
+    ):
+        return let_go(self)
+
+
+@mutant(Batch, "_emit", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+def tokens_of_a_resumed_run_are_numbered_from_nought(emit, self, sampled, *rest):
+    emit(self, sampled, *rest)
+    result = rest[-1]
+    result.indexes = [index - sequence.spec.emitted for index, sequence in zip(result.indexes, sampled, strict=True)]

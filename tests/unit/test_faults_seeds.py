@@ -1,0 +1,57 @@
+"""Whole meshes in worlds that break: no promise is broken in any, and one that breaks a promise does so again."""
+
+import pytest
+from click.testing import CliRunner
+
+from faults_mutants import MUTANTS
+from penstock.cli.__main__ import cli
+from penstock.faults.run import run_plan, run_seed
+from penstock.faults.sweep import Tally, replay, sweep
+
+SEEDS = 300  # each time; `penstock faults --seeds 10000` runs more
+PROVEN = 100  # seeds within which each planted bug is found; most take one or two
+
+
+def test_no_seed_breaks_a_promise():
+    tally = Tally()
+    for outcome in sweep(range(SEEDS)):
+        tally.add(outcome)
+    found = {outcome.plan.seed: outcome.violations for outcome in tally.failing}
+    assert found == {}
+    assert tally.worlds == SEEDS
+    assert tally.broken > 0.7 * SEEDS  # the faults were real
+    assert tally.requests > 5 * SEEDS
+    assert tally.points_hit > 50
+    assert len(tally.acts) == 7
+
+
+def test_a_seed_replays_exactly_whoever_runs_it_and_whatever_ran_before():
+    one, story = replay(1)
+    other, again = replay(1)
+    among = next(each for each in sweep(range(4), processes=1) if each.plan.seed == 1)
+    assert story == again
+    assert len(story) > 100
+    assert one.trace == other.trace == among.trace
+    assert (one.turns, one.seconds, one.happened) == (among.turns, among.seconds, among.happened)
+
+
+def test_what_is_said_differs_from_seed_to_seed():
+    assert len({run_seed(seed).trace for seed in range(6)}) == 6
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_found_and_found_again(name):
+    mutant = MUTANTS[name]
+    with mutant.planted():
+        seed = next((seed for seed in range(PROVEN) if run_plan(mutant.plan(seed)).violations), None)
+        assert seed is not None, f"{name} went unnoticed"
+        again = [run_plan(mutant.plan(seed)) for _ in range(2)]
+    assert again[0].violations == again[1].violations != ()
+    assert run_plan(mutant.plan(seed)).violations == ()
+
+
+def test_a_story_ends_with_what_happened_and_how_to_hear_it_again():
+    ran = CliRunner().invoke(cli, ["faults", "--seed", "3", "--story"])
+    assert ran.exit_code == 0, ran.output
+    assert "AdmissionService/Admit -> reserve auth0" in ran.stdout
+    assert "penstock faults --seed 3 --story" in ran.stdout
