@@ -217,7 +217,7 @@ class Network:
     def _close_hole(self, names: frozenset[str]) -> None:
         held = self._holes.pop(names)
         for connection in self._of(names):
-            if not connection.is_open:
+            if connection.is_cut or not connection.is_open:
                 self.cut(connection)
         for act, args in held:
             act(*args)
