@@ -68,8 +68,8 @@ def test_each_outcome_has_its_frame_under_the_runs_handle(outcome, kind):
 def test_an_end_says_where_the_time_went():
     run = a_run()
     run.admit(2, 100.25)
-    run.add_token(101.0)
-    run.add_token(103.0)
+    run.add_token(5, 101.0)
+    run.add_token(5, 103.0)
     finished = ended_frame(Ended(run, Finished(9, FinishReason.STOP, 2, 2), at=103.0, step=12, answers=True)).finished
     times = [each.ToTimedelta().total_seconds() for each in (finished.times.wait, finished.times.prefill)]
     assert times == [0.25, 0.75]
