@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from penstock.chassis.channels import CHANNEL_OPTIONS
+from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.errors import Unavailable
 from penstock.client.retries import CONNECTION_LOST
 from penstock.client.rotation import Rotation
@@ -17,11 +17,6 @@ from penstock.v1.inference_pb2_grpc import InferenceStub
 
 if TYPE_CHECKING:
     from penstock.v1.inference_pb2_grpc import InferenceAsyncStub  # a name that only the type stubs have
-
-# Connected is who says that it serves (gRFC A17): not an edge that has yet to find the others, nor one that drains.
-# Who knows no health checks is taken to serve.
-HEALTHY = '{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}'
-OPTIONS = (*CHANNEL_OPTIONS, ("grpc.service_config", HEALTHY))
 
 CONNECT = 1.0  # s; for one target while there are others
 PAUSE = 0.05  # s; between targets when all of them have failed of late: one may be there again at any moment
@@ -84,8 +79,8 @@ class Endpoints:
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         if self._credentials is None:
-            return grpc.aio.insecure_channel(target, options=OPTIONS)
-        return grpc.aio.secure_channel(target, self._credentials, options=OPTIONS)
+            return channel(target)
+        return grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
 
 
 async def _is_ready(connection: grpc.aio.Channel, *, may_refuse: bool) -> None:
