@@ -2,5 +2,16 @@
 
 import os
 
+import pytest
+
+from penstock.faults.run import forget
+
 # Models here are tiny: torch's threads would only wait for one another. Read at its import, in child processes too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module")
+def _broken_worlds_are_forgotten():
+    """What is left of them would be told of as an error of some later test."""
+    yield
+    forget()

@@ -26,6 +26,8 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, Start
 from penstock.v1.inference_pb2 import Sampling
 
+pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+
 ASK = Ask(at=0.0, prompt=(1, 2, 3, 4), tokens=6, seed=7, ignore_eos=True)
 OWED = model.owed(ASK.prompt, 7, 6, ignore_eos=True, stops=())
 

@@ -8,6 +8,8 @@ from penstock.cli.__main__ import cli
 from penstock.faults.run import run_plan, run_seed
 from penstock.faults.sweep import Tally, replay, sweep
 
+pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+
 SEEDS = 300  # each time; `penstock faults --seeds 10000` runs more
 PROVEN = 100  # seeds within which each planted bug is found; most take one or two
 

@@ -6,6 +6,8 @@ import pytest
 
 from penstock.faults.world import World
 
+pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+
 LIMIT = 10.0  # s
 
 

@@ -240,12 +240,21 @@ def _forgotten() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
+def forget() -> None:
+    """Let go of what is left of the last worlds: processes that crashed are coroutines that nobody can end."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with silent(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
+
+
 @atexit.register
 def _forget_last() -> None:
+    forget()
     sys.unraisablehook = lambda _: None
-    warnings.simplefilter("ignore", RuntimeWarning)
-    with silent():
-        gc.collect()
 
 
 _worlds = itertools.count(1)
