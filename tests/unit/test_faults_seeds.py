@@ -1,5 +1,9 @@
 """Whole meshes in worlds that break: no promise is broken in any, and one that breaks a promise does so again."""
 
+import os
+import random
+import threading
+
 import pytest
 from click.testing import CliRunner
 
@@ -35,6 +39,23 @@ def test_a_seed_replays_exactly_whoever_runs_it_and_whatever_ran_before():
     assert len(story) > 100
     assert one.trace == other.trace == among.trace
     assert (one.turns, one.seconds, one.happened) == (among.turns, among.seconds, among.happened)
+
+
+def test_a_seed_replays_exactly_beside_threads_that_draw_for_themselves():
+    calm, is_over = run_seed(2), threading.Event()
+
+    def draw():
+        while not is_over.wait(0.001):
+            random.random()
+            os.urandom(8)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        assert run_seed(2).trace == calm.trace
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_what_is_said_differs_from_seed_to_seed():

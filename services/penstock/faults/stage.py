@@ -6,8 +6,9 @@ import logging
 import os
 import pkgutil
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from unittest.mock import patch
 import grpc
 import structlog
 from opentelemetry.metrics import NoOpMeter
+from opentelemetry.trace import NoOpTracer
 
 from penstock.faults.calls import Channel
 from penstock.faults.disk import Disk
@@ -32,6 +34,7 @@ SILENCE = 5.0  # s; after which a shard ends what runs by nobody's word. A world
 def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Iterator[None]:
     """Have the block's processes run on this network, disk and stand, and nothing else decide than the seed."""
     world, drawn = network.world, random.Random(f"{seed} processes")
+    draw_bytes = _here(drawn.randbytes, os.urandom)
 
     def open_channel(address: str, **_: Any) -> Channel:
         return Channel(network, _loop(), address)
@@ -49,20 +52,22 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         patch.object(time, "time", lambda: EPOCH + world.now),
         patch.object(time, "monotonic", lambda: world.now),
         patch.object(time, "perf_counter", lambda: world.now),
-        patch.object(os, "urandom", drawn.randbytes),
-        patch.object(random, "_urandom", drawn.randbytes),
+        patch.object(os, "urandom", draw_bytes),
+        patch.object(random, "_urandom", draw_bytes),
+        patch("penstock.worker.attachment.random", drawn),
+        patch("penstock.chassis.streams.random", drawn),
         patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the process's own outlives every world
         patch("penstock.queue.charges.SILENCE", SILENCE),
         # The services took their clocks as defaults, at import.
         patch.dict(_defaults("penstock.queue.__main__.QueueService"), now=lambda: EPOCH + world.now),
         patch.dict(_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),
         patch("penstock.auth.__main__.opened_store", disk.opened),
+        patch("penstock.chassis.telemetry.tracer", NoOpTracer),  # the other draws its ids from what all threads share
         patch("penstock.worker.accounts.meter", lambda: NoOpMeter("faults")),  # the other keeps what it is given
         patch.object(EngineLink, "_start", start_engine),
     )
     with ExitStack() as stack:
         stack.enter_context(_uncollected())
-        stack.enter_context(_drawn_from(seed))
         for change in changes:
             stack.enter_context(change)
         yield
@@ -79,14 +84,10 @@ def _loop() -> ProcessLoop:
     return loop
 
 
-@contextmanager
-def _drawn_from(seed: int) -> Iterator[None]:
-    before = random.getstate()
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before)
+def _here(drawn: Callable[[int], bytes], other: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """`drawn` for this thread; an exporter's that goes on beside the world takes nothing of the seed's."""
+    here = threading.get_ident()
+    return lambda count: (drawn if threading.get_ident() == here else other)(count)
 
 
 @contextmanager
