@@ -87,7 +87,11 @@ def _loop() -> ProcessLoop:
 def _here(drawn: Callable[[int], bytes], other: Callable[[int], bytes]) -> Callable[[int], bytes]:
     """`drawn` for this thread; an exporter's that goes on beside the world takes nothing of the seed's."""
     here = threading.get_ident()
-    return lambda count: (drawn if threading.get_ident() == here else other)(count)
+
+    def draw(count: int) -> bytes:
+        return drawn(count) if threading.get_ident() == here else other(count)
+
+    return draw
 
 
 @contextmanager
