@@ -2,8 +2,10 @@
 
 import pytest
 
+from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
 from penstock.queue.charges import Service
+from penstock.queue.frames import to_edge
 from penstock.queue.promises import Promises
 from penstock.queue.shelves import STALE
 from penstock.queue.speed import Release, Speed
@@ -49,6 +51,38 @@ def test_a_refused_client_is_told_when_it_would_be_in_time():
     assert error.retry_after == pytest.approx(0.1)
     assert "1.9 s" in str(error)
     assert "retry in 0.1 s" in str(error)
+
+
+def test_a_refusal_says_for_how_long_it_holds_for_others_of_its_kind():
+    shard = shard_at_full_speed()
+    enqueue_many(shard, 18)
+    by_promise = to_edge(only(out.Shed, shard.enqueue("late", deadline=shard.now + 60))).shed.closed
+    by_deadline = to_edge(only(out.Shed, shard.enqueue("hurried", deadline=shard.now + 1))).shed.closed
+    assert (seconds_of(by_promise.lasts), by_promise.by_deadline) == (pytest.approx(0.1, abs=1e-6), False)
+    assert (seconds_of(by_deadline.lasts), by_deadline.by_deadline) == (pytest.approx(1.0, abs=1e-6), True)
+
+
+def test_where_predictions_fall_faster_than_time_passes_a_refusal_holds_for_less():
+    shard = shard_at_full_speed()
+    forecast = shard.book.shelves["m"].forecast
+    for _ in range(500):
+        forecast.note_ratio(1.0, 2.0)
+    enqueue_many(shard, 10)
+    closed = error_of(shard.enqueue("late")).closed
+    assert closed.lasts == pytest.approx((forecast.correction - 1.8) / forecast.correction)
+
+
+def test_a_full_shard_is_closed_for_no_longer_than_until_a_place_comes_free():
+    shard = shard_at_full_speed(max_depth=3)
+    enqueue_many(shard, 3, priority=BATCH)
+    closed = error_of(shard.enqueue("late", priority=BATCH)).closed
+    assert 0 < closed.lasts <= 0.1
+
+
+def test_a_ticket_that_was_let_in_and_ran_out_of_time_closes_nothing():
+    shard = shard_at_full_speed()
+    shard.enqueue("t", priority=BATCH, deadline=shard.now + 1.0)
+    assert not to_edge(only(out.Shed, shard.wait(1.1))).shed.HasField("closed")
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_can_is_not():

@@ -2,7 +2,16 @@
 
 from penstock.chassis.errors import PenstockError
 from penstock.queue.bounds import NO_EXCESS, Bounds
-from penstock.queue.errors import DeadlinePassed, ModelUnknown, NoWorker, QueueFull, QueueTokensFull, TooLate
+from penstock.queue.errors import (
+    AtTheDoor,
+    Closed,
+    DeadlinePassed,
+    ModelUnknown,
+    NoWorker,
+    QueueFull,
+    QueueTokensFull,
+    TooLate,
+)
 from penstock.queue.forecast import Prediction
 from penstock.queue.presence import Presence, Verdict
 from penstock.queue.promises import Promises
@@ -43,11 +52,14 @@ class Admission:
         usable = limit * (self._promises.headroom or self._shelves[ticket.model].forecast.usable(prediction))
         if ticket.due > now and (ticket.resumes or least <= usable):
             return None
-        return TooLate(least, limit, retry_within_bounds(least - usable))
+        refusal = TooLate(least, limit, retry_within_bounds(least - usable))
+        lasts = max(0.0, least - usable) / max(1.0, self._shelves[ticket.model].forecast.correction)
+        refusal.closed = Closed(lasts, by_deadline=self._promises.is_by_deadline(ticket, now))
+        return refusal
 
     def expiry(self, ticket: WaitingTicket, now: float) -> PenstockError:
         """Return why a ticket goes that is past its due time."""
-        if self._promises.is_by_deadline(ticket):
+        if self._promises.is_by_deadline(ticket, ticket.arrived):
             return DeadlinePassed()
         return TooLate.while_waiting(now - ticket.arrived, self._shelves.retry_after(ticket, now))
 
@@ -65,5 +77,8 @@ class Admission:
         """Return why there is no room for a ticket."""
         waiting, wait = self._shelves.waiting, self._shelves.retry_after(ticket, now)
         if self._bounds.excess(waiting, 0).tickets:
-            return QueueFull(waiting.tickets, wait)
-        return QueueTokensFull(ticket.tokens, waiting.tokens, self._bounds.max_tokens, wait)
+            refusal: AtTheDoor = QueueFull(waiting.tickets, wait)
+        else:
+            refusal = QueueTokensFull(ticket.tokens, waiting.tokens, self._bounds.max_tokens, wait)
+        refusal.closed = Closed(wait / (waiting.tickets + 1))  # until one place comes free
+        return refusal

@@ -1,9 +1,24 @@
 """Why a ticket is shed, as types. Every message says what to do next."""
 
+from typing import NamedTuple
+
 from penstock.chassis.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
 
 
-class QueueFull(Overloaded):
+class Closed(NamedTuple):
+    """For how long nothing of a refused ticket's kind is taken."""
+
+    lasts: float = 0.0  # s; 0: nobody knows
+    by_deadline: bool = False  # what has more time may be taken
+
+
+class AtTheDoor(Overloaded):
+    """A refusal for load, by figures that others of the same kind would be refused with as well."""
+
+    closed = Closed()
+
+
+class QueueFull(AtTheDoor):
     """As many tickets wait as may."""
 
     default_reason = "QUEUE_FULL"
@@ -13,7 +28,7 @@ class QueueFull(Overloaded):
         super().__init__(text, retry_after=retry_after)
 
 
-class QueueTokensFull(Overloaded):
+class QueueTokensFull(AtTheDoor):
     """As many tokens wait as may."""
 
     default_reason = "QUEUE_TOKENS_FULL"
@@ -33,7 +48,7 @@ class Evicted(Overloaded):
         super().__init__(text, retry_after=retry_after)
 
 
-class TooLate(Overloaded):
+class TooLate(AtTheDoor):
     """No worker would get to it in time, by what was measured."""
 
     def __init__(self, first_token: float, limit: float, retry_after: float) -> None:  # s

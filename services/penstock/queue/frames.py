@@ -6,6 +6,7 @@ from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
 from penstock.queue.charges import Service
+from penstock.queue.errors import AtTheDoor
 from penstock.queue.seats import Credit
 from penstock.queue.speed import Release, Speed
 from penstock.queue.waiting import NANOS, to_frame
@@ -23,11 +24,19 @@ def to_edge(effect: out.ToEdge | out.Models) -> pb.SubmitResponse:
             leased.lease.queue_wait.FromTimedelta(timedelta(seconds=effect.waited))
             return pb.SubmitResponse(leased=leased)
         case out.Shed():
-            return pb.SubmitResponse(shed=pb.Shed(ticket_id=effect.ticket_id, failure=effect.error.failure()))
+            return pb.SubmitResponse(shed=_shed(effect))
         case out.Withdrawn():
             return pb.SubmitResponse(withdrawn=pb.Withdrawn(ticket_ids=effect.ticket_ids))
         case out.Models():
             return pb.SubmitResponse(catalog=pb.Catalog(entries=effect.entries))
+
+
+def _shed(effect: out.Shed) -> pb.Shed:
+    shed = pb.Shed(ticket_id=effect.ticket_id, failure=effect.error.failure())
+    if isinstance(effect.error, AtTheDoor) and effect.error.closed.lasts > 0:
+        shed.closed.lasts.FromTimedelta(timedelta(seconds=effect.error.closed.lasts))
+        shed.closed.by_deadline = effect.error.closed.by_deadline
+    return shed
 
 
 def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:

@@ -26,6 +26,6 @@ class Promises:
             limits.append(promised)
         return min(limits, default=None)
 
-    def is_by_deadline(self, ticket: WaitingTicket) -> bool:
-        """Tell whether it was the client that set when a ticket is due."""
-        return bool(ticket.deadline) and self.limit(ticket, ticket.arrived) == ticket.deadline - ticket.arrived
+    def is_by_deadline(self, ticket: WaitingTicket, arrived: float) -> bool:
+        """Tell whether it is the client that set when a ticket is due that arrived then."""
+        return bool(ticket.deadline) and self.limit(ticket, arrived) == ticket.deadline - arrived

@@ -265,6 +265,7 @@ class Shed(_message.Message):
 
     TICKET_ID_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Which."""
     @_builtins.property
@@ -273,19 +274,54 @@ class Shed(_message.Message):
         NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / NO_WORKER or DRAINING with retry_after; INVALID_ARGUMENT / TICKET_INVALID.
         """
 
+    @_builtins.property
+    def closed(self) -> Global___Closed:
+        """For how long the edge may say the same to others by itself. Unset: it may not."""
+
     def __init__(
         self,
         *,
         ticket_id: _builtins.str = ...,
         failure: _failure_pb2.Failure | None = ...,
+        closed: Global___Closed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "ticket_id", b"ticket_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "failure", b"failure", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Shed: _TypeAlias = Shed  # noqa: Y015
+
+@_typing.final
+class Closed(_message.Message):
+    """Closed says that, by the figures a ticket was refused with, nothing else of its kind is taken either: of the same tenant,
+    model and class, not smaller in prompt or in output, not due earlier, and no resumed work.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LASTS_FIELD_NUMBER: _builtins.int
+    BY_DEADLINE_FIELD_NUMBER: _builtins.int
+    by_deadline: _builtins.bool
+    """The ticket's own deadline was the bound, so that one with more time may be taken."""
+    @_builtins.property
+    def lasts(self) -> _duration_pb2.Duration:
+        """From when the ticket came to its edge: what is before such a ticket is served no faster than time passes."""
+
+    def __init__(
+        self,
+        *,
+        lasts: _duration_pb2.Duration | None = ...,
+        by_deadline: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lasts", b"lasts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_deadline", b"by_deadline", "lasts", b"lasts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Closed: _TypeAlias = Closed  # noqa: Y015
 
 @_typing.final
 class Withdrawn(_message.Message):
