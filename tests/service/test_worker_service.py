@@ -112,6 +112,20 @@ async def test_a_revoked_lease_is_refused_at_once(model):
         assert (await edge.end(1)).failure.reason == "LEASE_LOST"
 
 
+async def test_operators_see_how_soon_cancels_free_and_what_they_waste(receiver, model):
+    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, tokens=200, ignore_eos=True)
+        await edge.first_token(1)
+        edge.cancel(1)
+        await edge.end(1)
+        figures = await worker.at_rest()
+    let_go = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.let_go")
+    wasted = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.wasted_tokens")
+    assert sum(point.count for point in let_go.histogram.data_points) >= 1
+    assert sum(point.as_int for point in wasted.sum.data_points) >= figures["tokens_wasted_after_cancel"]
+
+
 async def test_a_cancel_is_acknowledged_with_the_blocks_it_freed(model):
     async with running_worker(model) as worker, edge_of(worker.address) as edge:
         worker.scheduler.expect("lease 1")

@@ -28,6 +28,8 @@ class RunAccounts:
         self._duration = _histogram(semconv.GEN_AI_SERVER_REQUEST_DURATION, semconv.REQUEST_DURATION_BUCKETS)
         self._first = _histogram(semconv.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN, semconv.TIME_TO_FIRST_TOKEN_BUCKETS)
         self._per_token = _histogram(semconv.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN, semconv.TIME_PER_OUTPUT_TOKEN_BUCKETS)
+        self._let_go = _histogram(semconv.PENSTOCK_CANCEL_LET_GO, semconv.TIME_TO_FIRST_TOKEN_BUCKETS)
+        self._wasted = meter().create_counter(semconv.PENSTOCK_CANCEL_WASTED, unit="{token}")
 
         self._gauge(semconv.PENSTOCK_KV_BLOCKS_USED, lambda: kv_figures()["kv_blocks_used"])
         self._gauge(semconv.PENSTOCK_KV_BLOCKS_TOTAL, lambda: kv_figures()["kv_blocks"])
@@ -66,6 +68,9 @@ class RunAccounts:
             self._first.record(times.wait + times.prefill, names)
         if ended.run.tokens > 1:
             self._per_token.record(times.decode / (ended.run.tokens - 1), names)
+        if ended.run.asked:
+            self._let_go.record(max(0.0, ended.at - ended.run.asked.at), names)
+            self._wasted.add(ended.run.wasted, names)
 
     def _trace(self, ended: Ended, reason: str) -> None:
         for name, begun, over, attributes in _stretches(ended, self.model):
