@@ -116,6 +116,24 @@ def test_charges_other_than_for_what_came_are_found(rows):
     assert kinds(judge_charges([whole()], rows, {4: 6})) == {"charge"}
 
 
+LOST = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}
+
+
+def test_an_answer_whose_edge_died_before_it_told_auth_of_the_end_is_charged_nothing():
+    whole_and_lost = [whole()], [row(**LOST)], {4: 6}
+    assert list(judge_charges(*whole_and_lost, has_lost_edge=True)) == []
+    assert kinds(judge_charges(*whole_and_lost)) == {"charge"}
+
+
+def test_an_answer_that_went_on_elsewhere_is_charged_there_unless_that_edge_died_as_well():
+    resumed = whole(attempts=2)
+    went_on = row(reservation_id="r2", ticket_id="t2", answer_id="t1")
+    without = [row(**LOST)]
+    assert list(judge_charges([resumed], [*without, went_on], {4: 6}, has_lost_edge=True)) == []
+    assert kinds(judge_charges([resumed], without, {4: 6}, has_lost_edge=True)) == {"charge"}
+    assert list(judge_charges([resumed], [*without, went_on._replace(**LOST)], {4: 6}, has_lost_edge=True)) == []
+
+
 def test_tokens_that_no_engine_made_are_not_to_be_charged():
     assert kinds(judge_charges([whole()], [row()], {4: 5})) == {"charge"}
 

@@ -95,11 +95,17 @@ def _unlike_in_part(seen: Seen, owed: model.Owed, excused: Collection[str]) -> I
 
 
 def judge_charges(
-    all_seen: Sequence[Seen], rows: Sequence[Row], made: Mapping[int, int], *, has_lost_some: bool = False
+    all_seen: Sequence[Seen],
+    rows: Sequence[Row],
+    made: Mapping[int, int],
+    *,
+    has_lost_edge: bool = False,
+    has_lost_some: bool = False,
 ) -> Iterator[Violation]:
     """Hold the ledger against what clients saw.
 
     made:          tokens that engines made, by prompt length.
+    has_lost_edge: one may have died between telling a client of the end and telling auth.
     has_lost_some: an edge may have died with what it had let in while auth was away.
     """
     by_length: dict[int, list[Row]] = defaultdict(list)
@@ -109,7 +115,8 @@ def judge_charges(
     for seen in all_seen:
         length = len(seen.ask.prompt)
         charged = by_length.pop(length, [])
-        missing = () if has_lost_some else _undercharged(seen, charged)
+        is_forgiven = has_lost_edge and _is_forgiven(seen, charged)
+        missing = () if has_lost_some or is_forgiven else _undercharged(seen, charged)
         for kind, text in (*_overcharged(charged, made.get(length, 0)), *missing):
             yield Violation(kind, f"request of {length} prompt tokens: {text}")
     for length, strays in by_length.items():
@@ -134,6 +141,11 @@ def _overcharged(rows: Sequence[Row], made: int) -> Iterator[Violation]:
     charged = sum(row.output_tokens for row in told)
     if charged > made:
         yield Violation("charge", f"{charged} output tokens charged, engines made {made}")
+
+
+def _is_forgiven(seen: Seen, rows: Sequence[Row]) -> bool:
+    """Whether the last edge that worked on it was lost before auth heard what the answer came to."""
+    return any(row.outcome == LOST and (row.answer_id or seen.attempts == 1) for row in rows)
 
 
 def _undercharged(seen: Seen, rows: Sequence[Row]) -> Iterator[Violation]:

@@ -120,7 +120,13 @@ def _run(stand: Stand) -> Outcome:
     totals = stand.disk.connection.execute(_TOTALS).fetchone()
     violations = chain(
         judge_answers(everything, set(_excused(stand))),
-        judge_charges(everything, rows, stand.engines.made, has_lost_some=stand.nemesis.touched >= {"auth", "edge"}),
+        judge_charges(
+            everything,
+            rows,
+            stand.engines.made,
+            has_lost_edge="edge" in nemesis.touched,
+            has_lost_some=nemesis.touched >= {"auth", "edge"},
+        ),
         judge_totals(rows, totals),
         () if nemesis.happened else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
         stand.monitor.found,

@@ -10,7 +10,7 @@ from grpc import StatusCode
 
 from penstock.faults.calls import Exchange, Metadata
 from penstock.faults.loop import ProcessLoop
-from penstock.faults.wire import TO_CLIENT, TO_SERVER, Connection, Line, Network
+from penstock.faults.wire import TO_CLIENT, TO_SERVER, Connection, Network
 
 PEER = "ipv4:127.0.0.1:1"
 
@@ -192,9 +192,7 @@ class ServerSide:
         self._server.cancel(exchange)
 
     def go_away(self) -> None:
-        client: Any = self.connection.sides[TO_CLIENT]
-        if client is not None:
-            self._server.loop.call_soon(self._tell, client)
+        self._server.loop.call_soon(self._tell)
 
     def lost(self, why: str) -> None:
         self._server.forget(self)
@@ -202,9 +200,14 @@ class ServerSide:
             if exchange.connection is self.connection:
                 task.cancel()
 
-    def _tell(self, client: Any) -> None:
+    def _tell(self) -> None:
         network = self._server._network  # noqa: SLF001  # two halves of one thing
-        network.deliver(Line(self.connection), TO_CLIENT, client.go_away)
+        network.deliver(self.connection.control, TO_CLIENT, self._arrive)
+
+    def _arrive(self) -> None:
+        """On the client's loop, after it has heard that the connection is there."""
+        client: Any = self.connection.sides[TO_CLIENT]
+        client.go_away()
 
 
 async def _run(handler: Any, context: Context) -> None:

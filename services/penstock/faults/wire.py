@@ -57,6 +57,10 @@ class Connection:
     gone: list[bool] = field(default_factory=lambda: [False, False])  # who has given it up
     last: list[float] = field(default_factory=lambda: [0.0, 0.0])  # when all that is under way to it has arrived
     is_cut: bool = False  # nothing arrives any more, not even what is under way
+    control: "Line" = field(init=False)  # what is said on no call: that it is there, that it takes no more calls
+
+    def __post_init__(self) -> None:
+        self.control = Line(self)
 
     @property
     def names(self) -> frozenset[str]:
@@ -76,9 +80,6 @@ class Unjoined:
     def lost(self, why: str) -> None:
         del why
         self.down()
-
-    def go_away(self) -> None:
-        """The connection itself is closed soon; nobody has called on it yet."""
 
 
 @dataclass(eq=False)
@@ -157,7 +158,7 @@ class Network:
         def join() -> None:
             connection.sides[TO_CLIENT] = up(connection)
 
-        self.deliver(Line(connection), TO_CLIENT, join)
+        self.deliver(connection.control, TO_CLIENT, join)
 
     # Carrying.
 
@@ -249,7 +250,7 @@ class Network:
         self._after(seconds, self._lose, connection, way, why)
 
     def _lose(self, connection: Connection, way: int, why: str) -> None:
-        if why == "connection reset" and connection.names in self._holes:
+        if why != "ping timeout" and connection.names in self._holes:
             return  # it will hear once the hole is closed
         was_gone, connection.gone[way] = connection.gone[way], True
         side = connection.sides[way]

@@ -1,0 +1,129 @@
+"""The network of broken worlds: what is cut, held back or closed is heard of by both sides, and in order."""
+
+import pytest
+from grpc import ChannelConnectivity as Connectivity
+
+from penstock.faults.calls import Channel
+from penstock.faults.serving import Server
+from penstock.faults.wire import TO_CLIENT, TO_SERVER, Line, Network
+from penstock.faults.world import World
+
+pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+
+ADDRESS = "127.0.0.1:1"
+LIMIT = 20.0  # s
+
+
+class Mesh:
+    """One client with a channel to one server."""
+
+    def __init__(self):
+        self.world = World(1)
+        self.network = Network(self.world, 1, roughness=0.0)
+        self.client, self.host = self.world.add_loop("a"), self.world.add_loop("b")
+        self.names = frozenset({"a", "b"})
+        self.server = Server(self.network, self.host, ())
+        self.server.add_insecure_port(ADDRESS)
+        with self.world.inside(self.host):
+            self.host.create_task(self.server.start())
+        with self.world.inside(self.client):
+            self.channel = Channel(self.network, self.client, ADDRESS)
+        self.world.settle()
+
+    def connect(self, until=lambda mesh: mesh.state is Connectivity.READY):
+        with self.world.inside(self.client):
+            self.channel.get_state(try_to_connect=True)
+        assert self.world.run(lambda: until(self), limit=LIMIT)
+        return self.network.connections[0]
+
+    def pass_by(self, seconds):
+        self.world.run(lambda: False, limit=self.world.now + seconds)
+
+    @property
+    def state(self):
+        return self.channel.get_state()
+
+    @property
+    def sides(self):
+        """Of the server, one for each connection that it knows of."""
+        return len(self.server._sides)
+
+    @property
+    def failures(self):
+        return self.client.failures + self.host.failures
+
+
+@pytest.fixture
+def mesh():
+    made = Mesh()
+    yield made
+    with made.world.inside(None):  # no loop is left as the running one
+        pass
+
+
+def test_a_connection_that_is_reset_while_nothing_comes_through_is_lost_to_both_sides(mesh):
+    """Of such a connection, one side went on for ever with calls that never came to the other: seed 40082."""
+    connection = mesh.connect()
+    mesh.network.open_hole(mesh.names, 1.0)
+    mesh.network.cut(connection)
+    mesh.pass_by(0.9)
+    assert (mesh.state, mesh.sides) == (Connectivity.READY, 1)
+    mesh.pass_by(0.2)
+    assert (mesh.state, mesh.sides) == (Connectivity.IDLE, 0)
+    assert mesh.network.connections == []
+
+
+def test_a_server_that_stops_before_its_client_has_heard_of_the_connection_takes_no_call_on_it(mesh):
+    """The news went to nobody's side of the connection: seed 40168."""
+    mesh.connect(until=lambda mesh: mesh.sides == 1)
+    assert mesh.state is Connectivity.CONNECTING
+    with mesh.world.inside(mesh.host):
+        mesh.host.create_task(mesh.server.stop(None))
+    mesh.pass_by(1.0)
+    assert mesh.state is Connectivity.IDLE
+    assert mesh.failures == []
+
+
+def test_a_peer_that_closes_while_nothing_comes_through_is_heard_of_afterwards(mesh):
+    mesh.connect()
+    mesh.network.open_hole(mesh.names, 1.0)
+    with mesh.world.inside(mesh.host):
+        mesh.host.create_task(mesh.server.stop(None))
+    mesh.pass_by(0.9)
+    assert mesh.state is Connectivity.READY
+    mesh.pass_by(0.2)
+    assert mesh.state is Connectivity.IDLE
+
+
+def test_a_hole_that_outlasts_pings_is_noticed_before_it_closes(mesh):
+    mesh.connect()
+    mesh.network.open_hole(mesh.names, 4.0)
+    mesh.pass_by(3.0)
+    assert mesh.state is Connectivity.IDLE
+    assert mesh.sides == 1
+    mesh.pass_by(2.0)
+    assert mesh.sides == 0
+
+
+def test_what_a_hole_held_back_arrives_in_the_order_in_which_it_was_said(mesh):
+    connection, heard = mesh.connect(), []
+    line = Line(connection)
+    for number in range(3):
+        mesh.network.deliver(line, TO_SERVER, heard.append, number)
+    mesh.network.open_hole(mesh.names, 1.0)
+    mesh.pass_by(0.5)
+    for number in range(3, 6):
+        mesh.network.deliver(line, TO_SERVER, heard.append, number)
+    mesh.pass_by(0.4)
+    assert heard == []
+    mesh.pass_by(1.0)
+    assert heard == list(range(6))
+
+
+def test_nothing_arrives_on_a_connection_that_was_cut(mesh):
+    connection, heard = mesh.connect(), []
+    mesh.network.deliver(Line(connection), TO_CLIENT, heard.append, 1)
+    mesh.network.cut(connection)
+    mesh.pass_by(1.0)
+    assert heard == []
+    assert mesh.state is Connectivity.IDLE
