@@ -1,7 +1,8 @@
 """`python -m penstock.edge`: the whole object graph of an edge."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, main, stop_requested
@@ -28,13 +29,17 @@ async def run_edge(config: EdgeConfig) -> None:
 
 @asynccontextmanager
 async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
-    """An edge that serves; leaving the block drains it."""
+    """An edge that serves; leaving the block drains it.
+
+    It does not listen before it could answer, so that whoever asks it meanwhile is refused and goes elsewhere at once.
+    """
     clock, hello = Clock(), Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="edge", zone=config.zone)
     with Threads(config.tokenizer_threads) as threads:
         catalog = Catalog(clock, threads, patience=config.model_patience)
         tower = Tower(config, hello, catalog, clock)
         gateway = Gateway(config, tower, catalog, threads)
         async with background(catalog.run(), tower.run()):
+            await _arrived(tower, catalog, config.arrival_patience)
             async with (
                 serving_http(config.http_listen, HttpFront(gateway, tower.has_joined.is_set), config.drain_grace),
                 serving(
@@ -50,6 +55,14 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
             ):
                 yield server
             await tower.landed()
+
+
+async def _arrived(tower: Tower, catalog: Catalog, patience: float) -> None:
+    """Return once a request would go straight on; in a mesh where it cannot, after `patience` s, to say so."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience):
+            await tower.has_joined.wait()
+            await catalog.is_stocked()
 
 
 async def _ready_once_joined(tower: Tower, server: Server) -> None:

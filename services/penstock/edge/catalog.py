@@ -68,6 +68,11 @@ class Catalog:
     def knows(self, name: str) -> bool:
         return name in self._entries()
 
+    async def is_stocked(self) -> None:
+        """Wait until there are models, and each that is served can be used."""
+        while not self._is_stocked:
+            await self._changed.wait()
+
     async def find(self, name: str) -> Model:
         """Return a model by name, or the only one for an empty name; waits while its card is on its way.
 
@@ -84,6 +89,13 @@ class Catalog:
             text = "no worker serves a model yet" if not name else f"the card of {name} cannot be fetched"
             raise Unavailable(f"{text}; retry in a moment", reason="NO_WORKER", retry_after=1.0) from None
 
+    def at_hand(self, name: str) -> Model | None:
+        """Return what `find` would return at once; None also where it would raise."""
+        try:
+            return self._look_up(name)
+        except PenstockError:
+            return None
+
     def list(self) -> list[ModelMessage]:
         """Return the usable models by name."""
         found = []
@@ -98,6 +110,11 @@ class Catalog:
                     )
                 )
         return found
+
+    @property
+    def _is_stocked(self) -> bool:
+        entries = self._entries()
+        return bool(entries) and all(each.card_digest in self._models for each in entries.values())
 
     def _entries(self) -> dict[str, CatalogEntry]:
         return self._roster.entries(self._clock.now())

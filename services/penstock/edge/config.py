@@ -29,6 +29,7 @@ class EdgeConfig(ServiceConfig):
     grace_for: float = 60.0  # s of an outage in which it does so, also for a key revoked meanwhile; 0: never
     grace_memory: float = 600.0  # s for which a caller is remembered
     grace_callers: int = 10_000  # remembered at most
+    arrival_patience: float = 5.0  # s for auth, a queue and the models' cards; then it listens all the same
     model_patience: float = 5.0  # s for a model that was announced to become usable
     worker_idle: float = 60.0  # s; then the stream to a worker that runs nothing for us is closed
     tokenizer_threads: int = 2  # for short prompts, and as many for long ones

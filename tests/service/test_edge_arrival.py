@@ -1,0 +1,88 @@
+"""When an edge that starts lets anybody in: once it could answer, or when it knows that it cannot."""
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+
+import grpc
+import pytest
+
+from edge_mesh import KEY, PATIENCE, FakeAuth, FakeQueue, FakeWorker, served
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import error_from_rpc
+from penstock.edge.__main__ import edge
+from penstock.edge.config import EdgeConfig
+from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
+from penstock.mesh.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from penstock.v1.inference_pb2 import GenerateRequest, ListModelsRequest
+from penstock.v1.inference_pb2_grpc import InferenceStub
+
+
+class SlowCard(FakeWorker):
+    """Tells that it was asked for its card, and gives it when the test says so."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.asked, self.may_tell = asyncio.Event(), asyncio.Event()
+
+    async def GetModelCard(self, request, context):
+        self.asked.set()
+        await self.may_tell.wait()
+        return await super().GetModelCard(request, context)
+
+
+def free_addresses(count):
+    """Ports that nobody has; all are held until each is found, or two might be the same."""
+    with ExitStack() as held:
+        found = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in found]
+
+
+async def listens(address):
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
+
+
+@asynccontextmanager
+async def tiers_behind(worker):
+    async with AsyncExitStack() as stack:
+        worker.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, worker))
+        auth = await stack.enter_async_context(served(add_AdmissionServiceServicer_to_server, FakeAuth()))
+        queue = await stack.enter_async_context(served(add_QueueServiceServicer_to_server, FakeQueue([worker])))
+        yield {"auths": (auth,), "queues": (queue,), "instance_id": "e1", "drain_grace": 0.0}
+        worker.may_tell.set()
+
+
+async def test_an_edge_is_not_there_before_it_could_answer():
+    grpc_at, http_at = free_addresses(2)
+    worker = SlowCard("w1")
+    async with tiers_behind(worker) as behind, AsyncExitStack() as stack:
+        config = EdgeConfig(listen=grpc_at, http_listen=http_at, arrival_patience=PATIENCE, **behind)
+        arriving = asyncio.create_task(stack.enter_async_context(edge(config)))
+        await worker.asked.wait()
+        assert [await listens(each) for each in (grpc_at, http_at)] == [False, False]
+        worker.may_tell.set()
+        await arriving
+        assert [await listens(each) for each in (grpc_at, http_at)] == [True, True]
+        async with channel(grpc_at) as to_edge:
+            listed = await InferenceStub(to_edge).ListModels(ListModelsRequest(), metadata=KEY)
+        assert [each.name for each in listed.models] == ["tiny"]
+
+
+async def test_an_edge_of_a_mesh_without_a_model_comes_all_the_same_to_say_so():
+    worker = SlowCard("w1")
+    async with (
+        tiers_behind(worker) as behind,
+        edge(EdgeConfig(listen="127.0.0.1:0", arrival_patience=0.0, model_patience=0.0, **behind)) as server,
+        channel(server.address) as to_edge,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            async for _ in InferenceStub(to_edge).Generate(GenerateRequest(text="hi"), metadata=KEY, timeout=PATIENCE):
+                pass
+        assert error_from_rpc(failure.value).reason == "NO_WORKER"
