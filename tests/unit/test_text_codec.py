@@ -1,8 +1,11 @@
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers.models import BPE
 
@@ -13,6 +16,7 @@ from penstock.edge.request.spec import ChatInput, Message, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from
 from penstock.edge.text.detokenizer import decode
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
+from penstock.edge.text.least import least_tokens
 from penstock.edge.text.tokenizer import Tokenizer
 from penstock.mesh.v1.worker_pb2 import ModelCard
 from tiny_model import CHAT_TEMPLATE, tiny_tokenizer
@@ -155,3 +159,26 @@ def test_what_is_broken_up_still_reads_as_it_was_written():
     broken = codec.tokenizer.encode(codec.tokenizer.disarm(text))
     assert not codec.tokenizer.special_ids & set(broken)
     assert decode(codec.tokenizer.vocabulary, broken) == text
+
+
+@cache
+def built(tokenizer_json):
+    return Tokenizer(tokenizer_json())
+
+
+def tiny_json():
+    return tiny_tokenizer(304).to_str()
+
+
+@pytest.mark.parametrize("tokenizer_json", [gpt2_json, stories_json, tiny_json])
+@settings(deadline=None)  # the first builds it
+@given(text=st.one_of(st.text(), st.lists(st.sampled_from(["a", "the water", " ", "\n\n", "  ", "日本", "\x1c", ")"]))))
+def test_no_prompt_comes_to_fewer_tokens_than_it_has_words(tokenizer_json, text):
+    joined = "".join(text)
+    assert least_tokens(TextInput(joined)) <= len(built(tokenizer_json).encode(joined))
+
+
+def test_the_words_of_a_conversation_count_but_for_those_that_templates_may_leave_out():
+    said = (Message("user", "two words"), Message("assistant", "not these"), Message("user", "one more"))
+    assert least_tokens(ChatInput(said)) == 4
+    assert least_tokens(TokenInput((1, 2, 3))) == 3

@@ -80,14 +80,16 @@ class Gateway:
         traceparent: str = "",
         time_left: float | None = None,
     ) -> Passage:
-        """Take a request in; `prepare` gets it going. Raises Overloaded when the edge is full."""
+        """Take a request in; `prepare` gets it going. Raises Overloaded when the edge or the queue is full."""
         size = _size(spec)
         self._tower.flights.check_room(size)
-        ticket_id, now = uuid4().hex, self._tower.now()
-        deadline = now + self._time(spec.timeout_s, time_left)
+        now = self._tower.now()
+        time = self._time(spec.timeout_s, time_left)
+        self._tower.door.check(spec, credential, now, time)
+        ticket_id = uuid4().hex
         request_id = spec.request_id or ticket_id
         passage = Passage(
-            flight=Flight(ticket_id, arrived=now, deadline=deadline, limits=self._config.flight_limits),
+            flight=Flight(ticket_id, arrived=now, deadline=now + time, limits=self._config.flight_limits),
             request_id=request_id,
             spec=spec,
             credential=credential,

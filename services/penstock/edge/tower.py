@@ -10,6 +10,7 @@ from penstock.chassis.errors import Aborted, PenstockError
 from penstock.edge.catalog import Catalog
 from penstock.edge.clock import Clock
 from penstock.edge.config import EdgeConfig
+from penstock.edge.door import Door
 from penstock.edge.flight.effects import (
     Accept,
     Cancelled,
@@ -45,7 +46,8 @@ class Tower:
         self._client_buffer = config.client_buffer
         self.flights = Flights(max_flights=config.max_flights, max_bytes=config.max_bytes)
         self.auth = AuthLink(config.auths, hello, self.flights, self, config.grace_limits)
-        self.queues = QueueLinks(config.queues, hello, self.flights, self, catalog)
+        self.door = Door(self.auth.met, catalog, default_output_tokens=config.default_output_tokens)
+        self.queues = QueueLinks(config.queues, hello, self.flights, self, catalog=catalog, door=self.door)
         self.workers = WorkerLinks(hello, self, idle=config.worker_idle)
         self.cancels = 0
         self.receipts = 0
@@ -189,6 +191,8 @@ class Tower:
             **self.auth.grace_figures,
             "queue_links_up": self.queues.links_up,
             "worker_links_up": self.workers.links_up,
+            "refused_here": self.door.refused_here,
+            "refused_by_queue": self.door.refused_by_queue,
             "cancels": self.cancels,
             "receipts": self.receipts,
         }

@@ -26,6 +26,7 @@ from penstock.mesh.v1.admission_pb2 import (
     Refused,
 )
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
+from penstock.v1.inference_pb2 import Priority
 from penstock.v1.stream_pb2 import Hello
 
 REMIND_EVERY = 5.0  # s
@@ -92,6 +93,10 @@ class AuthLink:
         if self._grace.unbooked:
             self._settled.clear()
         await self._settled.wait()
+
+    def met(self, credential: Credential, asked: "Priority.ValueType") -> Identity | None:
+        """Return who the caller is, of the class it would be granted; None when auth has not let it in of late."""
+        return self._grace.met(credential, asked)
 
     def reserve(self, passage: Passage) -> None:
         """Ask, or decide; while nobody knows yet whether auth is away the ask is made again when it is back."""

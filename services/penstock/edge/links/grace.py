@@ -129,6 +129,9 @@ class Grace:
             return
         self._callers.give_back(*self._unbooked.end(ticket_id, spent))
 
+    def met(self, credential: Credential, asked: "Priority.ValueType") -> Identity | None:
+        return self._callers.find(credential, asked, self._control.now())
+
     # What is decided here.
 
     def identify(self, credential: Credential, asked: "Priority.ValueType" = PRIORITY_UNSPECIFIED) -> Identity:

@@ -6,6 +6,7 @@ from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams import Link
 from penstock.edge.catalog import Catalog
+from penstock.edge.door import Door
 from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
 from penstock.edge.links import frames
@@ -28,12 +29,15 @@ class QueueLinks:
         hello: Hello,
         flights: Flights,
         control: Control,
+        *,
         catalog: Catalog,
+        door: Door,
     ) -> None:
         self._hello = hello
         self._flights = flights
         self._control = control
         self._catalog = catalog
+        self._door = door
         self._links: dict[str, ShardStream] = {}
         self._draining: set[str] = set()
         self._peers = PeerSet(addresses, self._open)
@@ -103,6 +107,7 @@ class QueueLinks:
             self._catalog.announce(shard, frame.catalog)
         elif kind == "queued":
             if passage := self._held_by(shard, frame.queued.ticket_id):
+                self._door.queued(passage)
                 self._control.apply(passage, passage.flight.queued())
         elif kind == "leased":
             lease = frame.leased.lease
@@ -129,6 +134,7 @@ class QueueLinks:
             self._control.apply(passage, passage.flight.queue_lost())
         else:
             error = error_from_failure(shed.failure)
+            self._door.shed(passage, shed, error, self._control.now())
             # A shard that started a moment ago has not heard of every model yet.
             is_passing = error.reason == "MODEL_UNKNOWN" and self._catalog.knows(passage.flight.model)
             self._control.apply(passage, passage.flight.shed(error, self._control.now(), is_passing=is_passing))

@@ -1,0 +1,131 @@
+"""What the queue has refused for load, and for how long the edge may say so itself to others of the same kind.
+
+Exact by the figures of those refusals: what is refused here, the queue would have refused. As figures change, now and
+then one is let through all the same, and what the queue says to it counts from there on. No I/O; `now` comes in.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.chassis.errors import Overloaded
+
+PROBE_EVERY = 0.1  # s; the end of an overload is noticed by then
+LONGEST = 1.0  # s that one refusal holds at most: a tenant may be given another class or weight meanwhile
+KINDS = 10_000  # remembered; the least recently refused go first
+SIZES = 8  # of one kind
+SLACK = 0.005  # s; the same timeout comes as a little more or less, for the time it was on its way
+SOONEST = 0.05  # s; what a refused client is told at least
+
+
+class Kind(NamedTuple):
+    """Who shares an order: what others are refused says nothing of one that differs in any of these."""
+
+    tenant_id: str
+    model: str
+    priority: int  # as granted
+
+
+class Ask(NamedTuple):
+    """What a request asks for."""
+
+    prompt: int  # tokens
+    output: int
+    arrived: float  # s of the unix clock
+    time: float  # s that it has from there
+
+    @property
+    def deadline(self) -> float:
+        return self.arrived + self.time
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One refusal of the queue: it holds for what asks for as much, is due no earlier and came before its end."""
+
+    ask: Ask
+    until: float
+    by_deadline: bool  # what has more time may be taken
+    reason: str
+    retry_at: float
+
+    def holds_for(self, ask: Ask) -> bool:
+        was = self.ask
+        return (
+            ask.arrived < self.until
+            and ask.prompt >= was.prompt
+            and ask.output >= was.output
+            and ask.deadline >= was.deadline
+            and not (self.by_deadline and ask.time > was.time + SLACK)
+        )
+
+    def error(self, now: float) -> Overloaded:
+        wait = max(SOONEST, self.retry_at - now)
+        text = f"the queue takes no such request for the moment; retry in {wait:.2f} s"
+        return Overloaded(text, reason=self.reason, retry_after=wait, metadata={"refused_by": "edge"})
+
+
+@dataclass(slots=True)
+class Closed:
+    """What is known of one kind."""
+
+    refusals: list[Refusal] = field(default_factory=list)  # oldest first
+    heard_at: float = 0.0  # when one was last refused by the queue, or let through to it
+
+
+class Refusals:
+    """Of the queue, by kind; bounded in number."""
+
+    def __init__(self, *, kinds: int = KINDS) -> None:
+        self._most = kinds
+        self._kinds: OrderedDict[Kind, Closed] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def __repr__(self) -> str:
+        return f"<Refusals of {len(self)} kinds>"
+
+    def note(self, kind: Kind, refusal: Refusal, now: float) -> None:
+        """Hear of a refusal; those that it covers, and those that are over, are forgotten."""
+        closed = self._kinds.setdefault(kind, Closed())
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > self._most:
+            self._kinds.popitem(last=False)
+        kept = [each for each in closed.refusals if each.until > now and not _covers(refusal, each)]
+        closed.refusals = [*kept, refusal][-SIZES:]
+        closed.heard_at = now
+
+    def find(self, kind: Kind, ask: Ask) -> Refusal | None:
+        """Return why a request that comes now is refused; None: ask the queue."""
+        closed = self._kinds.get(kind)
+        if closed is None:
+            return None
+        found = next((each for each in closed.refusals if each.holds_for(ask)), None)
+        if found and ask.arrived - closed.heard_at >= PROBE_EVERY:
+            closed.heard_at = ask.arrived
+            return None
+        return found
+
+    def taken(self, kind: Kind, ask: Ask) -> None:
+        """Hear that the queue took one in: what would have refused it holds no more."""
+        if closed := self._kinds.get(kind):
+            closed.refusals = [each for each in closed.refusals if not each.holds_for(ask)]
+            if not closed.refusals:
+                del self._kinds[kind]
+
+
+def refusal_of(ask: Ask, *, lasts: float, by_deadline: bool, told: Overloaded, now: float) -> Refusal:
+    """What is kept of a refusal that the queue says holds for `lasts` s from when `ask` came."""
+    until = ask.arrived + min(lasts - SLACK if by_deadline else lasts, LONGEST)
+    return Refusal(ask, until, by_deadline, told.reason, now + (told.retry_after or 0.0))
+
+
+def _covers(newer: Refusal, older: Refusal) -> bool:
+    """Tell whether the older is of no more use, as others are due later the later they come."""
+    return (
+        newer.until >= older.until
+        and newer.ask.prompt <= older.ask.prompt
+        and newer.ask.output <= older.ask.output
+        and newer.by_deadline <= older.by_deadline
+    )

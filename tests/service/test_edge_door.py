@@ -1,0 +1,80 @@
+"""A real edge that was told by the queue to refuse for a while: whom it refuses, whom not, and what that spares."""
+
+from datetime import timedelta
+
+import grpc
+import pytest
+
+from edge_mesh import PATIENCE, edge_mesh
+from penstock.chassis.errors import Overloaded, error_from_rpc
+from penstock.mesh.v1.queue_pb2 import Closed
+from penstock.v1.inference_pb2 import PRIORITY_BATCH, GenerateRequest, Resume, TokenIds
+
+TOKENS = TokenIds(ids=[5] * 20)
+FULL = Overloaded("full", retry_after=PATIENCE)
+
+
+async def outcome(call):
+    """Return the reason of a refusal, and which tier it was; of what is answered, neither."""
+    try:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as failure:
+        error = error_from_rpc(failure)
+        return error.reason, error.metadata.get("refused_by", "queue")
+    return "", ""
+
+
+@pytest.fixture
+async def mesh(monkeypatch):
+    """One whose queue has refused 20 prompt and 10 output tokens, and would take anything now."""
+    monkeypatch.setattr("penstock.edge.refusals.PROBE_EVERY", PATIENCE)
+    monkeypatch.setattr("penstock.edge.refusals.LONGEST", PATIENCE)
+    async with edge_mesh() as found:
+        found.queue.sheds, found.queue.closed = [FULL], Closed(lasts=timedelta(seconds=PATIENCE))
+        assert await outcome(ask(found)) == ("OVERLOADED", "queue")
+        yield found
+
+
+def ask(mesh, key="good", **fields):
+    fields = {"token_ids": TOKENS, "max_output_tokens": 10, **fields}
+    metadata = (("authorization", f"Bearer {key}"),)
+    return mesh.inference.Generate(GenerateRequest(**fields), metadata=metadata, timeout=PATIENCE)
+
+
+async def test_the_like_of_what_was_refused_costs_neither_a_reservation_nor_a_ticket(mesh):
+    asked = len(mesh.auth.reserves), len(mesh.queue.tickets)
+    assert await outcome(ask(mesh)) == ("OVERLOADED", "edge")
+    assert (len(mesh.auth.reserves), len(mesh.queue.tickets)) == asked
+    figures = await mesh.figures()
+    assert (figures["refused_here"], figures["refused_by_queue"], figures["flights"]) == (1, 1, 0)
+
+
+async def test_who_is_refused_here_is_told_when_to_come_back(mesh):
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await ask(mesh).read()
+    assert 0 < error_from_rpc(failure.value).retry_after <= PATIENCE
+
+
+async def test_smaller_requests_and_answers_that_go_on_reach_the_queue(mesh):
+    assert await outcome(ask(mesh, max_output_tokens=9)) == ("", "")
+    assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("", "")
+    assert await outcome(ask(mesh, resume=Resume(token_ids=[5]))) == ("", "")
+    assert await outcome(ask(mesh)) == ("OVERLOADED", "edge"), "what they were told says nothing of the like"
+
+
+async def test_a_key_that_auth_has_not_let_in_of_late_is_for_auth_to_judge(mesh):
+    assert (await outcome(ask(mesh, key="stolen")))[0] == "KEY_UNKNOWN"
+
+
+async def test_text_is_refused_by_its_words_before_it_is_tokenized(mesh):
+    assert await outcome(ask(mesh, text="some " * 20)) == ("OVERLOADED", "edge")
+    assert await outcome(ask(mesh, text="some " * 19)) == ("", "")
+
+
+async def test_another_class_reaches_the_queue(mesh):
+    assert await outcome(ask(mesh, priority=PRIORITY_BATCH)) == ("", "")
+
+
+async def test_what_could_never_be_run_is_told_so(mesh):
+    assert (await outcome(ask(mesh, max_output_tokens=10_000)))[0] == "PROMPT_TOO_LONG"

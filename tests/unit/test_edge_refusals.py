@@ -1,0 +1,136 @@
+"""What an edge refuses by itself: no more than the queue would, of nobody else's kind, and not for long."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.chassis.errors import Overloaded
+from penstock.edge.refusals import LONGEST, PROBE_EVERY, SIZES, SLACK, Ask, Kind, Refusals, refusal_of
+
+ANNA = Kind("anna", "m", 2)
+ASK = Ask(100, 50, arrived=10.0, time=60.0)
+TOLD = Overloaded("later", reason="QUEUE_FULL", retry_after=0.4)
+SHORT = 0.5 * PROBE_EVERY  # s; no probe is due
+
+
+def later(ask=ASK, by=SHORT / 2, **fields):
+    """The same from somebody who comes later."""
+    return ask._replace(arrived=ask.arrived + by, **fields)
+
+
+def refusal(ask=ASK, *, lasts=SHORT, by_deadline=False):
+    return refusal_of(ask, lasts=lasts, by_deadline=by_deadline, told=TOLD, now=ask.arrived)
+
+
+def refused(*given, kind=ANNA, **fields):
+    found = Refusals(**fields)
+    for each in given or (refusal(),):
+        found.note(kind, each, each.ask.arrived)
+    return found
+
+
+def test_the_like_of_what_was_refused_is_refused_until_that_is_over():
+    found = refused()
+    assert found.find(ANNA, later(by=SHORT * 0.99))
+    assert not found.find(ANNA, later(by=SHORT))
+
+
+def test_what_is_smaller_in_anything_or_due_earlier_is_for_the_queue_to_judge():
+    found = refused()
+    assert not found.find(ANNA, later(prompt=99))
+    assert not found.find(ANNA, later(output=49))
+    assert not found.find(ANNA, later(time=59.9))
+    assert found.find(ANNA, later(prompt=101, output=51))
+
+
+def test_who_has_more_time_passes_where_it_was_time_that_lacked():
+    by_time, by_promise = refused(refusal(by_deadline=True)), refused()
+    patient = later(time=90.0)
+    assert not by_time.find(ANNA, patient)
+    assert by_time.find(ANNA, later(time=60.0 + SLACK / 2))
+    assert by_promise.find(ANNA, patient)
+
+
+def test_nobody_is_refused_for_another_tenant_model_or_class():
+    found = refused()
+    others = [ANNA._replace(tenant_id="ben"), ANNA._replace(model="n"), ANNA._replace(priority=1)]
+    assert not any(found.find(each, later()) for each in others)
+
+
+def test_now_and_then_one_goes_to_the_queue_all_the_same():
+    found = refused(refusal(lasts=LONGEST))
+    passed = [at for at in range(1, 1_000) if not found.find(ANNA, later(by=at / 1_000))]
+    assert len(passed) == round(LONGEST / PROBE_EVERY) - 1
+    assert passed[0] <= 1_000 * PROBE_EVERY + 1
+
+
+def test_what_the_queue_says_to_a_probe_counts():
+    found = refused(refusal(lasts=LONGEST))
+    found.taken(ANNA, later(prompt=120))
+    assert not found.find(ANNA, later(prompt=120))
+    assert len(found) == 0
+
+
+def test_a_large_one_that_is_taken_says_nothing_of_a_refusal_of_a_larger_one():
+    found = refused(refusal(ASK._replace(prompt=1_000)))
+    found.taken(ANNA, later(prompt=500))
+    assert found.find(ANNA, later(prompt=1_000))
+
+
+def test_no_refusal_holds_for_long_whatever_the_queue_said():
+    assert refusal(lasts=600.0).until == ASK.arrived + LONGEST
+
+
+def test_the_refused_are_told_when_to_come_back_by_what_the_queue_predicted():
+    error = refusal().error(ASK.arrived + 0.1)
+    assert (error.reason, round(error.retry_after, 6), error.metadata) == ("QUEUE_FULL", 0.3, {"refused_by": "edge"})
+    assert refusal().error(ASK.arrived + 9.0).retry_after > 0
+
+
+def test_sizes_and_kinds_are_bounded_in_number():
+    found = refused(*(refusal(ASK._replace(prompt=100 - 2 * each, output=50 + each)) for each in range(30)), kinds=3)
+    for number in range(30):
+        found.note(ANNA._replace(tenant_id=str(number)), refusal(), ASK.arrived)
+    assert len(found) == 3
+    assert SIZES < 30
+    assert not found.find(ANNA, later())
+
+
+def test_refusals_of_falling_sizes_leave_the_smallest_that_lasts_as_long():
+    found = refused(refusal(), refusal(ASK._replace(prompt=80)))
+    assert found.find(ANNA, later(prompt=80)).ask.prompt == 80
+    assert found.find(ANNA, later()).ask.prompt == 80
+
+
+asks = st.builds(
+    Ask,
+    *(st.integers(1, 4), st.integers(1, 4), st.floats(0, 2), st.sampled_from([1.0, 5.0])),
+)
+kinds = st.builds(ANNA._replace, tenant_id=st.sampled_from("ab"), priority=st.sampled_from([1, 2]))
+events = st.tuples(kinds, asks, st.sampled_from(["refused", "asks", "taken"]), st.floats(0, 2), st.booleans())
+
+
+@given(st.lists(events, max_size=30))
+def test_only_what_a_refusal_of_its_own_kind_covers_is_refused_and_only_while_it_lasts(said):
+    found, noted = Refusals(), []
+    for kind, ask, what, lasts, by_deadline in sorted(said, key=lambda event: event[1].arrived):
+        if what == "refused":
+            each = refusal_of(ask, lasts=lasts, by_deadline=by_deadline, told=TOLD, now=ask.arrived)
+            found.note(kind, each, ask.arrived)
+            noted.append((kind, each))
+        elif what == "taken":
+            found.taken(kind, ask)
+        elif why := found.find(kind, ask):
+            assert any(kind == its and each is why for its, each in noted)
+            assert ask.prompt >= why.ask.prompt
+            assert ask.output >= why.ask.output
+            assert ask.deadline >= why.ask.deadline
+            assert why.ask.arrived <= ask.arrived < why.ask.arrived + LONGEST
+
+
+@given(st.lists(st.tuples(kinds, asks, st.floats(0, 5)), max_size=30), kinds)
+def test_whoever_keeps_asking_reaches_the_queue_within_the_time_between_probes(said, kind):
+    found, at = Refusals(), 2.0
+    for its, ask, lasts in said:
+        found.note(its, refusal(ask, lasts=lasts), min(at, ask.arrived))
+    came = [step / 100 for step in range(1, 13)]
+    assert not all(found.find(kind, Ask(9, 9, at + each, 9.0)) for each in came)
