@@ -9,7 +9,7 @@ from unittest.mock import patch
 from penstock.auth.accounts import Accounts
 from penstock.auth.edges import Edges
 from penstock.client.progress import Progress
-from penstock.client.session import Session
+from penstock.client.stream import EdgeStream
 from penstock.edge import gateway
 from penstock.edge.flight.answer import Answer
 from penstock.edge.flight.flight import Flight
@@ -158,9 +158,9 @@ def the_client_lets_the_next_edge_draw_a_seed(request, self):
     return found
 
 
-@mutant(Session, "_on_down", break_at=(Act.CUT, "edge", Point(SESSION, TO_CLIENT, "step")))
+@mutant(EdgeStream, "_on_down", break_at=(Act.CUT, "edge", Point(SESSION, TO_CLIENT, "step")))
 def a_lost_session_leaves_its_requests_waiting(on_down, self, reason):
-    self._up.clear()
+    self._cease()
 
 
 # Auth.

@@ -555,6 +555,143 @@ async def test_answers_of_a_session_go_on_when_their_edge_does_not(how):
     assert len(edge.peers) == 2
 
 
+@asynccontextmanager
+async def session_over(*edges):
+    """A session that may move between `edges`; the first of them takes it first."""
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(inference(Session=edge.session)) for edge in edges]
+        targets = [server.address for _, server in served]
+        client = await stack.enter_async_context(Client(*targets, retries=HASTY))
+        yield await stack.enter_async_context(client.session())
+
+
+def refusal(asked, reason, retry_after=0.01):
+    failure = Unavailable("not here", reason=reason, retry_after=retry_after).failure()
+    return {"failed": pb.SessionFailed(handle=asked.handle, failure=failure)}
+
+
+async def answer_on(edge, asked, start=0):
+    for index in range(start, len(WORDS)):
+        edge.step((asked.handle, index))
+    edge.finish(asked.handle, start=start)
+
+
+async def test_a_session_leaves_an_edge_that_drains_and_what_runs_there_ends_there():
+    old, new = SessionEdge(), SessionEdge()
+    async with session_over(old, new) as session:
+        running = asyncio.create_task(session.complete("running"))
+        first = await old.next("generate")
+        old.accept(first)
+        answer = session.generate("next")
+        reading = asyncio.create_task(answer.read())
+        old.send(**refusal(await old.next("generate"), "DRAINING"))
+        moved = await new.next("generate")
+        new.accept(moved)
+        await answer_on(new, moved)
+        assert await reading == "".join(WORDS)
+        assert answer.attempts == 1  # an edge that drains has not tried
+        await answer_on(old, first)
+        assert await running == "".join(WORDS)
+        async with asyncio.timeout(5):
+            await old.left.wait()
+        assert old.peers[0].ended  # on purpose
+    assert (len(old.peers), len(new.peers)) == (1, 1)
+
+
+async def test_a_session_with_one_edge_waits_for_the_next_that_takes_its_place():
+    edge = SessionEdge()
+    async with session_over(edge) as session:
+        answer = session.generate("Hello")
+        reading = asyncio.create_task(answer.read())
+        for _ in range(7):  # more than there may be attempts
+            edge.send(**refusal(await next_asked(edge), "DRAINING", retry_after=0.001))
+        asked = await next_asked(edge)
+        edge.accept(asked)
+        await answer_on(edge, asked)
+        assert await reading == "".join(WORDS)
+        assert answer.attempts == 1
+
+
+async def next_asked(edge):
+    """The next request, past the ends of streams that were left."""
+    while True:
+        async with asyncio.timeout(5):
+            frame = await edge.frames.get()
+        if frame.WhichOneof("frame") == "generate":
+            return frame.generate
+
+
+async def test_a_session_gives_up_on_edges_that_drain_once_its_patience_is_over():
+    edge = SessionEdge()
+    async with inference(Session=edge.session) as (_, server):
+        policy = RetryPolicy(max_attempts=1, patience=0.2)
+        async with Client(server.address, retries=policy) as client, client.session() as session:
+            reading = asyncio.create_task(session.complete("Hello"))
+            while not reading.done():
+                asked = asyncio.create_task(next_asked(edge))
+                await asyncio.wait([asked, reading], return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    edge.send(**refusal(asked.result(), "DRAINING", retry_after=0.01))
+                asked.cancel()
+            with pytest.raises(Unavailable) as told:
+                await reading
+    assert told.value.reason in ("DRAINING", "CONNECTION_LOST")
+
+
+@pytest.mark.parametrize("reason", ["AUTH_LOST", "QUEUE_LOST"])
+async def test_a_session_leaves_an_edge_that_has_lost_a_tier_if_there_is_another(reason):
+    cut_off, well = SessionEdge(), SessionEdge()
+    async with session_over(cut_off, well) as session:
+        reading = asyncio.create_task(session.complete("Hello"))
+        cut_off.send(**refusal(await cut_off.next("generate"), reason))
+        asked = await well.next("generate")
+        well.accept(asked)
+        await answer_on(well, asked)
+        assert await reading == "".join(WORDS)
+
+
+async def test_a_session_stays_with_an_edge_that_has_lost_a_tier_if_there_is_no_other():
+    edge = SessionEdge()
+    async with session_over(edge) as session:
+        reading = asyncio.create_task(session.complete("Hello"))
+        edge.send(**refusal(await edge.next("generate"), "AUTH_LOST"))
+        asked = await edge.next("generate")
+        edge.accept(asked)
+        await answer_on(edge, asked)
+        assert await reading == "".join(WORDS)
+    assert len(edge.peers) == 1
+
+
+async def test_a_request_that_crosses_with_the_end_of_its_stream_is_no_attempt():
+    old, new = SessionEdge(), SessionEdge()
+    async with session_over(old, new) as session:
+        answer = session.generate("Hello")
+        reading = asyncio.create_task(answer.read())
+        await old.next("generate")
+        old.send(end=End(reason="draining"))
+        asked = await new.next("generate")
+        new.accept(asked)
+        await answer_on(new, asked)
+        assert await reading == "".join(WORDS)
+        assert answer.attempts == 1
+
+
+async def test_a_cancel_that_nobody_asked_for_is_an_edge_that_gives_up_and_another_goes_on():
+    old, new = SessionEdge(), SessionEdge()
+    async with session_over(old, new) as session:
+        reading = asyncio.create_task(session.complete("Hello"))
+        asked = await old.next("generate")
+        old.accept(asked)
+        old.step((asked.handle, 0))
+        old.send(cancelled=pb.SessionCancelled(handle=asked.handle))
+        old.send(end=End(reason="draining"))
+        again = await new.next("generate")
+        assert list(again.request.resume.token_ids) == [100]
+        new.accept(again)
+        await answer_on(new, again, start=1)
+        assert await reading == "".join(WORDS)
+
+
 async def test_closing_a_session_says_so_and_ends_what_runs():
     edge = SessionEdge()
     async with session_of(edge) as session:

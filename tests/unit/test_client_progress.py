@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.client import IndexGap
 from penstock.client.progress import Progress
 from penstock.client.request import generate_request
-from penstock.client.session import deltas_of
+from penstock.client.stream import deltas_of
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished, SessionStep
 
 ACCEPTED = Accepted(request_id="r", model="m", prompt_tokens=3, max_output_tokens=8, seed=42)

@@ -160,11 +160,11 @@ class Link(Generic[Out, In]):
         """Stay connected until cancelled."""
         wait = BACKOFF[0]
         while True:
-            was_up = await self._connect_once()
+            was_up = await self.run_once()
             wait = BACKOFF[0] if was_up else min(2 * wait, BACKOFF[1])
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  # spreads reconnects, guards nothing
 
-    async def _connect_once(self) -> bool:
+    async def run_once(self) -> bool:
         """Run one stream to its end; True when it was ever greeted."""
         end = StreamEnd[Out, In](self._out, self._hello, self._capacity)
         call = self._call()

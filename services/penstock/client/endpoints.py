@@ -54,6 +54,10 @@ class Endpoints:
             raise RuntimeError("the client is not open; use it as `async with Client(..) as client`")
         return self._open[self._rotation.next(time.monotonic())]
 
+    def has_other(self) -> bool:
+        """Whether a target but the one last given has not failed of late."""
+        return self._rotation.has_well(time.monotonic())
+
     def failed(self, endpoint: Endpoint) -> None:
         self._rotation.failed(endpoint.target, time.monotonic())
 

@@ -1,57 +1,45 @@
-"""Many requests on one stream: the cheapest way to stream, per token, and it goes on when its edge does not."""
+"""Many requests on few streams: the cheapest way to stream, per token, and it goes on when its edge does not."""
 
 import asyncio
-import itertools
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any, Unpack
+import random
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Unpack
 from uuid import uuid4
 
-from penstock.chassis.errors import Cancelled, PenstockError, Unavailable, error_from_failure
-from penstock.chassis.streams import PROTOCOL, Link
+from penstock.chassis.errors import Cancelled, PenstockError, Unavailable
 from penstock.client.answer import Answer
 from penstock.client.calls import Metadata
 from penstock.client.endpoints import Endpoint, Endpoints
 from penstock.client.progress import Event
 from penstock.client.request import Options, Prompt, generate_request
-from penstock.client.retries import CONNECTION_LOST, RetryBudget
-from penstock.v1.inference_pb2 import (
-    Delta,
-    Finished,
-    GenerateRequest,
-    SessionCancel,
-    SessionGenerate,
-    SessionRequest,
-    SessionResponse,
-    SessionStep,
-)
-from penstock.v1.stream_pb2 import Hello
+from penstock.client.retries import RetryBudget
+from penstock.client.stream import DRAINING, EdgeStream, lost
+from penstock.v1.inference_pb2 import GenerateRequest
 
-# Unread events of one request; bounded by the length of its own answer.
-Inbox = asyncio.Queue[Event | PenstockError]
+SEARCH = 60.0  # s; for a connected edge, until the search begins anew
+BACKOFF = (0.05, 1.0)  # s; between streams that no edge greeted, drawn from the upper half
+# What an edge says of itself and not of the request, beside that it drains: another may do better.
+MOVE_ON = frozenset({"AUTH_LOST", "QUEUE_LOST"})
 
 
 class Session:
-    """`generate` as the client has it, all on one stream. Runs while the client's `session()` block does."""
+    """`generate` as the client has it, all on one stream at a time. Runs while the client's `session()` block does.
+
+    An edge that drains, or has lost a tier, gets no more requests: the next go to another edge, while those that run
+    on the first stream end there.
+    """
 
     def __init__(self, endpoints: Endpoints, metadata: Metadata, budget: RetryBudget) -> None:
         self._endpoints = endpoints
         self._metadata = metadata
         self._budget = budget
-        self._endpoint: Endpoint | None = None
-        self._handles = itertools.count(1)
-        self._inboxes: dict[int, Inbox] = {}  # of the requests that run
-        self._up = asyncio.Event()
+        self._instance_id = f"client-{uuid4().hex[:8]}"
+        self._streams: list[EdgeStream] = []
+        self._current: EdgeStream | None = None  # takes what is asked next
+        self._changed = asyncio.Event()
         self._is_closed = False
-        self._link = Link[SessionRequest, SessionResponse](
-            "session",
-            self._call,
-            SessionRequest,
-            Hello(protocol=PROTOCOL, instance_id=f"client-{uuid4().hex[:8]}", tier="client"),
-            on_frame=self._on_frame,
-            on_up=lambda _: self._up.set(),
-            on_down=self._on_down,
-            is_quiet=True,
-        )
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         return Answer(self, generate_request(prompt, **options), self._budget)
@@ -61,98 +49,82 @@ class Session:
             return await answer.read()
 
     async def run(self) -> None:
-        """Stay connected until cancelled."""
-        await self._link.run()
+        """Keep a stream to an edge that takes requests, until cancelled."""
+        wait = BACKOFF[0]
+        async with asyncio.TaskGroup() as group:
+            while not self._is_closed:
+                stream = EdgeStream(await self._connected(), self._metadata, self._instance_id, self._on_change)
+                self._streams.append(stream)
+                group.create_task(self._hold(stream))
+                await stream.ceased()
+                self._endpoints.failed(stream.endpoint)
+                wait = BACKOFF[0] if stream.was_up else min(2 * wait, BACKOFF[1])
+                if not stream.was_up:
+                    await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  # spreads, guards nothing
 
     async def end(self) -> None:
-        """Say that nothing more comes; what still runs is cancelled with the stream."""
+        """Say that nothing more comes; what still runs is cancelled with its stream."""
         self.close()
-        self._link.end("closed by the client")
-        await self._link.flush()
+        for stream in list(self._streams):
+            await stream.end(_closed())
 
     def close(self) -> None:
         """End what runs and take no more."""
         self._is_closed = True
-        self._up.set()  # whoever waits for an edge is to hear of it too
-        self._fail_all(_closed())
+        self._changed.set()  # whoever waits for an edge is to hear of it too
+        for stream in self._streams:
+            stream.fail(_closed())
 
     async def attempt(self, request: GenerateRequest, patience: float) -> AsyncGenerator[Event, None]:
-        await self._connected(patience)
-        if self._is_closed:
-            raise _closed()
-        handle, inbox = next(self._handles), Inbox()
-        self._inboxes[handle] = inbox
-        try:
-            if not self._link.send(SessionRequest(generate=SessionGenerate(handle=handle, request=request))):
-                raise _lost("the stream was closed")
-            while True:
-                event = await inbox.get()
-                if isinstance(event, PenstockError):
-                    raise event
-                yield event
-                if isinstance(event, Finished):
-                    return
-        finally:
-            if self._inboxes.pop(handle, None):  # it runs still
-                self._link.send(SessionRequest(cancel=SessionCancel(handle=handle)))
+        """As any transport. That an edge drains is no answer to a request, and finding another no attempt at it."""
+        give_up_at, wait = time.monotonic() + patience, 0.0
+        while True:
+            stream = await self._taking(give_up_at, patience)
+            try:
+                async with aclosing(stream.attempt(request)) as events:
+                    async for event in events:
+                        yield event
+            except Unavailable as error:
+                if error.reason == DRAINING or (error.reason in MOVE_ON and self._endpoints.has_other()):
+                    stream.retire()
+                if error.reason != DRAINING or time.monotonic() + wait >= give_up_at:
+                    raise
+                await asyncio.sleep(wait)  # not the first time: there may be another edge
+                wait = error.retry_after or BACKOFF[0]
+            else:
+                return
 
-    async def _connected(self, patience: float) -> None:
+    async def _taking(self, give_up_at: float, patience: float) -> EdgeStream:
+        """Wait for a stream that takes requests; raises CONNECTION_LOST when there is none for too long."""
         try:
-            async with asyncio.timeout(patience):
-                await self._up.wait()
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + give_up_at - time.monotonic()):
+                while not (self._is_closed or self._current):
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
-            raise _lost(f"no edge within {patience:.1f} s") from None
+            raise lost(f"no edge within {patience:.1f} s") from None
+        if self._is_closed or not self._current:
+            raise _closed()
+        return self._current
 
-    def _call(self) -> Any:
-        self._endpoint = self._endpoints.next()
-        return self._endpoint.stub.Session(metadata=self._metadata)
+    async def _connected(self) -> Endpoint:
+        while True:
+            with suppress(Unavailable):
+                return await self._endpoints.connected(SEARCH)
 
-    def _on_down(self, reason: str) -> None:
-        if not self._is_closed:
-            self._up.clear()
-        if self._endpoint:
-            self._endpoints.failed(self._endpoint)
-        self._fail_all(_lost(reason))
+    async def _hold(self, stream: EdgeStream) -> None:
+        try:
+            await stream.run()
+        finally:
+            self._streams.remove(stream)
 
-    def _fail_all(self, error: PenstockError) -> None:
-        for inbox in self._inboxes.values():
-            inbox.put_nowait(error)
-        self._inboxes.clear()
-
-    def _on_frame(self, frame: SessionResponse) -> None:
-        match frame.WhichOneof("frame"):
-            case "step":
-                for handle, delta in deltas_of(frame.step):
-                    if inbox := self._inboxes.get(handle):
-                        inbox.put_nowait(delta)
-            case "accepted":
-                if inbox := self._inboxes.get(frame.accepted.handle):
-                    inbox.put_nowait(frame.accepted.accepted)
-            case "finished":
-                self._last(frame.finished.handle, frame.finished.finished)
-            case "failed":
-                self._last(frame.failed.handle, error_from_failure(frame.failed.failure))
-            case "cancelled":
-                self._last(frame.cancelled.handle, Cancelled("the edge cancelled the request"))
-
-    def _last(self, handle: int, event: Event | PenstockError) -> None:
-        if inbox := self._inboxes.pop(handle, None):
-            inbox.put_nowait(event)
+    def _on_change(self, stream: EdgeStream) -> None:
+        if stream.is_taking:
+            self._current = stream
+        elif self._current is stream:
+            self._current = None
+        self._changed.set()
 
 
-def deltas_of(step: SessionStep) -> Iterator[tuple[int, Delta]]:
-    """Take a step's parallel arrays apart: which request, and what is new of it."""
-    start = 0
-    for handle, text, first_index, count in zip(step.handles, step.texts, step.first_indexes, step.counts, strict=True):
-        end = start + count
-        token_ids, logprobs = step.token_ids[start:end], step.logprobs[start:end]
-        yield handle, Delta(text=text, token_ids=token_ids, first_index=first_index, logprobs=logprobs)
-        start = end
-
-
-def _closed() -> Cancelled:
+def _closed() -> PenstockError:
     return Cancelled("the session is closed; its block was left")
-
-
-def _lost(reason: str) -> Unavailable:
-    return Unavailable(f"the session was lost: {reason}", reason=CONNECTION_LOST)

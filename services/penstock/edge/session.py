@@ -36,6 +36,7 @@ class Session:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._is_draining = False
+        self._is_left = False
 
     async def run(self) -> None:
         """Serve the stream to its end; what still runs when it is cut is cancelled."""
@@ -47,6 +48,7 @@ class Session:
                 if self._peer.ended:
                     await self._outlast()
             finally:
+                self._is_left = True
                 for passage in list(self._running.values()):
                     self._gateway.cancel(passage)
                 for loop in loops:
@@ -55,7 +57,10 @@ class Session:
     # What a request's outlet tells.
 
     def say(self, frame: pb.SessionResponse) -> None:
-        self._peer.send(frame)
+        if (
+            not self._is_left
+        ):  # whoever loses its stream is to go on elsewhere; a receipt would say that it had cancelled
+            self._peer.send(frame)
 
     def has_piece(self, outlet: SessionOutlet) -> None:
         self._with_pieces[outlet.handle] = outlet

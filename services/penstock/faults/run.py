@@ -184,10 +184,8 @@ def _excused(stand: Stand) -> Iterator[str]:
         yield "NO_WORKER"  # a request is not given again to a worker that it may have killed
     if Act.DISK in stand.nemesis.acts:
         yield "STORE_UNAVAILABLE"  # one client's retries are bounded
-    if Act.TERM in stand.nemesis.acts:
-        yield "DRAINING"  # a session stays with its edge for as long as anything runs on it
     if "auth" in stand.nemesis.touched:
-        yield "AUTH_LOST"  # the same, and an edge lets in only whom it knows
+        yield "AUTH_LOST"  # an edge lets in only whom it knows
 
 
 def _absent(stand: Stand) -> Iterator[Violation]:
