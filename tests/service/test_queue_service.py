@@ -1,7 +1,7 @@
 """A queue shard over real streams: frames in, frames out, and what becomes of tickets when a stream breaks."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import pytest
@@ -21,7 +21,7 @@ from penstock.queue.placed import Placed
 from penstock.queue.presence import Presence
 from penstock.queue.service import QueueService
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import edge_at, scheduler_at, ticket
+from queue_streams import PATIENCE, edge_at, scheduler_at, ticket
 
 START = 2_000.0  # s
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -30,7 +30,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 class Shard:
     """A shard that listens. Its clock stands still until it is moved."""
 
-    def __init__(self, max_depth):
+    def __init__(self, max_depth, staffing):
         self.time = START
         self.book = TicketBook(
             bounds=Bounds(max_depth, 1_000_000),
@@ -38,19 +38,19 @@ class Shard:
             placed=Placed(10.0),
         )
         hello = Hello(protocol=PROTOCOL, instance_id="queue-1", tier="queue")
-        self.service = QueueService(self.book, hello, now=lambda: self.time)
-        self.address = ""
+        self.service = QueueService(self.book, hello, staffing=staffing, now=lambda: self.time)
+        self.address, self.calls = "", None
 
 
 @asynccontextmanager
-async def shard_of(max_depth=1_000):
-    shard = Shard(max_depth)
+async def shard_of(max_depth=1_000, staffing=0.0):
+    shard = Shard(max_depth, staffing)
     registration = add_QueueServiceServicer_to_server, shard.service
     async with (
         serving("127.0.0.1:0", [registration], drain_grace=1.0) as server,
         background(shard.service.tick()),
     ):
-        shard.address = server.address
+        shard.address, shard.calls = server.address, server.calls
         yield shard
 
 
@@ -93,6 +93,22 @@ async def test_an_edge_hears_the_models_at_once_and_whenever_they_change():
             assert [each.model for each in (await late.hear("catalog")).entries] == ["m"]
         scheduler.serve("m", "n")
         assert [each.model for each in (await edge.hear("catalog")).entries] == ["m", "n"]
+
+
+async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for_them():
+    async with (
+        shard_of(staffing=PATIENCE) as shard,
+        scheduler_at(shard.address, models=()) as scheduler,
+        AsyncExitStack() as stack,
+    ):
+        coming = asyncio.create_task(stack.enter_async_context(edge_at(shard.address)))
+        while shard.calls.working < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count is asked, it does not tell
+            await asyncio.sleep(0)
+        scheduler.credit(1, once=True)
+        await scheduler.hear("returned")
+        assert shard.service.figures()["edges"] == 0
+        scheduler.serve("m")
+        assert [each.model for each in (await (await coming).hear("catalog")).entries] == ["m"]
 
 
 async def test_a_queue_that_is_full_says_so_with_reason_and_time():

@@ -27,7 +27,7 @@ async def run(config: QueueConfig) -> None:
         promises=config.promises,
         new_order=config.order,
     )
-    service = QueueService(book, hello)
+    service = QueueService(book, hello, staffing=config.staffing)
     async with serving(
         config.listen,
         [(add_QueueServiceServicer_to_server, service)],

@@ -31,6 +31,7 @@ class QueueConfig(ServiceConfig):
     default_deadline: float = 30.0  # s; deadline: when a ticket that has none counts as due
     patience: float = 10.0  # s a ticket waits for a model that is gone; a worker starts again in less
     warm_up: float = 5.0  # s after the start in which a model that nobody serves may be one nobody has named yet
+    staffing: float = 2.0  # s after the start for a scheduler to name a model; edges are greeted then at the latest
     placed_memory: float = 10.0  # s in which a lease may be recalled; above the schedulers' lease ttl
     drain_grace: float = 5.0  # s; edges enqueue elsewhere at once
 
@@ -49,7 +50,7 @@ class QueueConfig(ServiceConfig):
         for name in ("ttft_interactive", "ttft_standard", "ttft_batch"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
-        for name in ("burst", "ageing_bound", "patience", "warm_up", "placed_memory"):
+        for name in ("burst", "ageing_bound", "patience", "warm_up", "staffing", "placed_memory"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -27,12 +28,20 @@ SchedulerPeer = Peer[pb.DispatchResponse, pb.DispatchRequest]
 
 
 class QueueService(QueueServiceServicer):
-    """Both sides of one shard. `now` tells unix time."""
+    """Both sides of one shard. `now` tells unix time.
 
-    def __init__(self, book: TicketBook, hello: Hello, *, now: Callable[[], float] = time.time) -> None:
+    Edges are greeted once a scheduler has named a model here, or after `staffing` s: a shard that has just started
+    must not take tickets from one that could place them at once.
+    """
+
+    def __init__(
+        self, book: TicketBook, hello: Hello, *, staffing: float = 0.0, now: Callable[[], float] = time.time
+    ) -> None:
         self._book = book
         self._hello = hello
+        self._staffing = staffing
         self._now = now
+        self._is_staffed = asyncio.Event()
         self._edges: dict[str, EdgePeer] = {}
         self._schedulers: dict[str, SchedulerPeer] = {}
         self._streams = count(1)
@@ -41,6 +50,7 @@ class QueueService(QueueServiceServicer):
     # Streams.
 
     async def Submit(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
+        await self._staffed()
         async with accepted(context, pb.SubmitResponse, self._hello, capacity=STREAM_FRAMES) as peer:
             edge = f"{peer.hello.instance_id}/{next(self._streams)}"
             self._edges[edge] = peer
@@ -63,6 +73,12 @@ class QueueService(QueueServiceServicer):
             finally:
                 del self._schedulers[scheduler]
                 self._perform(self._book.scheduler_lost(scheduler, self._now()))
+
+    async def _staffed(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._staffing):
+                await self._is_staffed.wait()
+        self._is_staffed.set()  # waited for once is enough
 
     async def tick(self) -> None:
         """Let time pass in the book until cancelled."""
@@ -127,6 +143,8 @@ class QueueService(QueueServiceServicer):
             case "decline":
                 return self._book.decline(scheduler, frame.decline.ticket_id, frame.decline.reason, now)
             case "catalog":
+                if frame.catalog.entries:
+                    self._is_staffed.set()
                 return self._book.catalog(scheduler, frame.catalog.entries, now)
         return []
 
