@@ -7,18 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.faults import model
-from penstock.faults.clients import Seen
+from penstock.faults.clients import Counted, Seen
 from penstock.faults.judge import (
     RESIDUE,
     Row,
     judge_answers,
     judge_charges,
+    judge_counts,
     judge_residue,
     judge_totals,
     judge_waste,
 )
 from penstock.faults.monitor import Monitor
-from penstock.faults.plan import Ask, plan
+from penstock.faults.plan import Ask, Count, plan
 from penstock.faults.points import POINTS
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
@@ -114,6 +115,25 @@ def test_a_failure_is_excused_by_its_reason_alone():
 )
 def test_charges_other_than_for_what_came_are_found(rows):
     assert kinds(judge_charges([whole()], rows, {4: 6})) == {"charge"}
+
+
+def counted(**changes):
+    return Counted(**{"ask": Count(at=0.0, prompt=(3, 3)), "token_ids": [3, 3], "is_over": True, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"is_over": False}, "endless"),
+        ({"token_ids": [3]}, "changed"),
+        ({"token_ids": [], "failure": "INTERNAL", "reason_of_failure": "INTERNAL"}, "failed"),
+    ],
+)
+def test_a_text_is_counted_as_it_is_or_for_a_reason_not_at_all(changes, kind):
+    assert list(judge_counts([counted()])) == []
+    assert kinds(judge_counts([counted(**changes)])) == {kind}
+    failed = counted(token_ids=[], failure="UNAVAILABLE", reason_of_failure="AUTH_LOST")
+    assert list(judge_counts([failed], {"AUTH_LOST"})) == []
 
 
 LOST = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}

@@ -27,7 +27,7 @@ def test_no_seed_breaks_a_promise():
     assert tally.worlds == SEEDS
     assert tally.broken > 0.7 * SEEDS  # the faults were real
     assert tally.requests > 5 * SEEDS
-    assert tally.points_hit > 50
+    assert tally.points_hit > 65  # of 71; a few are rare
     assert len(tally.acts) == 7
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client, Session
 from penstock.faults import model
-from penstock.faults.plan import Ask
+from penstock.faults.plan import Ask, Count
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP
 
 Asker = Client | Session
@@ -36,8 +36,19 @@ class Seen:
     over_at: float = 0.0
 
 
-async def run_clients(targets: Sequence[str], key: str, seen: Sequence[Seen]) -> None:
-    """Send every ask at its moment, and return when all are over."""
+@dataclass(slots=True, kw_only=True)
+class Counted:
+    """What came of one question for a size."""
+
+    ask: Count
+    token_ids: list[int] = field(default_factory=list)
+    failure: str = ""
+    reason_of_failure: str = ""
+    is_over: bool = False
+
+
+async def run_clients(targets: Sequence[str], key: str, seen: Sequence[Seen], counted: Sequence[Counted] = ()) -> None:
+    """Send everything at its moment, and return when all is over."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(*targets, api_key=key))
         sessions = any(each.ask.in_session for each in seen)
@@ -46,6 +57,19 @@ async def run_clients(targets: Sequence[str], key: str, seen: Sequence[Seen]) ->
             for each in seen:
                 asker: Asker = session if each.ask.in_session and session else client
                 group.create_task(_send(asker, each))
+            for question in counted:
+                group.create_task(_count(client, question))
+
+
+async def _count(client: Client, counted: Counted) -> None:
+    await asyncio.sleep(counted.ask.at)
+    try:
+        answer = await client.count_tokens(model.text_of(counted.ask.prompt), include_token_ids=True)
+        counted.token_ids = list(answer.token_ids)
+    except PenstockError as error:
+        counted.reason_of_failure = error.reason
+        counted.failure = f"{error.code.name} {error.reason}: {error.message}"
+    counted.is_over = True
 
 
 async def _send(asker: Asker, seen: Seen) -> None:

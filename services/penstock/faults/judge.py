@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.faults import model
-from penstock.faults.clients import Seen
+from penstock.faults.clients import Counted, Seen
 
 LOST = "lost"  # outcome of a reservation whose edge died; charged nothing, for nobody can say what its client got
 FINAL = ("stop", "length")
@@ -48,6 +48,17 @@ def judge_answers(all_seen: Iterable[Seen], excused: Collection[str] = ()) -> It
     for number, seen in enumerate(all_seen):
         for kind, text in _faults_of(seen, excused):
             yield Violation(kind, f"request {number} ({len(seen.ask.prompt)} prompt tokens): {text}")
+
+
+def judge_counts(all_counted: Iterable[Counted], excused: Collection[str] = ()) -> Iterator[Violation]:
+    """`excused` as for answers."""
+    for each in all_counted:
+        if not each.is_over:
+            yield Violation("endless", f"the size of {len(each.ask.prompt)} tokens was never told")
+        elif each.failure and each.reason_of_failure not in excused:
+            yield Violation("failed", f"the size of {len(each.ask.prompt)} tokens: {each.failure}")
+        elif not each.failure and tuple(each.token_ids) != each.ask.prompt:
+            yield Violation("changed", f"{len(each.ask.prompt)} tokens were counted as {each.token_ids}")
 
 
 def _faults_of(seen: Seen, excused: Collection[str]) -> Iterator[Violation]:

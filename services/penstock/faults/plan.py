@@ -80,10 +80,19 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """A question for the size of a text, which needs to know who asks and the model, and no worker."""
+
+    at: float  # s from the beginning of the load
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     seed: int
     shape: Shape
     asks: tuple[Ask, ...]
+    counts: tuple[Count, ...]
     faults: tuple[Fault, ...]
     roughness: float  # share of frames that come late
 
@@ -95,7 +104,8 @@ def plan(seed: int) -> Plan:
     roughness = draw.choice((0.0, 0.02, 0.2))
     count = 0 if draw.random() < CALM else draw.randint(1, MAX_FAULTS)
     broken = tuple(_fault(draw) for _ in range(count))
-    return Plan(seed=seed, shape=shape, asks=asks, faults=broken, roughness=roughness)
+    counts = _counts(random.Random(f"{seed} counts"))
+    return Plan(seed=seed, shape=shape, asks=asks, counts=counts, faults=broken, roughness=roughness)
 
 
 def _shape(draw: random.Random) -> Shape:
@@ -147,6 +157,11 @@ def _stops(draw: random.Random, prompt: Sequence[int], seed: int | None, tokens:
     start = draw.randrange(max(1, len(text)))
     found = text[start : start + draw.randint(1, 3)]
     return (found,) if found.isascii() and found else ()
+
+
+def _counts(draw: random.Random) -> tuple[Count, ...]:
+    how_many = draw.choice((0, 0, 1, 2))
+    return tuple(Count(at=draw.uniform(0.0, LOAD), prompt=(3,) * draw.randint(1, 20)) for _ in range(how_many))
 
 
 def _fault(draw: random.Random) -> Fault:

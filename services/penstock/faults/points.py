@@ -21,6 +21,12 @@ _STREAMS: dict[str, tuple[Any, Any]] = {
 }
 _IDLE = ("heartbeat", "drain")  # the first says nothing of any request, the second is nobody's to send yet
 
+# An edge closes what it opened without a word: whoever served it gives back what is left either way.
+_UNSAID = frozenset(
+    Point(f"penstock.mesh.v1.{method}", TO_SERVER, "end")
+    for method in ("AdmissionService/Admit", "QueueService/Submit", "WorkerService/Execute")
+)
+
 
 def _points() -> Iterator[Point]:
     for method, sides in _STREAMS.items():
@@ -32,7 +38,7 @@ def _points() -> Iterator[Point]:
             yield from (Point(method, way, each.name) for each in fields if each.name not in _IDLE)
 
 
-POINTS = tuple(_points())
+POINTS = tuple(each for each in _points() if each not in _UNSAID)
 # What most requests come by.
 BUSY = tuple(
     each

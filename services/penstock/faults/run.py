@@ -12,10 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
-from penstock.faults.clients import Seen, run_clients
+from penstock.faults.clients import Counted, Seen, run_clients
 from penstock.faults.disk import Disk
 from penstock.faults.engines import EngineStand
-from penstock.faults.judge import Row, Violation, judge_answers, judge_charges, judge_residue, judge_totals, judge_waste
+from penstock.faults.judge import (
+    Row,
+    Violation,
+    judge_answers,
+    judge_charges,
+    judge_counts,
+    judge_residue,
+    judge_totals,
+    judge_waste,
+)
 from penstock.faults.loop import ProcessLoop
 from penstock.faults.monitor import Monitor
 from penstock.faults.nemesis import CLIENT, Nemesis
@@ -108,8 +117,9 @@ def _run(stand: Stand) -> Outcome:
     stand.tiers.start()
     world.run(lambda: False, limit=BOOT)
     seen = [Seen(ask=ask) for ask in stand.plan.asks]
+    counted = [Counted(ask=each) for each in stand.plan.counts]
     nemesis.begin()
-    _ask(stand, seen, PATIENCE)
+    _ask(stand, seen, PATIENCE, counted)
     nemesis.rest()
     leaks = _come_to_rest(stand)
     probes = [Seen(ask=each) for each in _probes(stand.plan)]
@@ -118,8 +128,10 @@ def _run(stand: Stand) -> Outcome:
     rows = [Row(*row) for row in stand.disk.connection.execute(_LEDGER)]
     everything = [*seen, *probes]
     totals = stand.disk.connection.execute(_TOTALS).fetchone()
+    excused = set(_excused(stand))
     violations = chain(
-        judge_answers(everything, set(_excused(stand))),
+        judge_answers(everything, excused),
+        judge_counts(counted, excused),
         judge_charges(
             everything,
             rows,
@@ -145,13 +157,13 @@ def _run(stand: Stand) -> Outcome:
     )
 
 
-def _ask(stand: Stand, seen: Sequence[Seen], patience: float) -> None:
+def _ask(stand: Stand, seen: Sequence[Seen], patience: float, counted: Sequence[Counted] = ()) -> None:
     """Have clients send what is to be asked, until all is over or one takes too long after the last fault."""
     world, nemesis = stand.world, stand.nemesis
     loop = world.add_loop(CLIENT)
     stand.clients.append(loop)
     with world.inside(loop):
-        whole = loop.create_task(run_clients(stand.plan.shape.addresses("edge"), KEY, seen))
+        whole = loop.create_task(run_clients(stand.plan.shape.addresses("edge"), KEY, seen, counted))
     while not whole.done():
         limit = max(world.now, nemesis.until) + patience
         if not world.run(whole.done, limit=limit) and max(world.now, nemesis.until) + patience > limit + LOOK:
