@@ -233,6 +233,18 @@ async def test_a_worker_that_dies_mid_answer_costs_no_token_and_repeats_none():
         await at_rest(mesh)
 
 
+async def test_an_answer_goes_on_at_the_only_worker_whose_stream_was_cut():
+    async with edge_mesh() as mesh:
+        mesh.workers[0].pause_at = 5
+        call = mesh.generate("hi", max_output_tokens=12)
+        before = await some_tokens(call, 5)
+        mesh.queue.sheds.append(Unavailable("no other is left", reason="NO_WORKER", retry_after=PATIENCE))
+        mesh.workers[0].pause_at = None
+        mesh.workers[0].die()
+        assert before + (await read(call))[2] == [token_at(index) for index in range(12)]
+        assert [list(each.avoid_workers) for each in mesh.queue.tickets] == [[], ["w1"], []]
+
+
 async def test_a_queue_that_starts_again_gets_its_waiting_tickets_back():
     async with edge_mesh() as mesh:
         mesh.queue.is_holding = True

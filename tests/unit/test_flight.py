@@ -161,7 +161,7 @@ def test_a_dead_worker_is_avoided_and_the_next_run_goes_on_after_the_last_token(
     give(flight, "abc")
     first_enqueue = flight.enqueued_at
     assert flight.worker_lost(13.0, died=True) == [Enqueue()]
-    assert (flight.attempt, flight.avoid_workers, flight.enqueued_at) == (2, ["w1"], first_enqueue)
+    assert (flight.attempt, flight.losses.avoided, flight.enqueued_at) == (2, ["w1"], first_enqueue)
     assert flight.answer.ids == [ord("a"), ord("b"), ord("c")]
     assert flight.queued() == []  # accepted once
     assert flight.leased(lease(2, "w2"), 14.0) == [StartRun(lease(2, "w2"))]
@@ -174,7 +174,7 @@ def test_a_dead_worker_is_avoided_and_the_next_run_goes_on_after_the_last_token(
 def test_a_worker_that_drains_is_left_without_being_avoided():
     flight = running_flight()
     assert flight.worker_lost(13.0, died=False) == [Enqueue()]
-    assert flight.avoid_workers == []
+    assert flight.losses.avoided == []
 
 
 @pytest.mark.parametrize("reason", ["LEASE_LOST", "DRAINING"])
@@ -182,13 +182,13 @@ def test_a_refused_run_is_tried_elsewhere(reason):
     flight = running_flight()
     error = Aborted("", reason=reason) if reason == "LEASE_LOST" else Unavailable("", reason=reason)
     assert flight.run_refused(error, 11.0) == [Enqueue()]
-    assert (flight.attempt, flight.avoid_workers) == (2, [])
+    assert (flight.attempt, flight.losses.avoided) == (2, [])
 
 
 def test_a_worker_whose_engine_died_under_the_request_is_avoided():
     flight = running_flight()
     assert flight.run_refused(Unavailable("", reason="ENGINE_DIED"), 11.0) == [Enqueue()]
-    assert flight.avoid_workers == ["w1"]
+    assert flight.losses.avoided == ["w1"]
 
 
 def test_a_run_refused_for_good_fails_the_request_and_charges_nothing():
@@ -302,7 +302,7 @@ def test_a_shed_ticket_fails_with_the_queues_own_words():
 def test_half_an_answer_waits_for_a_worker_to_come_back():
     flight = running_flight()
     give(flight, "a")
-    flight.worker_lost(13.0, died=True)
+    flight.worker_lost(13.0, died=False)
     assert flight.shed(Unavailable("", reason="NO_WORKER", retry_after=2.0), 14.0) == []
     assert flight.wake_at == 16.0
     assert flight.tick(16.0) == [Enqueue()]
@@ -310,6 +310,16 @@ def test_half_an_answer_waits_for_a_worker_to_come_back():
     assert flight.wake_at == 17.25
     error = Unavailable("", reason="NO_WORKER", retry_after=8.0)
     assert flight.shed(error, 17.0) == [Fail(error), Settle(3, 1, "shed")]  # 8 s more would pass the patience
+
+
+def test_a_worker_whose_stream_broke_is_asked_again_when_there_is_no_other():
+    flight = running_flight()
+    flight.worker_lost(13.0, died=True)
+    error = Unavailable("", reason="NO_WORKER", retry_after=2.0)
+    assert flight.shed(error, 14.0) == [Enqueue()]
+    assert flight.losses.avoided == []
+    assert flight.shed(error, 15.0) == []  # that nobody is there is another matter: it is waited for
+    assert flight.wake_at == 17.0
 
 
 def test_a_new_request_hears_at_once_that_nobody_can_serve_it():

@@ -19,6 +19,7 @@ from penstock.edge.flight.effects import (
     StartRun,
     Withdraw,
 )
+from penstock.edge.flight.losses import Losses
 from penstock.edge.flight.plan import Plan
 from penstock.edge.flight.run import Run
 from penstock.edge.flight.state import FlightLimits, State
@@ -28,7 +29,6 @@ from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FinishReason
 
-MAX_AVOIDED = 16  # workers, the contract's bound
 AGAIN = (grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE)  # refusals of a run that another lease may cure
 
 
@@ -45,7 +45,7 @@ class Flight:
         self.wake_at = deadline  # when `tick` is due
         self.timeline = Timeline(arrived)
         self.attempt = 1
-        self.avoid_workers: list[str] = []
+        self.losses = Losses(limits.patience)
         self.enqueued_at = math.nan  # first enqueue, kept over attempts
         self.first_token_at = math.nan
         self.last_token_at = math.nan
@@ -63,7 +63,6 @@ class Flight:
         self._is_answered = False  # the client was told an ending
         self._give_up_at = math.inf  # when not to wait any longer for auth, a queue or a worker's stream
         self._enqueue_at = math.inf  # when to try again
-        self._lost_at = math.nan  # when the last run was lost
         self._finish: Finish | None = None  # what to tell after the receipt
 
     def __repr__(self) -> str:
@@ -153,8 +152,10 @@ class Flight:
         """The queue will not serve the ticket; `is_passing`: for a reason that is over in a moment."""
         if self.state is not State.QUEUED:
             return []
-        wait = error.retry_after or self._limits.retry
-        if is_passing or self._may_wait_for_a_worker(error, now + wait):
+        lacks_worker, wait = error.reason == "NO_WORKER", error.retry_after or self._limits.retry
+        if lacks_worker and self.losses.forgive():
+            return self._enqueue()
+        if is_passing or (lacks_worker and self.losses.may_wait(now + wait)):
             self._go(State.QUEUED, enqueue_at=now + wait)
             return []
         return [*self._told(Fail(error)), *self._end("shed")]
@@ -276,10 +277,6 @@ class Flight:
         self._go(State.QUEUED, give_up_at=self._give_up_at if self.state is State.QUEUED else math.inf)
         return [Enqueue()]
 
-    def _may_wait_for_a_worker(self, error: PenstockError, until: float) -> bool:
-        """Half an answer is worth waiting for: its worker may be starting again at this moment."""
-        return error.reason == "NO_WORKER" and self.attempt > 1 and until < self._lost_at + self._limits.patience
-
     def _give_up(self, now: float) -> list[Effect]:
         if self.state is State.LEASED:
             return [Withdraw(), *self._run_lost(now, died=False)]
@@ -292,15 +289,13 @@ class Flight:
         """Go back to the queue with what was emitted; the next run continues with the same text."""
         if self._run:
             self._run.lose(self.timeline, now)
-        if died and self.worker_id not in self.avoid_workers and len(self.avoid_workers) < MAX_AVOIDED:
-            self.avoid_workers.append(self.worker_id)
+        self.losses.note(self.worker_id, now, died=died)
         if finish := self.answer.ending():
             return [*self.answer.rest(), *self._finished(finish)]
         if self.attempt >= self._limits.max_attempts:
             text = f"{self.attempt} runs were lost with their workers; the same request may succeed later"
             return [*self._told(Fail(Aborted(text, reason="ATTEMPTS_EXHAUSTED"))), *self._end("failed")]
         self.attempt += 1
-        self._lost_at = now
         return self._enqueue()
 
     def _stop(self, now: float) -> list[Effect]:

@@ -73,7 +73,7 @@ def _ticket(passage: Passage) -> Ticket:
         enqueue_unix_nano=unix_nano(flight.enqueued_at),
         attempt=flight.attempt,
         prefix_hashes=prefix_hashes(plan.prompt_ids, plan.block_size, identity.cache_salt),
-        avoid_workers=flight.avoid_workers,
+        avoid_workers=flight.losses.avoided,
         traceparent=passage.record.traceparent,
     )
 
