@@ -68,8 +68,15 @@ async def test_a_key_that_auth_has_not_let_in_of_late_is_for_auth_to_judge(mesh)
 
 
 async def test_text_is_refused_by_its_words_before_it_is_tokenized(mesh):
-    assert await outcome(ask(mesh, text="some " * 20)) == ("OVERLOADED", "edge")
-    assert await outcome(ask(mesh, text="some " * 19)) == ("", "")
+    assert await outcome(ask(mesh, text="a " * 20)) == ("OVERLOADED", "edge")
+    assert (await mesh.figures())["flights_opened"] == 1, "the one that the queue refused"
+
+
+async def test_text_of_few_words_is_refused_by_its_tokens_before_it_is_reserved(mesh):
+    asked = len(mesh.auth.reserves)
+    assert await outcome(ask(mesh, text="x" * 60)) == ("OVERLOADED", "edge")
+    assert len(mesh.auth.reserves) == asked
+    assert await outcome(ask(mesh, text="x")) == ("", "")
 
 
 async def test_another_class_reaches_the_queue(mesh):

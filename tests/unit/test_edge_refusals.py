@@ -63,6 +63,12 @@ def test_now_and_then_one_goes_to_the_queue_all_the_same():
     assert passed[0] <= 1_000 * PROBE_EVERY + 1
 
 
+def test_the_one_that_is_let_through_is_let_through_when_asked_of_again():
+    found, probe = refused(refusal(lasts=LONGEST)), later(by=1.5 * PROBE_EVERY)
+    assert [found.find(ANNA, probe), found.find(ANNA, probe._replace(prompt=120))] == [None, None]
+    assert found.find(ANNA, later(probe))
+
+
 def test_what_the_queue_says_to_a_probe_counts():
     found = refused(refusal(lasts=LONGEST))
     found.taken(ANNA, later(prompt=120))

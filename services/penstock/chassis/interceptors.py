@@ -41,10 +41,11 @@ def guarded(handler: Any, guard: Guard) -> Any:
     """Return `handler` with `guard(context, body)` around each call, where `await body()` runs the call."""
     kind, make = _KINDS[handler.request_streaming, handler.response_streaming]
     method = getattr(handler, kind)
+    is_generator = inspect.isasyncgenfunction(method)
 
     async def call(request: Any, context: Context) -> Any:
         async def body() -> Any:
-            if not inspect.isasyncgenfunction(method):
+            if not is_generator:
                 return await method(request, context)
             async with aclosing(method(request, context)) as responses:
                 async for response in responses:
@@ -61,12 +62,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Maps exceptions to statuses, binds trace ids, counts and observes calls. The outermost interceptor."""
 
     calls: Calls = field(default_factory=Calls)
+    _guarded: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by method: a handler, and with the guard
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method.removeprefix("/")
+        known, found = self._guarded.get(method, (None, None))
+        if known is not handler:  # one that is made for each call, as others may do, is guarded for each
+            found = self._with_guard(method, handler)
+            self._guarded[method] = handler, found
+        return found
+
+    def _with_guard(self, method: str, handler: Any) -> Any:
         is_operation = method.startswith(OPERATIONS)
         # A session that lives for days says nothing as one span; its requests have spans of their own.
         is_session = handler.request_streaming and handler.response_streaming

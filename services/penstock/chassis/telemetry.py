@@ -110,7 +110,9 @@ def start_span(
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Span:
     """Start a span below `traceparent`, or a new trace when that is empty or malformed. End it with `.end()`."""
-    parent = _propagator.extract({"traceparent": traceparent}, context=Context())
+    parent = Context()
+    if traceparent:
+        parent = _propagator.extract({"traceparent": traceparent}, context=parent)
     return tracer().start_span(name, parent, kind=kind, attributes=attributes, start_time=start_time)
 
 

@@ -1,14 +1,16 @@
 """Where a request is refused before anything is spent on it: no token, no reservation, no ticket."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
-import structlog
+from opentelemetry.metrics import CallbackOptions, Observation
 
 from penstock.chassis import semconv
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.telemetry import meter
 from penstock.edge.catalog import Catalog
+from penstock.edge.flight.plan import Plan
 from penstock.edge.passage import Passage
 from penstock.edge.refusals import Ask, Kind, Refusals, refusal_of
 from penstock.edge.request.spec import RequestSpec
@@ -17,13 +19,9 @@ from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.mesh.v1.queue_pb2 import Shed
 from penstock.v1.inference_pb2 import Priority
 
-log = structlog.get_logger()
-
 Know = Callable[[Credential, "Priority.ValueType"], Identity | None]
 
-_refused = meter().create_counter(
-    semconv.PENSTOCK_EDGE_REFUSED, unit="{request}", description="For load, by reason and by who decided it."
-)
+EDGE, QUEUE = "edge", "queue"  # who refused
 
 
 class Door:
@@ -37,25 +35,30 @@ class Door:
         self._catalog = catalog
         self._default_output_tokens = default_output_tokens
         self._refusals = Refusals()
-        self.refused_here = 0
-        self.refused_by_queue = 0
+        self._counts = Counter[tuple[str, str]]()  # by reason and who refused
+        # Observed and not added to: an addition costs as much as all else that is done here.
+        meter().create_observable_counter(semconv.PENSTOCK_EDGE_REFUSED, [self._observe], unit="{request}")
+
+    def refused(self, by: str) -> int:
+        return sum(count for (_, who), count in self._counts.items() if who == by)
 
     def check(self, spec: RequestSpec, credential: Credential, arrived: float, time: float) -> None:
-        """Raise Overloaded for what the queue would refuse."""
+        """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to."""
         if not self._refusals or spec.resume_ids or spec.answer_id:
             return
         model, prompt = self._catalog.at_hand(spec.model), least_tokens(spec.input)
         if model is None:
             return
         output = spec.max_output_tokens or min(self._default_output_tokens, model.context_length - prompt)
-        identity = self._know(credential, spec.priority)
-        if identity is None or output < 1 or prompt + output > model.context_length:
-            return
-        kind = Kind(identity.tenant_id, model.name, identity.priority)
-        if refusal := self._refusals.find(kind, Ask(prompt, output, arrived, time)):
-            self.refused_here += 1
-            _refused.add(1, {semconv.PENSTOCK_REASON: refusal.reason, semconv.PENSTOCK_REFUSED_BY: "edge"})
-            raise refusal.error(arrived)
+        if output >= 1 and prompt + output <= model.context_length:
+            self._check(spec, credential, model.name, Ask(prompt, output, arrived, time))
+
+    def check_planned(self, passage: Passage, plan: Plan) -> None:
+        """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
+        if self._refusals and _is_fresh(passage):
+            arrived = passage.flight.arrived
+            ask = Ask(len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.flight.deadline - arrived)
+            self._check(passage.spec, passage.credential, plan.model, ask)
 
     def queued(self, passage: Passage) -> None:
         """The queue took a ticket."""
@@ -66,16 +69,29 @@ class Door:
         """The queue refused a ticket, or gave it up."""
         if not isinstance(error, Overloaded):
             return
-        self.refused_by_queue += 1
-        _refused.add(1, {semconv.PENSTOCK_REASON: error.reason, semconv.PENSTOCK_REFUSED_BY: "queue"})
-        if _is_fresh(passage) and (lasts := seconds_of(shed.closed.lasts)):
+        self._counts[error.reason, QUEUE] += 1
+        lasts = seconds_of(shed.closed.lasts)
+        if lasts and _is_fresh(passage):
             kind, ask = _asked(passage)
-            closed = refusal_of(ask, lasts=lasts, by_deadline=shed.closed.by_deadline, told=error, now=now)
-            self._refusals.note(kind, closed, now)
+            refusal = refusal_of(ask, lasts=lasts, by_deadline=shed.closed.by_deadline, told=error, now=now)
+            self._refusals.note(kind, refusal, now)
+
+    def _check(self, spec: RequestSpec, credential: Credential, model: str, ask: Ask) -> None:
+        identity = self._know(credential, spec.priority)
+        if identity is None:
+            return
+        if refusal := self._refusals.find(Kind(identity.tenant_id, model, identity.priority), ask):
+            self._counts[refusal.reason, EDGE] += 1
+            raise refusal.error(ask.arrived)
+
+    def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
+        for (reason, by), count in self._counts.items():
+            yield Observation(count, {semconv.PENSTOCK_REASON: reason, semconv.PENSTOCK_REFUSED_BY: by})
 
 
 def _is_fresh(passage: Passage) -> bool:
-    return passage.flight.attempt == 1 and not passage.spec.resume_ids
+    spec = passage.spec
+    return passage.flight.attempt == 1 and not (spec.resume_ids or spec.answer_id)
 
 
 def _asked(passage: Passage) -> tuple[Kind, Ask]:

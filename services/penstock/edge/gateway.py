@@ -1,7 +1,7 @@
 """The edge as its front ends see it: gRPC and HTTP both speak through these calls."""
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -30,6 +30,10 @@ BYTES_PER_SENT_ID = 36  # a Python int in a tuple, as a caller's are until the f
 _seeds = random.SystemRandom()
 
 
+async def _at_once() -> None:
+    pass
+
+
 class Gateway:
     """Requests in, answers out. Every call raises PenstockError with what its caller may be told.
 
@@ -50,18 +54,20 @@ class Gateway:
         *,
         traceparent: str = "",
         time_left: float | None = None,  # s, of the call's own deadline; the earlier of it and the spec's counts
+        let_in: Callable[[], Awaitable[object]] = _at_once,  # awaited for those not refused at the door
     ) -> AsyncIterator[Answer]:
         """Run one request: `accepted` first, then deltas, then `finished`.
 
         async with gateway.generate(spec, credential) as answer:
             async for event in answer: ...
 
-        Entering raises EDGE_FULL; iterating raises everything else, refusals before `accepted`. Leaving the block
-        before `finished` cancels the request down to the GPU.
+        Entering raises what `open` raises; iterating raises everything else, refusals before `accepted`. Leaving the
+        block before `finished` cancels the request down to the GPU.
         """
         stream = AnswerStream()
         passage = self.open(spec, credential, stream, traceparent=traceparent, time_left=time_left)
         try:
+            await let_in()
             await self.prepare(passage)
             yield stream
         finally:
@@ -118,6 +124,7 @@ class Gateway:
                 ),
             )
             self._tower.flights.grow(passage, BYTES_PER_ID * len(plan.prompt_ids))
+            self._tower.door.check_planned(passage, plan)
         except Exception as error:  # noqa: BLE001  # logged there; one request's fault must not end its session
             self._tower.fail(passage, error_from_failure(failure_from(error)))
             return

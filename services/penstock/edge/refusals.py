@@ -99,7 +99,7 @@ class Refusals:
     def find(self, kind: Kind, ask: Ask) -> Refusal | None:
         """Return why a request that comes now is refused; None: ask the queue."""
         closed = self._kinds.get(kind)
-        if closed is None:
+        if closed is None or closed.heard_at == ask.arrived:  # it is the one that was let through, asked of again
             return None
         found = next((each for each in closed.refusals if each.holds_for(ask)), None)
         if found and ask.arrived - closed.heard_at >= PROBE_EVERY:

@@ -1,6 +1,7 @@
 """penstock.v1.Inference: frames to calls of the gateway, and back."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from penstock.chassis.streams import accepted
@@ -23,12 +24,13 @@ class InferenceService(InferenceServicer):
         self._hello = hello
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        await context.send_initial_metadata(())  # at once, or a proxy counts early cancels as an attack
         generating = self._gateway.generate(
             spec_of(request),
             _credential(context),
             traceparent=request.traceparent or current_traceparent.get(),
             time_left=context.time_remaining(),
+            # Before anything is waited for, or a proxy counts early cancels as an attack.
+            let_in=partial(context.send_initial_metadata, ()),
         )
         async with generating as answer:
             async for event in answer:

@@ -10,7 +10,7 @@ from penstock.chassis.errors import Aborted, PenstockError
 from penstock.edge.catalog import Catalog
 from penstock.edge.clock import Clock
 from penstock.edge.config import EdgeConfig
-from penstock.edge.door import Door
+from penstock.edge.door import EDGE, QUEUE, Door
 from penstock.edge.flight.effects import (
     Accept,
     Cancelled,
@@ -191,8 +191,8 @@ class Tower:
             **self.auth.grace_figures,
             "queue_links_up": self.queues.links_up,
             "worker_links_up": self.workers.links_up,
-            "refused_here": self.door.refused_here,
-            "refused_by_queue": self.door.refused_by_queue,
+            "refused_here": self.door.refused(EDGE),
+            "refused_by_queue": self.door.refused(QUEUE),
             "cancels": self.cancels,
             "receipts": self.receipts,
         }

@@ -1,7 +1,7 @@
 """Who called, as far as the connection and its headers show it."""
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from ipaddress import ip_address
 from urllib.parse import unquote
 
@@ -50,6 +50,7 @@ def own_addresses() -> frozenset[str]:
     return frozenset(each.address for found in psutil.net_if_addrs().values() for each in found)
 
 
+@lru_cache(maxsize=4_096)  # connections; each brings many requests
 def is_loopback(peer: str) -> bool:
     """True for 127.0.0.0/8, ::1 and Unix sockets; False for what is not an address."""
     address = unquote(peer.strip())

@@ -13,6 +13,7 @@ from penstock.v1.inference_pb2 import Priority
 Violations = Iterator[tuple[str, str]]  # field of the spec, what is wrong and what is allowed
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{0,{limits.REQUEST_ID_CHARS}}}")
+_PRIORITIES = frozenset(Priority.values())
 _AS_IN_SPEC: Mapping[str, str] = MappingProxyType({})
 
 
@@ -43,7 +44,7 @@ def _names(spec: RequestSpec) -> Violations:
     if not is_request_id(spec.answer_id):
         yield "answer_id", "is none that an `accepted` has named"
     yield from _at_most("model", _size(spec.model), limits.MODEL_BYTES, "bytes")
-    if spec.priority not in Priority.values():
+    if spec.priority not in _PRIORITIES:
         yield "priority", f"is {spec.priority}; allowed are {', '.join(Priority.keys())}"
 
 
