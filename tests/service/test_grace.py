@@ -112,6 +112,19 @@ async def test_a_reservation_that_auth_made_and_never_named_is_the_one_that_is_s
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
+async def test_a_reservation_for_whom_the_edge_refused_meanwhile_is_given_back(tmp_path, monkeypatch):
+    async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh, STRANGER) as stranger:
+        assert (await refused(stranger.list_models())).reason == "KEY_UNKNOWN"  # auth was there once
+        monkeypatch.setattr(mesh.books.service, "_reserved", lambda *_, **__: None)
+        async with client_of(mesh) as client:
+            assert (await refused(answer(client))).reason == "AUTH_LOST"
+        await mesh.books.die()
+        await mesh.books.start()
+        assert mesh.books.desk.accounts.reservations == 1
+        await mesh.figure("flights", 0)
+        assert await all_booked(mesh) == [(0, 0, "failed")]
+
+
 async def test_a_settlement_that_auth_kept_and_never_confirmed_is_not_charged_again(tmp_path, monkeypatch):
     async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)

@@ -258,7 +258,7 @@ class AuthLink:
     def _decide_all(self) -> None:
         """Auth has become away for those who wait for it."""
         for passage in self._flights.in_state(State.RESERVING):
-            self._grace.decide(passage)
+            self._grace.decide(passage, was_asked=True)
         for frame, answer in list(self._asked.values()):
             if answer.done():
                 continue

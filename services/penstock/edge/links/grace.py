@@ -144,15 +144,16 @@ class Grace:
             raise self._refusal("over", f"auth has been away for more than {self._limits.lasts:g} s")
         return identity
 
-    def decide(self, passage: Passage) -> None:
-        """Let a request in or refuse it."""
+    def decide(self, passage: Passage, *, was_asked: bool = False) -> None:
+        """Let a request in or refuse it; auth may hold a reservation for it that `was_asked` for."""
         flight = passage.flight
         if not flight.waits_for_auth:
             return
         try:
             identity = self._let_in(passage)
         except Unavailable as error:
-            self._control.apply(passage, flight.refused(error, self._control.now()))
+            now = self._control.now()
+            self._control.apply(passage, flight.fail(error, now) if was_asked else flight.refused(error, now))
             return
         passage.record.admitted(in_grace=True)
         self._control.apply(passage, flight.admitted(identity, "", self._control.now()))
