@@ -55,6 +55,7 @@ def _figures(tally: Tally, took: float) -> dict[str, Any]:
         "worlds_per_s": round(tally.worlds / took, 1),
         "points": len(POINTS),
         "points_hit": tally.points_hit,
+        "points_missed": [str(point) for point in tally.points_missed],
         "failing": {str(each.plan.seed): [str(found) for found in each.violations] for each in tally.failing},
     }
 

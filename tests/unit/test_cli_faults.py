@@ -1,0 +1,119 @@
+"""`penstock faults`: what it prints for people and for programs, and how it ends."""
+
+import io
+import json
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from penstock.cli import faults as command
+from penstock.cli.__main__ import cli
+from penstock.faults.judge import Violation
+from penstock.faults.plan import plan
+from penstock.faults.points import POINTS
+from penstock.faults.run import Outcome
+
+FAILING = 3
+
+
+def outcome(seed, *, violations=()):
+    return Outcome(
+        plan=plan(seed),
+        violations=violations,
+        happened=("0.5 kill edge0 for 1.000 s", "0.6 cut a and b for 0.000 s") if seed % 2 else (),
+        points=dict.fromkeys(POINTS[:2], 1),
+        trace=1,
+        turns=10,
+        seconds=2.0,
+        requests=4,
+    )
+
+
+@pytest.fixture
+def worlds(monkeypatch):
+    """Worlds that cost nothing; returns what was asked for, and how to have one fail."""
+    asked = {"failing": ()}
+
+    def sweep(seeds, *, processes):
+        asked.update(seeds=seeds, processes=processes)
+        broken = (Violation("changed", "ids [1], owed [2]"),)
+        yield from (outcome(seed, violations=broken if seed in asked["failing"] else ()) for seed in seeds)
+
+    monkeypatch.setattr(command, "sweep", sweep)
+    return asked
+
+
+def run(*options):
+    return CliRunner().invoke(cli, ["faults", *options])
+
+
+def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
+    ran = run("--seeds", "5", "--seed", "100", "--processes", "2", "--json")
+    assert ran.exit_code == 0, ran.output
+    assert (worlds["seeds"], worlds["processes"]) == (range(100, 105), 2)
+    found = json.loads(ran.stdout)
+    took, speed = found.pop("seconds"), found.pop("worlds_per_s")
+    assert min(took, speed) >= 0.0
+    assert found == {
+        "worlds": 5,
+        "worlds_with_faults": 2,
+        "requests": 20,
+        "faults": {"kill": 2, "cut": 2},
+        "virtual_seconds": 10.0,
+        "points": len(POINTS),
+        "points_hit": 2,
+        "points_missed": [str(each) for each in POINTS[2:]],
+        "failing": {},
+    }
+
+
+def test_a_broken_promise_ends_with_1_and_is_told_by_seed(worlds):
+    worlds["failing"] = (FAILING,)
+    ran = run("--seeds", "5", "--json")
+    assert ran.exit_code == 1
+    assert json.loads(ran.stdout)["failing"] == {str(FAILING): ["changed: ids [1], owed [2]"]}
+
+
+def test_people_read_the_sums_what_was_broken_and_how_to_see_it_again(worlds):
+    worlds["failing"] = (FAILING,)
+    ran = run("--seeds", "5")
+    assert ran.exit_code == 1
+    assert f"seed {FAILING}" in ran.stdout
+    assert "changed: ids [1], owed [2]" in ran.stdout
+    assert f"penstock faults --seed {FAILING} --story" in ran.stdout
+    assert "5, 2 of them broken; 1 with broken promises" in ran.stdout
+    assert f"2 of {len(POINTS)} were passed; never: {POINTS[2]}" in ran.stdout
+
+
+def test_worlds_without_a_broken_promise_end_with_0(worlds):
+    ran = run("--seeds", "5")
+    assert ran.exit_code == 0
+    assert "0 with broken promises" in ran.stdout
+    assert "--story" not in ran.stdout
+
+
+def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, monkeypatch):
+    """On the other stream, so that a program may read what is printed while a person watches."""
+    screen = io.StringIO()
+    monkeypatch.setattr(command, "errors", Console(file=screen, force_terminal=True, width=120))
+    worlds["failing"] = (FAILING,)
+    ran = run("--seeds", "5", "--json")
+    assert "worlds, 1 with broken promises" in screen.getvalue()
+    assert "5/5" in screen.getvalue()
+    assert json.loads(ran.stdout)["worlds"] == 5
+
+
+def test_a_story_of_a_broken_world_ends_with_1(monkeypatch):
+    told = outcome(FAILING, violations=(Violation("leak", "edge0 has flights 1.0"),)), ["0.1 first", "0.2 second"]
+    monkeypatch.setattr(command, "replay", lambda seed: told)
+    ran = run("--seed", str(FAILING), "--story")
+    assert ran.exit_code == 1
+    assert ran.stdout.startswith("0.1 first\n0.2 second\n")
+    assert "leak: edge0 has flights 1.0" in ran.stdout
+
+
+@pytest.mark.parametrize("options", [("--seeds", "0"), ("--seed", "-1"), ("--processes", "257"), ("--seeds", "many")])
+def test_options_out_of_range_are_refused_before_anything_runs(worlds, options):
+    assert run(*options).exit_code == 2
+    assert "seeds" not in worlds
