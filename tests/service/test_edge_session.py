@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from edge_mesh import KEY, KV_BLOCKS, edge_mesh, hello, text_of, token_at
-from penstock.chassis import streams
+from penstock.chassis import stream_end, streams
 from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.chassis.streams import Link
 from penstock.edge import gateway
@@ -159,6 +159,36 @@ async def test_a_session_that_is_cut_cancels_what_runs_on_it():
             client.generate(1, max_output_tokens=10)
             await mesh.workers[0].paused.get()
         assert (await mesh.auth.settles.get()).outcome == "cancelled"
+
+
+async def test_a_session_whose_client_takes_nothing_is_ended_and_what_runs_on_it_is_cancelled(monkeypatch):
+    monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT", 0.02)
+    monkeypatch.setattr("penstock.edge.session.STALLED_FLUSHES", 3)
+    write, is_stuck = streams.Peer.write, False
+
+    async def write_until_stuck(self, to_client):
+        async def take(frame):
+            if is_stuck and isinstance(frame, SessionResponse):
+                await asyncio.Event().wait()
+            await to_client(frame)
+
+        await write(self, take)
+
+    monkeypatch.setattr(streams.Peer, "write", write_until_stuck)
+    async with edge_mesh() as mesh, session(mesh) as client, session(mesh) as other:
+        mesh.workers[0].pause_at = 3
+        client.generate(1, max_output_tokens=10)
+        await mesh.workers[0].paused.get()
+        is_stuck = True
+        mesh.workers[0].pause_at = 6
+        client.generate(2, max_output_tokens=10)
+        assert len({await mesh.workers[0].cancels.get() for _ in range(2)}) == 2
+        assert {(await mesh.auth.settles.get()).outcome for _ in range(2)} == {"cancelled"}
+        is_stuck = False
+        mesh.workers[0].pause_at = None
+        other.generate(1, max_output_tokens=4)
+        await other.next("finished")
+        assert other.texts[1] == text_of(4)
 
 
 async def test_a_session_whose_client_says_end_goes_on_to_the_last_answer():

@@ -7,7 +7,7 @@ nothing of ours is open across a `yield` that may be closed elsewhere. Read/writ
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from grpc.aio import ServicerContext
 from penstock.chassis.calls import CallRecord, Calls
 from penstock.chassis.errors import DeadlineExceeded, Internal, PenstockError
 from penstock.chassis.telemetry import current_traceparent, trace_id_of
+from penstock.chassis.writing import FAREWELL, ClientTooSlow, write_all
 
 log = structlog.get_logger()
 
@@ -48,8 +49,7 @@ def guarded(handler: Any, guard: Guard) -> Any:
             if not is_generator:
                 return await method(request, context)
             async with aclosing(method(request, context)) as responses:
-                async for response in responses:
-                    await context.write(response)
+                await write_all(context, responses)
             return None
 
         return await guard(context, body)
@@ -105,7 +105,10 @@ async def _answered(record: CallRecord, context: Context, body: Body) -> Any:
     except Exception as error:  # noqa: BLE001  # grpc.aio would send str(error) to the caller; we never do
         told = told_of(error, context)
         record.end(told.code.name, reason=told.reason)
-        await context.abort(told.code, told.message, told.trailing_metadata())
+        with suppress(TimeoutError):  # a client that does not read may never take in that it was too slow
+            async with asyncio.timeout(FAREWELL if isinstance(told, ClientTooSlow) else None):
+                await context.abort(told.code, told.message, told.trailing_metadata())
+        raise grpc.aio.AbortError from None
     else:
         record.end(code_name(context))
         return result

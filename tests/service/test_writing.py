@@ -1,0 +1,96 @@
+"""A client that does not read, on a real server: what it holds is bounded, and so is for how long."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from penstock.chassis import writing
+from penstock.chassis.errors import error_from_rpc
+from penstock.v1.inference_pb2 import Delta, GenerateRequest, GenerateResponse
+from scripted import inference
+
+PIECE = 1 << 16  # bytes
+MOST = 64 << 20  # bytes; far above what any transport takes in for one who does not read
+PATIENCE = 20.0  # s; a bound for what must happen
+
+
+class Edge:
+    """Speaks for ever, or as many pieces as the request's length says."""
+
+    def __init__(self):
+        self.said = 0
+        self.ended = asyncio.Event()
+
+    async def generate(self, request, context):
+        try:
+            for _ in range(request.max_output_tokens or MOST // PIECE):
+                yield GenerateResponse(delta=Delta(text="x" * PIECE))
+                self.said += 1
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(writing, "UNREAD", 0.2)
+    monkeypatch.setattr("penstock.chassis.interceptors.FAREWELL", 0.05)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_client_that_takes_nothing_loses_its_call_and_is_told_so_when_it_reads_again():
+    edge = Edge()
+    async with inference(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
+        call = stub.Generate(GenerateRequest())
+        await call.read()
+        await edge.ended.wait()
+        assert edge.said < MOST // PIECE
+        read = 1
+        with pytest.raises(grpc.aio.AioRpcError) as told:
+            while await call.read() is not grpc.aio.EOF:
+                read += 1
+        error = error_from_rpc(told.value)
+        assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "CLIENT_TOO_SLOW")
+        assert "resume with the tokens it has" in error.message
+        assert read >= edge.said  # what was taken from the handler is not lost
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_client_that_does_not_read_delays_no_other_call_on_its_connection():
+    edge = Edge()
+    async with inference(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
+        stalled = stub.Generate(GenerateRequest())
+        await stalled.read()
+        for _ in range(20):
+            answer = [each async for each in stub.Generate(GenerateRequest(max_output_tokens=3))]
+            assert len(answer) == 3
+        stalled.cancel()
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_handler_that_says_nothing_for_long_is_no_client_that_does_not_read():
+    quiet = asyncio.Event()
+
+    async def generate(request, context):
+        yield GenerateResponse()
+        await quiet.wait()
+        yield GenerateResponse()
+
+    async with inference(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
+        call = stub.Generate(GenerateRequest())
+        await call.read()
+        asyncio.get_running_loop().call_later(3 * writing.UNREAD, quiet.set)
+        assert await call.read() is not grpc.aio.EOF
+        assert await call.read() is grpc.aio.EOF
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_handlers_own_time_out_is_not_taken_for_a_slow_client():
+    async def generate(request, context):
+        yield GenerateResponse()
+        raise TimeoutError
+
+    async with inference(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
+        with pytest.raises(grpc.aio.AioRpcError) as told:
+            [each async for each in stub.Generate(GenerateRequest())]
+        assert told.value.code() is grpc.StatusCode.INTERNAL
