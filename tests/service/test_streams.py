@@ -142,9 +142,21 @@ async def test_frames_that_came_as_one_are_heard_one_by_one_and_none_after_the_e
         assert await call.read() is grpc.aio.EOF
 
 
+async def test_a_frame_at_the_size_that_a_peer_takes_goes_alone():
+    outbox, written = Outbox(10), asyncio.Queue()
+    frames = [ask("hello"), ask("before"), ask("x" * BUNDLE_BYTES), ask("after"), ask("last")]
+    for frame in frames:
+        outbox.put(frame)
+    writing = asyncio.create_task(outbox.write_all(written.put, can_bundle=lambda: True))
+    messages = [await written.get() for _ in range(4)]
+    writing.cancel()
+    assert messages[:3] == frames[:3]
+    assert list(messages[3].more) == frames[3:]
+
+
 async def test_frames_are_not_changed_by_going_together_and_large_ones_do_not_pile_up():
     outboxes = [Outbox(10), Outbox(10)]
-    frames = [ask("hello"), *(ask(str(number) + "x" * (BUNDLE_BYTES // 2)) for number in range(5))]
+    frames = [ask("hello"), *(ask(str(number) + "x" * (BUNDLE_BYTES // 2 - 100)) for number in range(5))]
     before = [frame.SerializeToString() for frame in frames]
     for outbox in outboxes:
         written = asyncio.Queue()

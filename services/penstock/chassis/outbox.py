@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 Out = TypeVar("Out", bound=Message)
 BUNDLE_FRAMES = 64  # in one message; more would keep the peer's loop busy for too long
-BUNDLE_BYTES = 262_144  # after which no frame is added
+BUNDLE_BYTES = 262_144  # of one message; a frame beyond goes alone, as what a peer takes at once is bounded
 
 
 @dataclass
@@ -48,7 +48,6 @@ class Outbox(Generic[Out]):
         """Return a message that carries frames, which themselves may be under way to others as well."""
         taken = [self.frames.popleft()]
         size = taken[0].ByteSize()
-        while self.frames and len(taken) < BUNDLE_FRAMES and size < BUNDLE_BYTES:
+        while self.frames and len(taken) < BUNDLE_FRAMES and (size := size + self.frames[0].ByteSize()) <= BUNDLE_BYTES:
             taken.append(self.frames.popleft())
-            size += taken[-1].ByteSize()
-        return type(taken[0])(more=taken)
+        return type(taken[0])(more=taken) if len(taken) > 1 else taken[0]

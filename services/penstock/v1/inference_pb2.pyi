@@ -624,6 +624,7 @@ class SessionRequest(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -644,6 +645,10 @@ class SessionRequest(_message.Message):
     def end(self) -> _stream_pb2.End:
         """No more requests come; running ones go on to their end."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionRequest]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -652,10 +657,11 @@ class SessionRequest(_message.Message):
         cancel: Global___SessionCancel | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___SessionRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "end", b"end", "frame", b"frame", "generate", b"generate", "heartbeat", b"heartbeat", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "end", b"end", "frame", b"frame", "generate", b"generate", "heartbeat", b"heartbeat", "hello", b"hello"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "end", b"end", "frame", b"frame", "generate", b"generate", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "generate", "cancel", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
@@ -727,6 +733,7 @@ class SessionResponse(_message.Message):
     CANCELLED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
         """Once, first."""
@@ -759,6 +766,10 @@ class SessionResponse(_message.Message):
     def end(self) -> _stream_pb2.End:
         """The edge closes the stream; running requests are to be resumed elsewhere."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionResponse]:
+        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+
     def __init__(
         self,
         *,
@@ -770,10 +781,11 @@ class SessionResponse(_message.Message):
         cancelled: Global___SessionCancelled | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        more: _abc.Iterable[Global___SessionResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cancelled", b"cancelled", "end", b"end", "failed", b"failed", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cancelled", b"cancelled", "end", b"end", "failed", b"failed", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cancelled", b"cancelled", "end", b"end", "failed", b"failed", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "accepted", "step", "finished", "failed", "cancelled", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
