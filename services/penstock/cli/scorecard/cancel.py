@@ -30,6 +30,7 @@ TOKENS = 400  # of an answer: more than anybody stays for
 STEPS = 2  # that which runs when the cancel comes, and the next, which frees
 STANDING = ("open_streams", "asyncio_tasks", "open_fds")
 SETTLE = 10.0  # s
+CROWD_TIMEOUT = 60.0  # s for a crowd to come, leave and be gone
 
 Ran = Mapping[str, dict[str, Any]]  # what a worker said of a run, by request
 
@@ -49,8 +50,9 @@ async def cancel(asked: CancelOptions, mesh: MeshOptions, console: Console) -> C
         await stage.residue()
         before = await _standing(stage)
         for number, size in enumerate(_sizes(asked.cancels)):
-            stage.say(f"{sum(map(len, crowds.values()))} of {asked.cancels} cancelled, {size} at once now")
-            crowds[size] += await _crowd(doors, wishes, size, rng, f"crowd-{number}")
+            stage.say(f"{sum(map(len, crowds.values())):,} of {asked.cancels:,} cancelled, {size} at once now")
+            async with asyncio.timeout(CROWD_TIMEOUT):
+                crowds[size] += await _crowd(doors, wishes, size, rng, f"crowd-{number}")
         residue = await stage.residue()
         grown = await _grown(stage, before)
         folder = stage.mesh.folder
@@ -87,6 +89,9 @@ async def _standing(stage: Rig) -> dict[str, float]:
     for child in stage.mesh.processes.children:
         figures = await stage.figures(child.spec.address)
         found |= {f"{child.spec.name} {name}": figures[name] for name in STANDING}
+    held, given = await stage.total("scheduler", "credits"), await stage.total("queue", "credits")
+    found["credits that queues and schedulers count differently"] = abs(held - given)
+    found["slots taken that nobody uses"] = -await stage.total("scheduler", "room")
     return found
 
 
@@ -117,7 +122,7 @@ def _judge(crowds: Mapping[int, list[Leaver]], ran: Ran, residue: dict[str, floa
         at_most("most tokens wasted by one", max((each["wasted_tokens"] for each in runs), default=0), 1),
         told("tokens wasted by all", sum(each["wasted_tokens"] for each in runs)),
         *residue_lines(residue),
-        exactly("streams, tasks, descriptors grown", len(grown), 0),
+        exactly("credits, slots, streams, tasks, descriptors grown", len(grown), 0),
     ]
     card.notes += [*failures[:5], *residue, *(f"{name} +{more:g}" for name, more in grown.items())]
     return card

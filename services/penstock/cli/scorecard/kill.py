@@ -4,16 +4,17 @@ import asyncio
 import random
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
 from penstock.cli.plan import MeshOptions
-from penstock.cli.scorecard.card import Card
-from penstock.cli.scorecard.catalog import catalog
+from penstock.cli.scorecard.card import Card, Line, told
+from penstock.cli.scorecard.catalog import Wish, catalog
 from penstock.cli.scorecard.charges import check_charges
 from penstock.cli.scorecard.faults import Fault, void_because
-from penstock.cli.scorecard.history import check
+from penstock.cli.scorecard.history import History, check
 from penstock.cli.scorecard.load import Load, answer_calmly
 from penstock.cli.scorecard.logs import ledger, requests_by_ticket
 from penstock.cli.scorecard.rig import Rig, progress, rig, under_load, until_flowing
@@ -44,11 +45,19 @@ async def kill(asked: KillOptions, mesh: MeshOptions, console: Console) -> Card:
     findings = check(load.histories, calm.histories)
     charges = check_charges([*calm.histories, *load.histories], ledger(folder), requests_by_ticket(folder))
     card = Card(proof="kill", void=void_because(faults, asked.kills, asked.streams))
-    card.lines += [*finding_lines(findings), *charge_lines(charges)]
+    card.lines += [*finding_lines(findings), *_mix(load.histories, wishes), *charge_lines(charges)]
     card.lines += pause_lines(load.histories, calm.histories, faults)
     card.lines += residue_lines(residue)
     card.notes += [*findings.reasons[:10], *residue, tally(faults)]
     return card
+
+
+def _mix(histories: Sequence[History], wishes: Sequence[Wish]) -> Iterator[Line]:
+    """How many of which kind were asked for: each kind is made again in another way."""
+    options = [wishes[each.wish].options for each in histories]
+    yield told("of them greedy", sum(not each["temperature"] for each in options))
+    yield told("of them drawn with a seed", sum(bool(each["temperature"]) for each in options))
+    yield told("of them ended by a stop string", sum("stop" in each for each in options))
 
 
 async def _storm(stage: Rig, load: Load, asked: KillOptions) -> list[Fault]:

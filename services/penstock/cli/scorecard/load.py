@@ -70,13 +70,13 @@ class Load:
 
 
 async def answer_calmly(client: Client, wishes: Sequence[Wish]) -> tuple[list[Wish], Load]:
-    """Have every wish answered without a fault, then the sampled ones once more with a stop string.
+    """Have every wish answered without a fault, then half of them, greedy and drawn, once more with a stop string.
 
     Returns all wishes; the load's histories are theirs, in the same order.
     """
     gate = asyncio.Semaphore(CALM_AT_ONCE)
     plain = await _answer_all(Load(client, wishes, 0, 0), range(len(wishes)), gate)
-    stopped = [with_stop(wishes[each.wish], each.text) for each in plain.histories if each.wish % 2 and each.text]
+    stopped = [with_stop(wishes[each.wish], each.text) for each in plain.histories if each.wish % 4 < 2 and each.text]
     every = [*wishes, *stopped]
     load = Load(client, every, 0, 0)
     load.histories = plain.histories
