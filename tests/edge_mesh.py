@@ -16,7 +16,7 @@ from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Refused, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
-from penstock.mesh.v1.queue_pb2 import Catalog, Closed, Leased, Queued, Shed, SubmitResponse, Withdrawn
+from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.mesh.v1.worker_pb2 import (
@@ -105,7 +105,7 @@ class FakeQueue(QueueServiceServicer):
         self.tickets = []
         self.withdrawn = asyncio.Queue()
         self.sheds: list[PenstockError] = []
-        self.closed = Closed()  # what a shed says of others
+        self.closed = []  # Closed, what a shed says of others
         self.is_holding = False  # tickets wait for ever
         self.held = asyncio.Queue()
         self.peers = set()

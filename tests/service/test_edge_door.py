@@ -31,7 +31,8 @@ async def mesh(monkeypatch):
     monkeypatch.setattr("penstock.edge.refusals.PROBE_EVERY", PATIENCE)
     monkeypatch.setattr("penstock.edge.refusals.LONGEST", PATIENCE)
     async with edge_mesh() as found:
-        found.queue.sheds, found.queue.closed = [FULL], Closed(lasts=timedelta(seconds=PATIENCE))
+        found.queue.sheds = [FULL]
+        found.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=20, max_output_tokens=10)]
         assert await outcome(ask(found)) == ("OVERLOADED", "queue")
         yield found
 

@@ -56,10 +56,26 @@ def test_a_refused_client_is_told_when_it_would_be_in_time():
 def test_a_refusal_says_for_how_long_it_holds_for_others_of_its_kind():
     shard = shard_at_full_speed()
     enqueue_many(shard, 18)
-    by_promise = to_edge(only(out.Shed, shard.enqueue("late", deadline=shard.now + 60))).shed.closed
-    by_deadline = to_edge(only(out.Shed, shard.enqueue("hurried", deadline=shard.now + 1))).shed.closed
+    [by_promise] = to_edge(only(out.Shed, shard.enqueue("late", deadline=shard.now + 60))).shed.closed
+    [by_deadline] = to_edge(only(out.Shed, shard.enqueue("hurried", deadline=shard.now + 1))).shed.closed
     assert (seconds_of(by_promise.lasts), by_promise.by_deadline) == (pytest.approx(0.1, abs=1e-6), False)
     assert (seconds_of(by_deadline.lasts), by_deadline.by_deadline) == (pytest.approx(1.0, abs=1e-6), True)
+    assert (by_promise.prompt_tokens, by_promise.max_output_tokens) == (1, 1), "it is the line that lasts"
+
+
+def test_a_refusal_holds_for_smaller_ones_as_long_as_they_would_be_late_and_no_longer():
+    shard = shard_at_full_speed()
+    report(shard, prefill_tokens_per_second=100)
+    closed = error_of(shard.enqueue("long", tokens=310)).closed()
+    assert {each.prompt for each in closed} == {300}
+    assert not sheds(shard.enqueue("shorter", tokens=160))
+    enqueue_many(shard, 14)
+    closed = list(error_of(shard.enqueue("long again", tokens=310)).closed())
+    for each in closed:
+        refused = error_of(shard.enqueue(f"of {each.prompt}", tokens=each.prompt + 10))
+        assert list(refused.closed())[-1].lasts >= each.lasts > 0
+    assert {each.prompt for each in closed} == {150, 300}
+    assert closed == sorted(closed), "the smaller, the shorter"
 
 
 def test_where_predictions_fall_faster_than_time_passes_a_refusal_holds_for_less():
@@ -68,21 +84,21 @@ def test_where_predictions_fall_faster_than_time_passes_a_refusal_holds_for_less
     for _ in range(500):
         forecast.note_ratio(1.0, 2.0)
     enqueue_many(shard, 10)
-    closed = error_of(shard.enqueue("late")).closed
+    [closed] = error_of(shard.enqueue("late")).closed()
     assert closed.lasts == pytest.approx((forecast.correction - 1.8) / forecast.correction)
 
 
 def test_a_full_shard_is_closed_for_no_longer_than_until_a_place_comes_free():
     shard = shard_at_full_speed(max_depth=3)
     enqueue_many(shard, 3, priority=BATCH)
-    closed = error_of(shard.enqueue("late", priority=BATCH)).closed
+    [closed] = error_of(shard.enqueue("late", priority=BATCH)).closed()
     assert 0 < closed.lasts <= 0.1
 
 
 def test_a_ticket_that_was_let_in_and_ran_out_of_time_closes_nothing():
     shard = shard_at_full_speed()
     shard.enqueue("t", priority=BATCH, deadline=shard.now + 1.0)
-    assert not to_edge(only(out.Shed, shard.wait(1.1))).shed.HasField("closed")
+    assert not to_edge(only(out.Shed, shard.wait(1.1))).shed.closed
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_can_is_not():

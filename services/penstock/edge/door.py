@@ -70,11 +70,13 @@ class Door:
         if not isinstance(error, Overloaded):
             return
         self._counts[error.reason, QUEUE] += 1
-        lasts = seconds_of(shed.closed.lasts)
-        if lasts and _is_fresh(passage):
+        if _is_fresh(passage):
             kind, ask = _asked(passage)
-            refusal = refusal_of(ask, lasts=lasts, by_deadline=shed.closed.by_deadline, told=error, now=now)
-            self._refusals.note(kind, refusal, now)
+            for each in shed.closed:
+                like = ask._replace(prompt=each.prompt_tokens, output=each.max_output_tokens)
+                lasts = seconds_of(each.lasts)
+                refusal = refusal_of(like, lasts=lasts, by_deadline=each.by_deadline, told=error, now=now)
+                self._refusals.note(kind, refusal, now)
 
     def _check(self, spec: RequestSpec, credential: Credential, model: str, ask: Ask) -> None:
         identity = self._know(credential, spec.priority)

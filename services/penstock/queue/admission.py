@@ -1,5 +1,10 @@
 """Who is let into a shard, and why others are not. Knows no stream and moves nothing."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from math import ceil
+
 from penstock.chassis.errors import PenstockError
 from penstock.queue.bounds import NO_EXCESS, Bounds
 from penstock.queue.errors import (
@@ -17,6 +22,8 @@ from penstock.queue.presence import Presence, Verdict
 from penstock.queue.promises import Promises
 from penstock.queue.shelves import Shelves, retry_within_bounds
 from penstock.queue.waiting import WaitingTicket
+
+SMALLER = 0.0, 0.25, 0.5, 1.0  # shares of a refused prompt that are looked at for whether they would be refused too
 
 
 class Admission:
@@ -48,14 +55,36 @@ class Admission:
             return None
         ticket.due = now + limit - prediction.after_lease
         ticket.promised, ticket.predicted_first = limit, prediction.first_token or 0.0
-        least = prediction.after_lease if prediction.first_token is None else prediction.first_token
-        usable = limit * (self._promises.headroom or self._shelves[ticket.model].forecast.usable(prediction))
-        if ticket.due > now and (ticket.resumes or least <= usable):
+        excess = self._excess(ticket.model, prediction, limit)
+        if ticket.due > now and (ticket.resumes or excess <= 0):
             return None
-        refusal = TooLate(least, limit, retry_within_bounds(least - usable))
-        lasts = max(0.0, least - usable) / max(1.0, self._shelves[ticket.model].forecast.correction)
-        refusal.closed = Closed(lasts, by_deadline=self._promises.is_by_deadline(ticket, now))
+        refusal = TooLate(prediction.least, limit, retry_within_bounds(excess))
+        if not ticket.resumes:
+            refusal.closed = partial(self._closed, ticket, limit, excess, now)
         return refusal
+
+    def _excess(self, model: str, prediction: Prediction, limit: float) -> float:
+        """Return the s by which a first token would be too late to promise it within `limit`."""
+        usable = self._promises.headroom or self._shelves[model].forecast.usable(prediction)
+        return prediction.least - limit * usable
+
+    def _closed(self, ticket: WaitingTicket, limit: float, excess: float, now: float) -> Iterator[Closed]:
+        """Yield for how long smaller ones would be refused as well, the smallest first, and the ticket's own size.
+
+        What is before a ticket is served no faster than time passes, so that is their excess; but where predictions
+        are corrected upwards, they fall faster than that.
+        """
+        pace = max(1.0, self._shelves[ticket.model].forecast.correction)
+        by_deadline, longest = self._promises.is_by_deadline(ticket, now), 0.0
+        for share in SMALLER:
+            like = replace(ticket, prompt_tokens=max(1, ceil(share * ticket.prompt_tokens)), max_output_tokens=1)
+            like.predicted_output = 1
+            lasts = self._excess(ticket.model, self._shelves.predict(like, now), limit) / pace
+            if lasts > longest:
+                longest = lasts
+                yield Closed(lasts, like.prompt_tokens, 1, by_deadline)
+        if excess / pace > longest:
+            yield Closed(excess / pace, ticket.prompt_tokens, ticket.max_output_tokens, by_deadline)
 
     def expiry(self, ticket: WaitingTicket, now: float) -> PenstockError:
         """Return why a ticket goes that is past its due time."""
@@ -80,5 +109,6 @@ class Admission:
             refusal: AtTheDoor = QueueFull(waiting.tickets, wait)
         else:
             refusal = QueueTokensFull(ticket.tokens, waiting.tokens, self._bounds.max_tokens, wait)
-        refusal.closed = Closed(wait / (waiting.tickets + 1))  # until one place comes free
+        until_a_place_is_free = Closed(wait / (waiting.tickets + 1), ticket.prompt_tokens, ticket.max_output_tokens)
+        refusal.closed = lambda: (until_a_place_is_free,)
         return refusal

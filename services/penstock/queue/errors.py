@@ -1,21 +1,24 @@
 """Why a ticket is shed, as types. Every message says what to do next."""
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from penstock.chassis.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
 
 
 class Closed(NamedTuple):
-    """For how long nothing of a refused ticket's kind is taken."""
+    """For how long nothing of a refused ticket's kind is taken that asks for as much."""
 
-    lasts: float = 0.0  # s; 0: nobody knows
+    lasts: float  # s from when the ticket came to its edge
+    prompt: int  # tokens
+    output: int
     by_deadline: bool = False  # what has more time may be taken
 
 
 class AtTheDoor(Overloaded):
     """A refusal for load, by figures that others of the same kind would be refused with as well."""
 
-    closed = Closed()
+    closed: Callable[[], Iterable[Closed]] = tuple  # worked out only for those who ask, before anything moves
 
 
 class QueueFull(AtTheDoor):

@@ -38,6 +38,11 @@ class Prediction(NamedTuple):
     raw_first: float = 0.0  # s to the first token, likewise
 
     @property
+    def least(self) -> float:
+        """Return the s to the first token, or what is known of them."""
+        return self.after_lease if self.first_token is None else self.first_token
+
+    @property
     def waits(self) -> bool:
         """Tell whether it is for others to leave; what only has its prompt before it is predicted otherwise well."""
         return self.raw_wait > 0 or self.raw_first > 0

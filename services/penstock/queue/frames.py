@@ -33,9 +33,9 @@ def to_edge(effect: out.ToEdge | out.Models) -> pb.SubmitResponse:
 
 def _shed(effect: out.Shed) -> pb.Shed:
     shed = pb.Shed(ticket_id=effect.ticket_id, failure=effect.error.failure())
-    if isinstance(effect.error, AtTheDoor) and effect.error.closed.lasts > 0:
-        shed.closed.lasts.FromTimedelta(timedelta(seconds=effect.error.closed.lasts))
-        shed.closed.by_deadline = effect.error.closed.by_deadline
+    for each in effect.error.closed() if isinstance(effect.error, AtTheDoor) else ():
+        closed = shed.closed.add(by_deadline=each.by_deadline, prompt_tokens=each.prompt, max_output_tokens=each.output)
+        closed.lasts.FromTimedelta(timedelta(seconds=each.lasts))
     return shed
 
 

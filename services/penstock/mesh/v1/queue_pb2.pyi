@@ -275,17 +275,17 @@ class Shed(_message.Message):
         """
 
     @_builtins.property
-    def closed(self) -> Global___Closed:
-        """For how long the edge may say the same to others by itself. Unset: it may not."""
+    def closed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Closed]:
+        """For whom and how long the edge may say the same to others by itself. Empty: it may not."""
 
     def __init__(
         self,
         *,
         ticket_id: _builtins.str = ...,
         failure: _failure_pb2.Failure | None = ...,
-        closed: Global___Closed | None = ...,
+        closed: _abc.Iterable[Global___Closed] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "failure", b"failure", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -296,15 +296,21 @@ Global___Shed: _TypeAlias = Shed  # noqa: Y015
 @_typing.final
 class Closed(_message.Message):
     """Closed says that, by the figures a ticket was refused with, nothing else of its kind is taken either: of the same tenant,
-    model and class, not smaller in prompt or in output, not due earlier, and no resumed work.
+    model and class, of at least these sizes, not due earlier than the ticket, and no resumed work.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LASTS_FIELD_NUMBER: _builtins.int
     BY_DEADLINE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     by_deadline: _builtins.bool
     """The ticket's own deadline was the bound, so that one with more time may be taken."""
+    prompt_tokens: _builtins.int
+    """Least prompt for which it holds; at least 1."""
+    max_output_tokens: _builtins.int
+    """Least bound of the output for which it holds; at least 1."""
     @_builtins.property
     def lasts(self) -> _duration_pb2.Duration:
         """From when the ticket came to its edge: what is before such a ticket is served no faster than time passes."""
@@ -314,10 +320,12 @@ class Closed(_message.Message):
         *,
         lasts: _duration_pb2.Duration | None = ...,
         by_deadline: _builtins.bool = ...,
+        prompt_tokens: _builtins.int = ...,
+        max_output_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lasts", b"lasts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_deadline", b"by_deadline", "lasts", b"lasts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_deadline", b"by_deadline", "lasts", b"lasts", "max_output_tokens", b"max_output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
