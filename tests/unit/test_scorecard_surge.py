@@ -1,9 +1,12 @@
 """What the surge makes of histories: who was refused at the door, who later, what one more refusal costs."""
 
+from dataclasses import replace
+
 from penstock.cli.bench.history import OK, History
 from penstock.cli.bench.report import Slo, report
 from penstock.cli.plan import MeshOptions
-from penstock.cli.scorecard.surge import Offered, SurgeOptions, goodput_lines, refusal_lines, scenario
+from penstock.cli.scorecard.floor import Floor
+from penstock.cli.scorecard.surge import Offered, SurgeOptions, floor_lines, goodput_lines, refusal_lines, scenario
 
 SECONDS = 10.0
 
@@ -52,3 +55,16 @@ def test_the_world_that_is_simulated_has_the_processes_that_are_started():
     world = scenario(SurgeOptions(seconds=20.0), MeshOptions(queues=2, schedulers=3, workers=4))
     assert (world.queues.shards, world.schedulers.count, world.worker_count) == (2, 3, 4)
     assert world.duration - world.warm_up == 20.0
+
+
+def test_the_floor_is_told_and_no_goal():
+    lines = floor_lines(Floor(cpu=0.0002, waits=[0.001, 0.002]))
+    assert [(line.measured, line.goal) for line in lines] == [(200.0, ""), (0.002, "")]
+
+
+def test_what_edges_refuse_alone_is_told_as_a_share():
+    real = replace(offered([refused(number) for number in range(10)], edge=1.0), by_edges=4.0)
+    flood = replace(offered([refused(number) for number in range(110)], edge=1.0), by_edges=99.0)
+    lines = by_figure(refusal_lines(real, flood))
+    shares = [lines[f"of these by the edge alone, at {load}"].measured for load in ("3x", "8x")]
+    assert shares == [40.0, 90.0]

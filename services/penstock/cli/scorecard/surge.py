@@ -1,4 +1,9 @@
-"""Real processes under three times what they can carry: they do what the simulator says, and a refusal is cheap."""
+"""Real processes under three times what they can carry: they do what the simulator says, and a refusal is cheap.
+
+What a refusal costs is what more of them cost more: all CPU time of a tier at `FLOOD` times the load, less that at
+`LOAD` times, by the refusals that there were more of. Both loads keep the workers full, so that what was let in cancels
+out; the SDK's own side is not counted. Beside it stands what grpc.aio itself takes for a refused call, in this run.
+"""
 
 import asyncio
 import time
@@ -16,6 +21,7 @@ from penstock.cli.bench.history import OK, History
 from penstock.cli.bench.report import Slo, report
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.card import Card, Line, at_most, exactly, percentile, told
+from penstock.cli.scorecard.floor import Floor, measured_floor
 from penstock.cli.scorecard.rig import Rig, rig
 from penstock.cli.scorecard.verdicts import residue_lines
 from penstock.client import Client, RetryPolicy
@@ -56,6 +62,7 @@ class Offered:
     histories: Sequence[History]
     tokens: int  # asked for by those that were good
     cpu: Mapping[str, float]  # s, by tier
+    by_edges: float = 0.0  # refusals that edges decided
 
     @property
     def refused(self) -> list[float]:
@@ -83,10 +90,16 @@ async def surge(asked: SurgeOptions, mesh: MeshOptions, console: Console) -> Car
         async with Client(*addresses, api_key=stage.mesh.api_key, retries=retries) as client:
             real = await _offer(stage, client, replace(world, load=LOAD * limit))
             flood = await _offer(stage, client, replace(world, load=FLOOD * limit))
+        floor = await measured_floor()
         residue = await stage.residue()
     card = Card(proof="surge", void="" if real.refused else "nobody was refused")
     card.lines += [told("what FIFO serves", limit * rate(world), "requests/s")]
-    card.lines += [*goodput_lines(real, simulated), *refusal_lines(real, flood), *residue_lines(residue)]
+    card.lines += [
+        *goodput_lines(real, simulated),
+        *refusal_lines(real, flood),
+        *floor_lines(floor),
+        *residue_lines(residue),
+    ]
     return card
 
 
@@ -128,7 +141,7 @@ async def _offer(stage: Rig, client: Client, world: Scenario) -> Offered:
     [tenant] = world.tenants
     asked = tenant.demand.asks(f"{world.seed}/{tenant.name}", world.load)
     asks = list(takewhile(lambda ask: ask.at < world.duration, asked))
-    histories, began, before = [], time.monotonic(), _cpu(stage)
+    histories, began, before, by_edges = [], time.monotonic(), _cpu(stage), await stage.total("edge", "refused_here")
     async with asyncio.TaskGroup() as group:
         for number, ask in enumerate(asks):
             await asyncio.sleep(max(0.0, began + ask.at - time.monotonic()))
@@ -143,6 +156,7 @@ async def _offer(stage: Rig, client: Client, world: Scenario) -> Offered:
         histories=histories,
         tokens=sum(asks[each.number].prompt + 2 * each.tokens for each in counted if slo.is_met_by(each)),
         cpu={tier: spent - before[tier] for tier, spent in _cpu(stage).items()},
+        by_edges=await stage.total("edge", "refused_here") - by_edges,
     )
 
 
@@ -198,10 +212,19 @@ def refusal_lines(real: Offered, flood: Offered) -> list[Line]:
     return [
         told(f"refused at {LOAD:g}x", len(real.refused)),
         told(f"refused at {FLOOD:g}x", len(flood.refused)),
+        told(f"of these by the edge alone, at {LOAD:g}x", 100 * real.by_edges / max(1, len(real.refused)), "%"),
+        told(f"of these by the edge alone, at {FLOOD:g}x", 100 * flood.by_edges / max(1, len(flood.refused)), "%"),
         told(f"let in at {LOAD:g}x and refused later", real.given_up),
         exactly("refusals without a Retry-After", real.figures["shed_without_retry_after"], 0),
         told("P50 until a refusal", percentile(real.refused, 0.5), "s"),
         at_most("P99 until a refusal", percentile(real.refused, 0.99), ANSWER, "s"),
         *(told(f"CPU of a refusal, {tier}", cost, "us") for tier, cost in costs.items()),
         at_most("CPU of a refusal, over all tiers", sum(costs.values()), COST, "us"),
+    ]
+
+
+def floor_lines(floor: Floor) -> list[Line]:
+    return [
+        told("CPU of an empty call that is refused", 1e6 * floor.cpu, "us"),
+        told("P99 until an empty call is refused", percentile(floor.waits, 0.99), "s"),
     ]
