@@ -1,6 +1,7 @@
 """Bugs that a tier could have, each planted into its real code, for the worlds of `penstock faults` to find."""
 
 import dataclasses
+import random
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from unittest.mock import patch
 
 from penstock.auth.accounts import Accounts
 from penstock.auth.edges import Edges
+from penstock.chassis import writing
 from penstock.client.progress import Progress
 from penstock.client.stream import EdgeStream
 from penstock.edge import gateway
@@ -16,7 +18,8 @@ from penstock.edge.flight.flight import Flight
 from penstock.edge.links import frames as edge_frames
 from penstock.edge.links.queues import QueueLinks
 from penstock.edge.links.worker import WorkerLink
-from penstock.faults.plan import Act, Fault, plan
+from penstock.edge.tower import Tower
+from penstock.faults.plan import Act, Fault, plan, with_slow_reader
 from penstock.faults.wire import TO_CLIENT, Point
 from penstock.queue.book import TicketBook
 from penstock.scheduler.credit import CreditBook
@@ -42,6 +45,7 @@ class Mutant:
     changed: Callable
     break_at: tuple[Act, str, Point] | None
     leaves: Callable | None  # how clients leave, in worlds that do not break: such a bug needs no fault
+    has_slow_reader: bool
 
     @contextmanager
     def planted(self):
@@ -50,6 +54,8 @@ class Mutant:
 
     def plan(self, seed):
         found = plan(seed)
+        if self.has_slow_reader:
+            return dataclasses.replace(with_slow_reader(found, random.Random(seed)), faults=(), roughness=0.0)
         if self.leaves:
             asks = tuple(self.leaves(ask, number) for number, ask in enumerate(found.asks))
             return dataclasses.replace(found, asks=asks, faults=(), roughness=0.0)
@@ -73,7 +79,7 @@ def leaves_midway(ask, _):
     return dataclasses.replace(ask, leaves_at=2, leaves_after=None, timeout=None, tokens=24, ignore_eos=True, stops=())
 
 
-def mutant(target, name, *, break_at=None, leaves=None):
+def mutant(target, name, *, break_at=None, leaves=None, has_slow_reader=False):
     """Note a bug: the decorated function takes the original's place and gets it first."""
 
     def note(changed):
@@ -82,7 +88,7 @@ def mutant(target, name, *, break_at=None, leaves=None):
         def planted(*args, **kwargs):
             return changed(original, *args, **kwargs)
 
-        MUTANTS[changed.__name__] = Mutant(target, name, planted, break_at, leaves)
+        MUTANTS[changed.__name__] = Mutant(target, name, planted, break_at, leaves, has_slow_reader)
         return changed
 
     return note
@@ -145,6 +151,16 @@ def a_resumed_answer_forgets_its_text(plan_for, spec, model, **given):
     plan = plan_for(spec, model, **given)
     fresh = model.codec.transcript(spec.input, plan.prompt_ids, spec.stop)
     return dataclasses.replace(plan, transcript=fresh)
+
+
+@mutant(Tower, "_emit", has_slow_reader=True)
+def whatever_a_slow_client_has_not_read_is_kept(emit, self, passage, piece):
+    passage.outlet.emit(piece)
+
+
+@mutant(writing._Watch, "_look", has_slow_reader=True)
+def a_client_that_takes_nothing_is_waited_for(look, self):
+    return None
 
 
 # Client.

@@ -1,52 +1,21 @@
 """What a stub calls: a channel, and the calls on it, as grpc.aio has them."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 import grpc
 from grpc import ChannelConnectivity as Connectivity
 from grpc import StatusCode
 
+from penstock.faults.inbox import Inbox
 from penstock.faults.loop import ProcessLoop
-from penstock.faults.wire import TO_CLIENT, TO_SERVER, Connection, Line, Network, call_on
+from penstock.faults.window import Window
+from penstock.faults.wire import TO_CLIENT, TO_SERVER, WINDOW, Connection, Line, Network, call_on
 
 BACKOFF = (0.05, 1.0)  # s; as the chassis sets it for real channels
 Metadata = tuple[tuple[str, str | bytes], ...]
-
-
-@dataclass(eq=False)
-class Inbox:
-    """The receiving end of one direction of a call."""
-
-    loop: ProcessLoop
-    _messages: deque[bytes] = field(default_factory=deque)
-    _waiter: asyncio.Future[None] | None = None
-    is_closed: bool = False
-
-    def put(self, message: bytes) -> None:
-        if not self.is_closed:
-            self._messages.append(message)
-            self._wake()
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._wake()
-
-    async def next(self) -> bytes | None:
-        """Return the next message; None when none comes any more."""
-        while not self._messages:
-            if self.is_closed:
-                return None
-            self._waiter = self.loop.create_future()
-            await self._waiter
-        return self._messages.popleft()
-
-    def _wake(self) -> None:
-        if self._waiter and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,6 +24,7 @@ class Exchange(Line):
 
     to_server: Inbox
     to_client: Inbox
+    window: Window  # of the answer
     metadata: Metadata
     give_up_at: float | None  # s, on the world's clock
     ended: Callable[[StatusCode, str, Metadata], None]  # to be called on the client's loop
@@ -266,10 +236,12 @@ class Call:
             connection=connection,
             to_server=Inbox(connection.loops[TO_SERVER]),
             to_client=self._inbox,
+            window=Window(network.windows.get(self._channel.loop.name, WINDOW), connection.loops[TO_SERVER]),
             metadata=self._metadata,
             give_up_at=self._give_up_at,
             ended=self.end,
         )
+        self._inbox.took = self._took
         server: Any = connection.sides[TO_SERVER]
         network.deliver(exchange, TO_SERVER, server.take, exchange)
         if self._request is not None:
@@ -289,6 +261,11 @@ class Call:
         if self._exchange and code in (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED):
             server: Any = self._exchange.connection.sides[TO_SERVER]
             self._channel.network.deliver(self._exchange, TO_SERVER, server.cancel, self._exchange)
+
+    def _took(self, count: int) -> None:
+        assert self._exchange
+        if told := self._exchange.window.read(count):
+            self._channel.network.deliver(self._exchange, TO_SERVER, self._exchange.window.grow, told)
 
     def _late(self) -> None:
         self.end(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", ())

@@ -87,6 +87,7 @@ async def _send(asker: Asker, seen: Seen) -> None:
 
 async def _read(asker: Asker, seen: Seen) -> None:
     ask = seen.ask
+    stalls_at = ask.stalls_at
     async with asker.generate(_prompt(ask), **_options(ask)) as answer:
         try:
             if ask.leaves_at == 0:
@@ -96,6 +97,9 @@ async def _read(asker: Asker, seen: Seen) -> None:
                 seen.token_ids += piece.token_ids
                 seen.text += piece.text
                 seen.logprobs += len(piece.logprobs)
+                if stalls_at is not None and len(seen.token_ids) >= stalls_at:
+                    stalls_at = None
+                    await asyncio.sleep(ask.stalls_for)
                 if ask.leaves_at is not None and len(seen.token_ids) >= ask.leaves_at:
                     seen.has_left = True
                     return

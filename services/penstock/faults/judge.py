@@ -101,7 +101,8 @@ def _unlike_in_part(seen: Seen, owed: model.Owed, excused: Collection[str]) -> I
     if not owed.text.startswith(seen.text):
         yield Violation("changed", f"text {seen.text!r} does not begin {owed.text!r}")
     is_late = seen.ask.timeout is not None and seen.failure.startswith("DEADLINE_EXCEEDED")
-    if not (seen.has_left or is_late or seen.reason_of_failure in excused):
+    is_slow = seen.ask.stalls_at is not None and seen.reason_of_failure == "CLIENT_TOO_SLOW"
+    if not (seen.has_left or is_late or is_slow or seen.reason_of_failure in excused):
         yield Violation("failed", f"{seen.failure or 'ended without an ending'}, after {seen.attempts} attempts")
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from penstock.faults import model
@@ -12,6 +12,9 @@ from penstock.faults.wire import Point
 
 LOAD = 0.5  # s in which requests come, and faults as well
 CALM = 0.08  # of worlds, in which nothing goes wrong, and nobody is excused
+SLOW = 0.15  # of worlds, in which a client stops reading
+LONG, SHORT = 28, 12  # tokens; what the buffers of such a world do not hold, and what they do
+BUFFER = 72  # bytes that an edge of such a world keeps for one client
 MAX_FAULTS = 3  # a request survives as many lost runs as the edges' bound on attempts lets it
 
 
@@ -72,6 +75,8 @@ class Ask:
     is_text: bool = False
     priority: int = 2
     logprobs: bool = False
+    stalls_at: int | None = None  # tokens, after which the client does not read for a while
+    stalls_for: float = 0.0  # s
 
     @property
     def is_whole(self) -> bool:
@@ -105,7 +110,9 @@ def plan(seed: int) -> Plan:
     count = 0 if draw.random() < CALM else draw.randint(1, MAX_FAULTS)
     broken = tuple(_fault(draw) for _ in range(count))
     counts = _counts(random.Random(f"{seed} counts"))
-    return Plan(seed=seed, shape=shape, asks=asks, counts=counts, faults=broken, roughness=roughness)
+    planned = Plan(seed=seed, shape=shape, asks=asks, counts=counts, faults=broken, roughness=roughness)
+    slow = random.Random(f"{seed} slow")
+    return with_slow_reader(planned, slow) if slow.random() < SLOW else planned
 
 
 def _shape(draw: random.Random) -> Shape:
@@ -157,6 +164,28 @@ def _stops(draw: random.Random, prompt: Sequence[int], seed: int | None, tokens:
     start = draw.randrange(max(1, len(text)))
     found = text[start : start + draw.randint(1, 3)]
     return (found,) if found.isascii() and found else ()
+
+
+def with_slow_reader(planned: Plan, draw: random.Random) -> Plan:
+    """Have one of the clients stop reading in the middle of its answer, and edges keep little for it.
+
+    The answers of the others are so short that they cannot fall that far behind.
+    """
+    asks = [replace(ask, tokens=min(ask.tokens, SHORT)) for ask in planned.asks]
+    place = draw.randrange(len(asks))
+    asks[place] = replace(
+        asks[place],
+        tokens=LONG,
+        ignore_eos=True,
+        stops=(),
+        leaves_at=None,
+        leaves_after=None,
+        timeout=None,
+        in_session=False,
+        stalls_at=draw.randint(1, 4),
+        stalls_for=draw.choice((0.2, 2.0, 8.0)),
+    )
+    return replace(planned, asks=tuple(asks), shape=replace(planned.shape, client_buffer=BUFFER))
 
 
 def _counts(draw: random.Random) -> tuple[Count, ...]:

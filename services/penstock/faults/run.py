@@ -29,6 +29,7 @@ from penstock.faults.loop import ProcessLoop
 from penstock.faults.monitor import Monitor
 from penstock.faults.nemesis import CLIENT, Nemesis
 from penstock.faults.plan import Act, Ask, Plan, plan
+from penstock.faults.readers import READER, READER_WINDOW, Watch
 from penstock.faults.stage import silent, staged
 from penstock.faults.tiers import KEY, Tiers
 from penstock.faults.wire import DELAY, LATE, Network, Point
@@ -76,6 +77,7 @@ class Stand:
     tiers: Tiers = field(init=False)
     monitor: Monitor = field(init=False)
     nemesis: Nemesis = field(init=False)
+    watch: Watch = field(init=False)
     clients: list[ProcessLoop] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -89,6 +91,8 @@ class Stand:
         self.monitor = Monitor({len(each.prompt): each for each in asks})
         self.network.hear = self.monitor.hear
         self.nemesis = Nemesis(self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"))
+        self.network.windows[READER] = READER_WINDOW
+        self.watch = Watch(self.nemesis, sum(_is_slow(ask) for ask in self.plan.asks))
 
 
 def run_seed(seed: int, *, story: list[str] | None = None) -> Outcome:
@@ -119,6 +123,7 @@ def _run(stand: Stand) -> Outcome:
     seen = [Seen(ask=ask) for ask in stand.plan.asks]
     counted = [Counted(ask=each) for each in stand.plan.counts]
     nemesis.begin()
+    stand.watch.begin()
     _ask(stand, seen, PATIENCE, counted)
     nemesis.rest()
     leaks = _come_to_rest(stand)
@@ -142,6 +147,7 @@ def _run(stand: Stand) -> Outcome:
         judge_totals(rows, totals),
         () if nemesis.happened else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
         stand.monitor.found,
+        stand.watch.found.values(),
         leaks,
         _crashes(stand),
     )
@@ -160,16 +166,31 @@ def _run(stand: Stand) -> Outcome:
 def _ask(stand: Stand, seen: Sequence[Seen], patience: float, counted: Sequence[Counted] = ()) -> None:
     """Have clients send what is to be asked, until all is over or one takes too long after the last fault."""
     world, nemesis = stand.world, stand.nemesis
-    loop = world.add_loop(CLIENT)
-    stand.clients.append(loop)
-    with world.inside(loop):
-        whole = loop.create_task(run_clients(stand.plan.shape.addresses("edge"), KEY, seen, counted))
-    while not whole.done():
+    slow = [each for each in seen if _is_slow(each.ask)]
+    others = [each for each in seen if not _is_slow(each.ask)]
+    asked = [_clients(stand, CLIENT, others, counted), *([_clients(stand, READER, slow)] if slow else ())]
+
+    def is_over() -> bool:
+        return all(each.done() for each in asked)
+
+    while not is_over():
         limit = max(world.now, nemesis.until) + patience
-        if not world.run(whole.done, limit=limit) and max(world.now, nemesis.until) + patience > limit + LOOK:
+        if not world.run(is_over, limit=limit) and max(world.now, nemesis.until) + patience > limit + LOOK:
             return
         if world.now >= limit:
             return
+
+
+def _clients(stand: Stand, name: str, seen: Sequence[Seen], counted: Sequence[Counted] = ()) -> asyncio.Task[None]:
+    """A process of clients."""
+    loop = stand.world.add_loop(name)
+    stand.clients.append(loop)
+    with stand.world.inside(loop):
+        return loop.create_task(run_clients(stand.plan.shape.addresses("edge"), KEY, seen, counted))
+
+
+def _is_slow(ask: Ask) -> bool:
+    return ask.stalls_at is not None
 
 
 def _come_to_rest(stand: Stand) -> list[Violation]:

@@ -43,6 +43,7 @@ class Context:
         packed = self._serialize(frame)
         self._network.send(exchange, TO_CLIENT, frame, exchange.to_client.put, packed)
         await asyncio.sleep(0)
+        await exchange.window.sent(len(packed))
 
     async def send_initial_metadata(self, _: object) -> None:
         await asyncio.sleep(0)

@@ -22,6 +22,7 @@ from penstock.faults.calls import Channel
 from penstock.faults.disk import Disk
 from penstock.faults.engines import EngineStand, FrontEnd
 from penstock.faults.loop import ProcessLoop
+from penstock.faults.readers import UNREAD
 from penstock.faults.serving import Server
 from penstock.faults.wire import Network
 from penstock.faults.world import EPOCH
@@ -58,6 +59,7 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         patch("penstock.chassis.streams.random", drawn),
         patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the process's own outlives every world
         patch("penstock.queue.charges.SILENCE", SILENCE),
+        patch("penstock.chassis.writing.UNREAD", UNREAD),
         # The services took their clocks as defaults, at import.
         patch.dict(_defaults("penstock.queue.__main__.QueueService"), now=lambda: EPOCH + world.now),
         patch.dict(_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),

@@ -35,6 +35,7 @@ class Shape:
     kv_blocks: int = 24
     block_size: int = 8  # tokens
     token_budget: int = 24
+    client_buffer: int = 65_536  # bytes
 
     def addresses(self, tier: str) -> tuple[str, ...]:
         count = {"edge": self.edges, "auth": 1, "queue": self.queues, "scheduler": self.schedulers}
@@ -86,6 +87,7 @@ def _edge(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, N
             patience=10.0,
             receipt_timeout=5.0,
             drain_grace=3.0,
+            client_buffer=shape.client_buffer,
         )
     )
 

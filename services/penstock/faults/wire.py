@@ -13,6 +13,7 @@ from penstock.faults.world import World
 TO_SERVER, TO_CLIENT = 1, 0  # ways
 DELAY = (0.0002, 0.002)  # s; one way
 LATE = (0.005, 0.08)  # s
+WINDOW = 65_536  # bytes of one call that may be on their way to a client or wait for it to read
 WIDTH = 200  # characters of a frame in a story
 # When transport pings have given a silent peer up, in s: those of clients and those of servers, as in the chassis.
 PINGS_GIVE_UP = {TO_CLIENT: 2.5, TO_SERVER: 8.0}
@@ -101,6 +102,7 @@ class Network:
         self.connections: list[Connection] = []
         self.seen: dict[Point, int] = {}  # frames that left
         self.trace = 0  # a digest of all that left, by whom and when
+        self.windows: dict[str, int] = {}  # bytes, by client, where it is not WINDOW
         self.story: list[str] | None = None  # a line for each frame and each fault, where somebody wants to read it
         self.watch: Callable[[Point, Connection], None] = lambda _, __: None
         self.hear: Callable[[str, Any], None] = lambda _, __: None
