@@ -4,10 +4,13 @@ from datetime import timedelta
 
 import grpc
 import pytest
+import structlog
+from google.protobuf.json_format import MessageToDict
 
 from edge_mesh import PATIENCE, edge_mesh
 from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.mesh.v1.queue_pb2 import Closed
+from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, GenerateRequest, Resume, TokenIds
 
 TOKENS = TokenIds(ids=[5] * 20)
@@ -49,6 +52,22 @@ async def test_the_like_of_what_was_refused_costs_neither_a_reservation_nor_a_ti
     assert (len(mesh.auth.reserves), len(mesh.queue.tickets)) == asked
     figures = await mesh.figures()
     assert (figures["refused_here"], figures["refused_by_queue"], figures["flights"]) == (1, 1, 0)
+
+
+async def test_a_look_at_the_edge_shows_what_it_refused_alone(mesh):
+    assert await outcome(ask(mesh)) == ("OVERLOADED", "edge")
+    snapshot = (await mesh.admin.GetSnapshot(GetSnapshotRequest())).snapshot
+    row = {"class": "standard", "reason": "OVERLOADED", "by": "edge", "tickets": 1.0}
+    assert MessageToDict(snapshot.tables)["sheds"] == [row]
+
+
+async def test_of_many_refusals_one_is_logged(mesh):
+    with structlog.testing.capture_logs() as lines:
+        outcomes = [await outcome(ask(mesh)) for _ in range(5)]
+    assert outcomes == [("OVERLOADED", "edge")] * 5
+    told = [line for line in lines if line["event"] == "refusing"]
+    assert 1 <= len(told) < 5
+    assert not [line for line in lines if line["event"] == "ticket_done"]
 
 
 async def test_who_is_refused_here_is_told_when_to_come_back(mesh):

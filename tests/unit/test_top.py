@@ -63,8 +63,16 @@ def test_rates_are_over_the_time_between_two_looks():
     before = [shard("queue-1", leased=100, shed=10, cpu=2.0, uptime=20.0)]
     frame = frame_of([shard("queue-1", leased=110, shed=14, cpu=2.5, uptime=22.0)], before)
     assert frame["shards"][0]["leased_per_second"] == 5.0
-    assert frame["sheds"] == [{"class": "batch", "reason": "DEADLINE", "tickets": 14, "per_second": 2.0}]
+    assert frame["sheds"] == [{"class": "batch", "reason": "DEADLINE", "by": "queue", "tickets": 14, "per_second": 2.0}]
     assert frame["processes"][0]["cpu_share"] == 0.25
+
+
+def test_what_edges_refuse_alone_stands_beside_what_shards_shed():
+    row = {"class": "batch", "reason": "DEADLINE", "by": "edge", "tickets": 3}
+    edges = [sighting(f"edge-{number}", "edge", sheds=[row]) for number in (1, 2)]
+    frame = frame_of([shard("queue-1", shed=10), *edges])
+    assert [(each["by"], each["tickets"]) for each in frame["sheds"]] == [("queue", 10), ("edge", 6)]
+    assert "edge" in text_of(frame)
 
 
 def test_a_process_that_started_again_has_no_rates_below_zero():

@@ -45,7 +45,9 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 serving(
                     config.listen,
                     [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
-                    admin=AdminService("edge", config.instance_id, tower.figures, token=config.admin_token),
+                    admin=AdminService(
+                        "edge", config.instance_id, tower.figures, tower.tables, token=config.admin_token
+                    ),
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
                     is_ready=False,

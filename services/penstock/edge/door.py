@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+import structlog
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from penstock.chassis import semconv
@@ -19,9 +21,22 @@ from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.mesh.v1.queue_pb2 import Shed
 from penstock.v1.inference_pb2 import Priority
 
+log = structlog.get_logger()
+
 Know = Callable[[Credential, "Priority.ValueType"], Identity | None]
 
 EDGE, QUEUE = "edge", "queue"  # who refused
+
+
+TELL_EVERY = 1.0  # s
+
+
+class Count(NamedTuple):
+    """What refusals are counted by."""
+
+    reason: str
+    by: str
+    priority: int
 
 
 class Door:
@@ -35,12 +50,22 @@ class Door:
         self._catalog = catalog
         self._default_output_tokens = default_output_tokens
         self._refusals = Refusals()
-        self._counts = Counter[tuple[str, str]]()  # by reason and who refused
+        self._counts = Counter[Count]()
+        self._told_at = 0.0  # s
         # Observed and not added to: an addition costs as much as all else that is done here.
         meter().create_observable_counter(semconv.PENSTOCK_EDGE_REFUSED, [self._observe], unit="{request}")
 
     def refused(self, by: str) -> int:
-        return sum(count for (_, who), count in self._counts.items() if who == by)
+        return sum(requests for count, requests in self._counts.items() if count.by == by)
+
+    @property
+    def sheds(self) -> list[dict[str, Any]]:
+        """What was refused here, as rows like those of the queue's shards, which count what they refused."""
+        return [
+            {"class": _class_name(count.priority), "reason": count.reason, "by": EDGE, "tickets": requests}
+            for count, requests in sorted(self._counts.items())
+            if count.by == EDGE
+        ]
 
     def check(self, spec: RequestSpec, credential: Credential, arrived: float, time: float) -> None:
         """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to."""
@@ -69,7 +94,8 @@ class Door:
         """The queue refused a ticket, or gave it up."""
         if not isinstance(error, Overloaded):
             return
-        self._counts[error.reason, QUEUE] += 1
+        self._counts[Count(error.reason, QUEUE, passage.flight.identity.priority)] += 1
+        passage.record.refused_by(QUEUE)
         if _is_fresh(passage):
             kind, ask = _asked(passage)
             for each in shed.closed:
@@ -83,12 +109,25 @@ class Door:
         if identity is None:
             return
         if refusal := self._refusals.find(Kind(identity.tenant_id, model, identity.priority), ask):
-            self._counts[refusal.reason, EDGE] += 1
+            self._counts[Count(refusal.reason, EDGE, identity.priority)] += 1
+            self._tell(refusal.reason, identity, model, ask.arrived)
             raise refusal.error(ask.arrived)
 
+    def _tell(self, reason: str, identity: Identity, model: str, now: float) -> None:
+        """Log one refusal of many: a line for each would cost more than to refuse."""
+        if now - self._told_at >= TELL_EVERY:
+            self._told_at = now
+            log.info("refusing", reason=reason, tenant=identity.tenant_id, model=model, refused=self.refused(EDGE))
+
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
-        for (reason, by), count in self._counts.items():
-            yield Observation(count, {semconv.PENSTOCK_REASON: reason, semconv.PENSTOCK_REFUSED_BY: by})
+        for count, requests in self._counts.items():
+            labels = {semconv.PENSTOCK_REASON: count.reason, semconv.PENSTOCK_REFUSED_BY: count.by}
+            yield Observation(requests, {**labels, semconv.PENSTOCK_PRIORITY: _class_name(count.priority)})
+
+
+def _class_name(priority: int) -> str:
+    name = Priority.Name(priority)  # type: ignore[arg-type]  # an int that came from this very enum
+    return name.removeprefix("PRIORITY_").lower()
 
 
 def _is_fresh(passage: Passage) -> bool:

@@ -8,14 +8,14 @@ from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
-from penstock.chassis.errors import error_from_failure, failure_from
+from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
 from penstock.edge.catalog import Catalog
 from penstock.edge.config import EdgeConfig
 from penstock.edge.flight.flight import Flight
 from penstock.edge.outlets.outlet import AnswerStream, Outlet
 from penstock.edge.passage import Passage
 from penstock.edge.planning import plan_for
-from penstock.edge.record import Record
+from penstock.edge.record import Record, trace_refusal
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
 from penstock.edge.threads import SMALL, Threads
 from penstock.edge.tower import Tower
@@ -91,7 +91,7 @@ class Gateway:
         self._tower.flights.check_room(size)
         now = self._tower.now()
         time = self._time(spec.timeout_s, time_left)
-        self._tower.door.check(spec, credential, now, time)
+        self._check_door(spec, credential, traceparent, now, time)
         ticket_id = uuid4().hex
         request_id = spec.request_id or ticket_id
         passage = Passage(
@@ -105,6 +105,13 @@ class Gateway:
         )
         self._tower.open(passage)
         return passage
+
+    def _check_door(self, spec: RequestSpec, credential: Credential, traceparent: str, now: float, time: float) -> None:
+        try:
+            self._tower.door.check(spec, credential, now, time)
+        except PenstockError as error:
+            trace_refusal(spec, traceparent, now, error)
+            raise
 
     async def prepare(self, passage: Passage) -> None:
         """Tokenize, then set the flight on its way. What is wrong with the request is told through its outlet."""

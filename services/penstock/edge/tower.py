@@ -3,6 +3,7 @@
 import asyncio
 import math
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -175,6 +176,10 @@ class Tower:
         passage.record.end(passage.flight, now)
         if not self.flights:
             self._has_landed.set()
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows for snapshots."""
+        return {"sheds": self.door.sheds}
 
     def figures(self) -> dict[str, float]:
         """Numbers for snapshots."""

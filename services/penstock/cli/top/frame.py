@@ -10,13 +10,15 @@ from penstock.cli.top.sighting import Sighting
 
 Row = dict[str, Any]
 
+SHED_FOR = "class", "reason", "by"
+
 
 class Frame(TypedDict):
     """Shares are 0 to 1. Rates, and the share of a core in use, are since an earlier look, or else since the start."""
 
     shards: list[Row]  # one per model and shard
     tenants: list[Row]  # one per model, class and tenant, over all shards; deepest first
-    sheds: list[Row]  # one per class and reason, over all shards; most first
+    sheds: list[Row]  # one per class, reason and tier that decided it, over all processes; most first
     workers: list[Row]  # in the order of their schedulers, then by id
     processes: list[Row]
 
@@ -64,11 +66,12 @@ def _tenants(seen: Sequence[Sighting]) -> list[Row]:
 
 def _sheds(seen: Sequence[Sighting], before: Sequence[Sighting], span: float) -> list[Row]:
     def count(looked_at: Sequence[Sighting]) -> list[Row]:
-        return _added((row for each in looked_at for row in each.rows("sheds")), ("class", "reason"), ("tickets",))
+        rows = ({"by": "queue", **row} for each in looked_at for row in each.rows("sheds"))
+        return _added(rows, SHED_FOR, ("tickets",))
 
-    earlier = {(row["class"], row["reason"]): row["tickets"] for row in count(before)}
+    earlier = {tuple(row[name] for name in SHED_FOR): row["tickets"] for row in count(before)}
     rows = [
-        row | {"per_second": max(0, row["tickets"] - earlier.get((row["class"], row["reason"]), 0)) / span}
+        row | {"per_second": max(0, row["tickets"] - earlier.get(tuple(row[name] for name in SHED_FOR), 0)) / span}
         for row in count(seen)
     ]
     return sorted(rows, key=lambda row: -row["tickets"])

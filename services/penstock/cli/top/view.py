@@ -66,9 +66,10 @@ def _tenants(rows: Sequence[Row]) -> Table:
 
 
 def _sheds(rows: Sequence[Row]) -> Table:
-    table = _table([("shed for", False), ("class", False), ("tickets", True), ("per s", True)])
+    table = _table([("shed for", False), ("class", False), ("by", False), ("tickets", True), ("per s", True)])
     for row in rows[:MOST]:
-        table.add_row(escape(row["reason"]), escape(row["class"]), f"{row['tickets']:,}", f"{row['per_second']:,.1f}")
+        names = [escape(row[name]) for name in ("reason", "class", "by")]
+        table.add_row(*names, f"{row['tickets']:,}", f"{row['per_second']:,.1f}")
     return table
 
 
