@@ -19,7 +19,7 @@ from penstock.edge.links import frames as edge_frames
 from penstock.edge.links.queues import QueueLinks
 from penstock.edge.links.worker import WorkerLink
 from penstock.edge.tower import Tower
-from penstock.faults.plan import Act, Fault, plan, with_slow_reader
+from penstock.faults.plan import Act, Fault, plan, with_poison, with_slow_reader
 from penstock.faults.wire import TO_CLIENT, Point
 from penstock.queue.book import TicketBook
 from penstock.scheduler.credit import CreditBook
@@ -45,7 +45,7 @@ class Mutant:
     changed: Callable
     break_at: tuple[Act, str, Point] | None
     leaves: Callable | None  # how clients leave, in worlds that do not break: such a bug needs no fault
-    has_slow_reader: bool
+    world: Callable | None  # what is peculiar to its worlds, which do not break otherwise
 
     @contextmanager
     def planted(self):
@@ -54,8 +54,8 @@ class Mutant:
 
     def plan(self, seed):
         found = plan(seed)
-        if self.has_slow_reader:
-            return dataclasses.replace(with_slow_reader(found, random.Random(seed)), faults=(), roughness=0.0)
+        if self.world:
+            return dataclasses.replace(self.world(found, random.Random(seed)), faults=(), roughness=0.0)
         if self.leaves:
             asks = tuple(self.leaves(ask, number) for number, ask in enumerate(found.asks))
             return dataclasses.replace(found, asks=asks, faults=(), roughness=0.0)
@@ -79,7 +79,7 @@ def leaves_midway(ask, _):
     return dataclasses.replace(ask, leaves_at=2, leaves_after=None, timeout=None, tokens=24, ignore_eos=True, stops=())
 
 
-def mutant(target, name, *, break_at=None, leaves=None, has_slow_reader=False):
+def mutant(target, name, *, break_at=None, leaves=None, world=None):
     """Note a bug: the decorated function takes the original's place and gets it first."""
 
     def note(changed):
@@ -88,7 +88,7 @@ def mutant(target, name, *, break_at=None, leaves=None, has_slow_reader=False):
         def planted(*args, **kwargs):
             return changed(original, *args, **kwargs)
 
-        MUTANTS[changed.__name__] = Mutant(target, name, planted, break_at, leaves, has_slow_reader)
+        MUTANTS[changed.__name__] = Mutant(target, name, planted, break_at, leaves, world)
         return changed
 
     return note
@@ -153,12 +153,12 @@ def a_resumed_answer_forgets_its_text(plan_for, spec, model, **given):
     return dataclasses.replace(plan, transcript=fresh)
 
 
-@mutant(Tower, "_emit", has_slow_reader=True)
+@mutant(Tower, "_emit", world=with_slow_reader)
 def whatever_a_slow_client_has_not_read_is_kept(emit, self, passage, piece):
     passage.outlet.emit(piece)
 
 
-@mutant(writing._Watch, "_look", has_slow_reader=True)
+@mutant(writing._Watch, "_look", world=with_slow_reader)
 def a_client_that_takes_nothing_is_waited_for(look, self):
     return None
 
@@ -227,6 +227,11 @@ def the_end_of_a_cancelled_run_is_not_told(released, self, message):
 def runs_of_a_dead_engine_are_waited_for(engine_lost, self, error, *rest, **given):
     self.closed = error
     return []
+
+
+@mutant(RunBook, "engine_lost", world=with_poison)
+def nobody_is_put_on_probation(engine_lost, self, error, now, *, crashed=False):
+    return engine_lost(self, error, now)
 
 
 @mutant(Batch, "_let_go", leaves=hurries_off)

@@ -14,6 +14,7 @@ from penstock.faults.judge import (
     judge_answers,
     judge_charges,
     judge_counts,
+    judge_poison,
     judge_residue,
     judge_totals,
     judge_waste,
@@ -134,6 +135,35 @@ def test_a_text_is_counted_as_it_is_or_for_a_reason_not_at_all(changes, kind):
     assert kinds(judge_counts([counted(**changes)])) == {kind}
     failed = counted(token_ids=[], failure="UNAVAILABLE", reason_of_failure="AUTH_LOST")
     assert list(judge_counts([failed], {"AUTH_LOST"})) == []
+
+
+def poison(**changes):
+    told = {"failure": "INTERNAL ENGINE_CRASHED", "reason_of_failure": "ENGINE_CRASHED"}
+    nothing = {"token_ids": [], "indexes": [], "text": "", "usage": None, "reason": ""}
+    return whole(**{"ask": replace(ASK, is_poison=True), **nothing, **told, **changes})
+
+
+def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_one_worker():
+    assert list(judge_answers([poison()])) == []
+    assert kinds(judge_answers([poison(ask=ASK)])) == {"failed"}
+    assert list(judge_poison([poison()], {4: ["w0", "w0"]}, is_alone=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers"),
+    [
+        ({}, ["w0", "w1"]),
+        ({}, ["w0", "w0", "w0"]),
+        ({"reason_of_failure": "ENGINE_DIED"}, ["w0"]),
+        ({"reason": "length", "reason_of_failure": ""}, []),
+    ],
+)
+def test_a_request_that_crashes_more_than_that_or_is_not_told_is_found(changes, workers):
+    assert kinds(judge_poison([poison(**changes)], {4: workers}, is_alone=True)) == {"poison"}
+
+
+def test_where_more_goes_wrong_a_request_that_crashes_engines_may_meet_another_worker():
+    assert list(judge_poison([poison()], {4: ["w0", "w1", "w1"]}, is_alone=False)) == []
 
 
 LOST = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}

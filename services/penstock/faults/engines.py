@@ -128,6 +128,8 @@ class EngineStand:
     engines: dict[str, EngineProcess] = field(default_factory=dict)  # by worker
     made: dict[int, int] = field(default_factory=dict)
     made_at: dict[int, float] = field(default_factory=dict)  # s; the last of them
+    poison: frozenset[int] = frozenset()  # lengths of prompts that crash engines
+    poisoned: dict[int, list[str]] = field(default_factory=dict)  # workers whose engines crashed, by such lengths
     pids: int = 0
 
     def start(self, options: EngineOptions, on_message: Callable[[object], None]) -> FrontEnd:
@@ -138,12 +140,12 @@ class EngineStand:
         end = FrontEnd(self.network, front, on_message, self.pids)
         engine = self.engines[front.name]
         engine.front = end
-        engine.main = lambda _: self._run(options, end)
+        engine.main = lambda _: self._run(options, end, engine, front.name)
         end.attach(engine)
         engine.start()
         return end
 
-    async def _run(self, options: EngineOptions, front: FrontEnd) -> None:
+    async def _run(self, options: EngineOptions, front: FrontEnd, process: EngineProcess, worker: str) -> None:
         """As the engine's own process: hear, step, tell."""
         inlet = Inlet()
         front.begin(inlet)
@@ -159,6 +161,10 @@ class EngineStand:
                 await inlet.arrived.wait()
                 self._take(inlet, engine, front, lengths)
             result = engine.step()
+            if crashers := self.poison.intersection(lengths[seq_id] for seq_id, _ in result.prefilled):
+                self.poisoned.setdefault(min(crashers), []).append(worker)
+                process.crash()
+                await asyncio.Event().wait()  # nothing of it runs any more
             for seq_id in result.seq_ids:
                 self.made[lengths[seq_id]] = self.made.get(lengths[seq_id], 0) + 1
                 self.made_at[lengths[seq_id]] = self.network.world.now

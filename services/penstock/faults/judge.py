@@ -9,6 +9,8 @@ from penstock.faults.clients import Counted, Seen
 
 LOST = "lost"  # outcome of a reservation whose edge died; charged nothing, for nobody can say what its client got
 FINAL = ("stop", "length")
+CRASHED = "ENGINE_CRASHED"
+CRASHES = 2  # of a request that does it: the second tells it from those beside it
 
 # Figures that are back at zero when nothing runs, by tier.
 RESIDUE = {
@@ -102,7 +104,8 @@ def _unlike_in_part(seen: Seen, owed: model.Owed, excused: Collection[str]) -> I
         yield Violation("changed", f"text {seen.text!r} does not begin {owed.text!r}")
     is_late = seen.ask.timeout is not None and seen.failure.startswith("DEADLINE_EXCEEDED")
     is_slow = seen.ask.stalls_at is not None and seen.reason_of_failure == "CLIENT_TOO_SLOW"
-    if not (seen.has_left or is_late or is_slow or seen.reason_of_failure in excused):
+    is_crasher = seen.ask.is_poison and seen.reason_of_failure == CRASHED
+    if not (seen.has_left or is_late or is_slow or is_crasher or seen.reason_of_failure in excused):
         yield Violation("failed", f"{seen.failure or 'ended without an ending'}, after {seen.attempts} attempts")
 
 
@@ -187,6 +190,24 @@ def judge_waste(all_seen: Iterable[Seen], made_at: Mapping[int, float], bound: f
         if seen.has_left and made_at.get(length, 0.0) > seen.over_at + bound:
             late = made_at[length] - seen.over_at
             yield Violation("waste", f"{length} prompt tokens: worked on for {late:.3f} s after the client left")
+
+
+def judge_poison(
+    all_seen: Iterable[Seen], crashes: Mapping[int, Sequence[str]], *, is_alone: bool
+) -> Iterator[Violation]:
+    """Hold a request that crashes engines to one worker and to an error that says so.
+
+    crashes:  whose engines crashed each time, by the length of the prompt that did it.
+    is_alone: nothing else went wrong, which might have carried it to another worker.
+    """
+    for seen in all_seen:
+        if seen.ask.is_poison and seen.is_over and seen.reason:
+            yield Violation("poison", f"{len(seen.ask.prompt)} prompt tokens crash every engine, and were answered")
+        if seen.ask.is_poison and is_alone and seen.reason_of_failure != CRASHED:
+            yield Violation("poison", f"its client was told {seen.failure or 'nothing'}")
+    for length, workers in crashes.items():
+        if is_alone and (len(workers) > CRASHES or len(set(workers)) > 1):
+            yield Violation("poison", f"{length} prompt tokens crashed engines of {workers}")
 
 
 def judge_residue(figures: Mapping[str, tuple[str, Mapping[str, float]]]) -> Iterator[Violation]:

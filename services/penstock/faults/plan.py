@@ -12,6 +12,7 @@ from penstock.faults.wire import Point
 
 LOAD = 0.5  # s in which requests come, and faults as well
 CALM = 0.08  # of worlds, in which nothing goes wrong, and nobody is excused
+POISONED = 0.06  # of worlds, in which a request crashes engines
 SLOW = 0.15  # of worlds, in which a client stops reading
 LONG, SHORT = 28, 12  # tokens; what the buffers of such a world do not hold, and what they do
 BUFFER = 72  # bytes that an edge of such a world keeps for one client
@@ -77,6 +78,7 @@ class Ask:
     logprobs: bool = False
     stalls_at: int | None = None  # tokens, after which the client does not read for a while
     stalls_for: float = 0.0  # s
+    is_poison: bool = False  # whatever computes its prompt dies of it
 
     @property
     def is_whole(self) -> bool:
@@ -112,6 +114,9 @@ def plan(seed: int) -> Plan:
     counts = _counts(random.Random(f"{seed} counts"))
     planned = Plan(seed=seed, shape=shape, asks=asks, counts=counts, faults=broken, roughness=roughness)
     slow = random.Random(f"{seed} slow")
+    poison = random.Random(f"{seed} poison")
+    if poison.random() < POISONED:
+        return with_poison(planned, poison)
     return with_slow_reader(planned, slow) if slow.random() < SLOW else planned
 
 
@@ -186,6 +191,14 @@ def with_slow_reader(planned: Plan, draw: random.Random) -> Plan:
         stalls_for=draw.choice((0.2, 2.0, 8.0)),
     )
     return replace(planned, asks=tuple(asks), shape=replace(planned.shape, client_buffer=BUFFER))
+
+
+def with_poison(planned: Plan, draw: random.Random) -> Plan:
+    """Have one of the requests crash the engine that computes its prompt; its client stays to hear of it."""
+    asks = list(planned.asks)
+    place = draw.randrange(len(asks))
+    asks[place] = replace(asks[place], leaves_at=None, leaves_after=None, timeout=None, is_poison=True)
+    return replace(planned, asks=tuple(asks))
 
 
 def _counts(draw: random.Random) -> tuple[Count, ...]:

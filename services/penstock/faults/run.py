@@ -21,6 +21,7 @@ from penstock.faults.judge import (
     judge_answers,
     judge_charges,
     judge_counts,
+    judge_poison,
     judge_residue,
     judge_totals,
     judge_waste,
@@ -88,6 +89,7 @@ class Stand:
         self.engines = EngineStand(self.network)
         self.tiers = Tiers(self.network, self.plan.shape, self.engines)
         asks = [*self.plan.asks, *_probes(self.plan)]
+        self.engines.poison = frozenset(len(ask.prompt) for ask in self.plan.asks if ask.is_poison)
         self.monitor = Monitor({len(each.prompt): each for each in asks})
         self.network.hear = self.monitor.hear
         self.nemesis = Nemesis(self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"))
@@ -148,6 +150,7 @@ def _run(stand: Stand) -> Outcome:
         () if nemesis.happened else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
         stand.monitor.found,
         stand.watch.found.values(),
+        judge_poison(seen, stand.engines.poisoned, is_alone=not nemesis.happened),
         leaks,
         _crashes(stand),
     )
