@@ -4,6 +4,8 @@ import asyncio
 import json
 import sys
 
+import pytest
+
 COMMAND = (sys.executable, "-m", "penstock.cli", "scorecard", "--json", "--streams", "4", "--tokens", "24")
 
 
@@ -25,9 +27,12 @@ def assert_nothing_lost(card, lines):
     assert lines["requests"]["measured"] > 4
 
 
-async def test_three_processes_of_any_tier_are_killed_and_no_client_loses_a_token(tiny_model):
-    card, lines = await proved("kill", tiny_model, "--kills", "3", "--every", "0.5")
+@pytest.mark.parametrize("engine", ["sim", "torch"])
+async def test_three_processes_of_any_tier_are_killed_and_no_client_loses_a_token(tiny_model, engine):
+    card, lines = await proved("kill", tiny_model, "--engine", engine, "--kills", "3", "--every", "0.5")
     assert_nothing_lost(card, lines)
+    kinds = ("of them greedy", "of them drawn with a seed", "of them ended by a stop string")
+    assert all(lines[kind]["measured"] > 0 for kind in kinds)
     assert lines["requests under way at a fault"]["measured"] > 0
     assert "3 faults" in card["notes"][-1]
 

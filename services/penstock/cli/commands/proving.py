@@ -62,6 +62,7 @@ PROVING_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "work
 @click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
 @click.option("--every", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="between two kills")
 @click.option("--seconds", type=click.FloatRange(1, 3600), help="of each load of surge that count")
+@click.option("--minutes", type=click.FloatRange(0, 600), help="of freeze with every core busy and nothing frozen")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="clients that leave")
 @click.option(
     "--requests", type=click.IntRange(32, 100_000), help="of the soak, or of mixed lengths through the engine"

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from penstock.cli.scorecard.catalog import catalog
 from penstock.cli.scorecard.charges import check_charges
 from penstock.cli.scorecard.faults import Fault, void_because
 from penstock.cli.scorecard.history import History, check
+from penstock.cli.scorecard.idle import start_idly
 from penstock.cli.scorecard.load import Load, answer_calmly
 from penstock.cli.scorecard.logs import ledger, requests_by_ticket
 from penstock.cli.scorecard.rig import Rig, progress, rig, under_load, until_flowing
@@ -24,14 +26,16 @@ SLOTS = 8  # of a worker
 SETTINGS = (f"PENSTOCK_WORKER_SLOTS={SLOTS}", "PENSTOCK_WORKER_SIM_BASE_S=0.025")
 SHARE = 0.8  # of what the workers carry while one of them is away
 WISHES = 16
-CALM = 8.0  # s of the same load before, to compare with
+CALM = 12.0  # s of the same load before, to compare with
+STORIES = 4
+TELLING = 0.001  # s
 TTFT_RATIO = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainOptions:
     streams: int = 0  # 0: at 0.8 of capacity
-    tokens: int = 80  # of an answer, at most
+    tokens: int = 40  # of an answer, at most
     rounds: int = 1
     seed: int = 0
 
@@ -41,12 +45,18 @@ async def drain(asked: DrainOptions, mesh: MeshOptions, console: Console) -> Car
     async with rig(mesh, console, settings=SETTINGS) as stage:
         stage.say("answering every request without a fault")
         wishes, calm = await answer_calmly(stage.client, catalog(WISHES, asked.tokens, asked.seed))
-        load = Load(stage.client, wishes, streams, asked.seed)
+        load = Load(stage.client, wishes, streams, asked.seed, explain=True)
         async with under_load(load):
             await until_flowing(load, streams)
-            began = time.time()
+            marks = [time.time()]
+            stage.say("the same load, and nothing else happens")
             await asyncio.sleep(CALM)
+            marks.append(time.time())
+            stage.say("processes start that join nothing")
+            await start_idly([each.spec for each in stage.mesh.processes.children], stage.mesh.folder)
+            marks.append(time.time())
             faults, codes = await _roll(stage, load, asked.rounds)
+            marks.append(time.time())
         residue = await stage.residue()
         folder = stage.mesh.folder
     findings = check(load.histories, calm.histories)
@@ -57,10 +67,11 @@ async def drain(asked: DrainOptions, mesh: MeshOptions, console: Console) -> Car
         exactly("processes that did not exit 0", sum(map(bool, codes.values())), 0),
     ]
     card.lines += [*finding_lines(findings), *charge_lines(charges)]
-    card.lines += [*_first_tokens(load.histories, began, faults), *pause_lines(load.histories, calm.histories, faults)]
+    spans = [_begun(load.histories, *span) for span in pairwise(marks)]
+    card.lines += [*first_token_lines(*spans), *pause_lines(load.histories, calm.histories, faults)]
     card.lines += residue_lines(residue)
     card.notes += [*findings.reasons[:10], *residue, tally(faults)]
-    card.notes += _slowest(load.histories, faults)
+    card.notes += [*_slowest(load.histories, faults), *_stories(spans[-1])]
     card.notes += [f"{name} ended with {code}" for name, code in codes.items() if code]
     return card
 
@@ -93,17 +104,31 @@ async def _drain_one(stage: Rig, load: Load, victim: Child, codes: dict[str, int
     )
 
 
-def _first_tokens(histories: list[History], began: float, faults: list[Fault]) -> list[Line]:
-    """TTFT of requests that began while a process was away, against those of the calm before."""
-    calm = [each.ttft for each in histories if each.ttft and began <= each.started and each.ended < faults[0].at]
-    rolling = [each.ttft for each in histories if each.ttft and each.started >= faults[0].at]
-    before, during = percentile(calm, 0.99), percentile(rolling, 0.99)
+def _begun(histories: list[History], begin: float, end: float) -> list[History]:
+    """Return those that began within a span, and came to a first token."""
+    return [each for each in histories if each.ttft and begin <= each.started < end]
+
+
+def first_token_lines(calm: list[History], idle: list[History], rolling: list[History]) -> list[Line]:
+    """TTFT while one process after the other was away, against those of the calm before.
+
+    A process that starts takes its share of the cores, whatever it joins; where they are few, that is told apart.
+    """
+    before, beside, during = (percentile(_ttfts(each), 0.99) for each in (calm, idle, rolling))
     return [
+        told("requests in the calm", len(calm)),
+        told("requests while processes were rolled", len(rolling)),
         told("P99 TTFT calm", before, "s"),
+        told("P99 TTFT while processes start that join nothing", beside, "s"),
         told("P99 TTFT rolling", during, "s"),
-        told("P50 TTFT ratio", percentile(rolling, 0.5) / max(1e-9, percentile(calm, 0.5))),
+        told("P50 TTFT ratio", percentile(_ttfts(rolling), 0.5) / max(1e-9, percentile(_ttfts(calm), 0.5))),
+        told("P99 TTFT ratio to mere starts", during / max(1e-9, beside)),
         at_most("P99 TTFT ratio", during / max(1e-9, before), TTFT_RATIO),
     ]
+
+
+def _ttfts(histories: list[History]) -> list[float]:
+    return [each.ttft or 0.0 for each in histories]
 
 
 def _slowest(histories: list[History], faults: list[Fault]) -> Iterator[str]:
@@ -111,3 +136,12 @@ def _slowest(histories: list[History], faults: list[Fault]) -> Iterator[str]:
     for fault in faults:
         waits = [each.ttft for each in histories if each.ttft and fault.covers(each.started, each.arrivals[0])]
         yield f"{fault.name} away for {fault.back_at - fault.at:.1f} s: slowest TTFT {max(waits, default=0.0):.3f} s"
+
+
+def _stories(rolling: list[History]) -> Iterator[str]:
+    """Where the slowest first tokens spent their time."""
+    for each in sorted(rolling, key=lambda each: -(each.ttft or 0.0))[:STORIES]:
+        known = sum(each.stages.values())
+        stages = ", ".join(f"{name} {1e3 * took:.0f}" for name, took in each.stages.items() if took >= TELLING)
+        rest = 1e3 * ((each.ttft or 0.0) - known)
+        yield f"first token after {1e3 * (each.ttft or 0.0):.0f} ms: {stages}, on the way {rest:.0f}"

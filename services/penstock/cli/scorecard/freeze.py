@@ -22,6 +22,7 @@ from penstock.cli.scorecard.history import check
 from penstock.cli.scorecard.load import Load, answer_calmly
 from penstock.cli.scorecard.logs import events, ledger, requests_by_ticket, unix_time
 from penstock.cli.scorecard.rig import Rig, progress, rig, under_load, until_flowing
+from penstock.cli.scorecard.strain import strain, strain_lines
 from penstock.cli.scorecard.verdicts import charge_lines, finding_lines, pause_lines, residue_lines
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)
@@ -37,6 +38,7 @@ class FreezeOptions:
     streams: int = 24
     tokens: int = 120  # of an answer, at most
     rounds: int = 2
+    minutes: float = 1.0  # with every core busy and nothing frozen
     seed: int = 0
 
 
@@ -54,15 +56,18 @@ async def freeze(asked: FreezeOptions, mesh: MeshOptions, console: Console) -> C
         load = Load(stage.client, wishes, asked.streams, asked.seed)
         async with under_load(load):
             frozen = await _freeze_all(stage, load, asked)
+            faults = [each.fault for each in frozen]
+            await asyncio.sleep(BETWEEN)  # for the last that stood still to find its peers
+            busy = await strain(stage, load, faults, 60 * asked.minutes)
         residue = await stage.residue()
         folder = stage.mesh.folder
-    faults = [each.fault for each in frozen]
     findings = check(load.histories, calm.histories)
     charges = check_charges([*calm.histories, *load.histories], ledger(folder), requests_by_ticket(folder))
     card = Card(proof="freeze", void=void_because(faults, len(TIERS) * asked.rounds, asked.streams))
     card.lines += [*finding_lines(findings), *charge_lines(charges)]
     for tier in TIERS:
         card.lines += _tier_lines(tier, [each for each in frozen if each.fault.name.startswith(tier)], folder)
+    card.lines += strain_lines(busy, folder)
     card.lines += [*pause_lines(load.histories, calm.histories, faults, unnoticed=NOTICED)]
     card.lines += residue_lines(residue)
     card.notes += [*findings.reasons[:10], *residue]

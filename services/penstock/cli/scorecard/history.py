@@ -1,6 +1,6 @@
 """What one client saw of one request, and how that differs from what it was owed. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -20,6 +20,7 @@ class History:
     finish: str = ""  # why it ended; empty: it never did
     usage_tokens: int = 0  # what its last attempt has cost
     failure: str = ""
+    stages: Mapping[str, float] = field(default_factory=dict)  # s to the first token, where that was asked for
 
     def take(self, now: float, first_index: int, token_ids: Sequence[int], text: str) -> None:
         self.indexes += range(first_index, first_index + len(token_ids))

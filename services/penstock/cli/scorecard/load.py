@@ -10,7 +10,7 @@ from penstock.chassis.errors import PenstockError
 from penstock.cli.scorecard.catalog import Wish, with_stop
 from penstock.cli.scorecard.history import History
 from penstock.client import Client
-from penstock.v1.inference_pb2 import FinishReason
+from penstock.v1.inference_pb2 import FinishReason, Timeline
 
 ATTEMPT_TIMEOUT = 120.0  # s for one answer with all its attempts; an answer later than that is a failure
 CALM_AT_ONCE = 4
@@ -20,12 +20,16 @@ NUMBERS = itertools.count(1)  # of requests, over all loads: the ledger knows th
 class Load:
     """`streams` clients in a closed loop, for as long as nobody says stop. Histories of all requests are kept."""
 
-    def __init__(self, client: Client, wishes: Sequence[Wish], streams: int, seed: int) -> None:
+    def __init__(
+        self, client: Client, wishes: Sequence[Wish], streams: int, seed: int, *, explain: bool = False
+    ) -> None:
+        """`explain`: have each answer say where its time went, for its history's stages."""
         self.histories: list[History] = []
         self.tokens = 0
         self._client = client
         self._wishes = wishes
         self._streams = streams
+        self._explain = explain
         self._rng = random.Random(seed)
         self._is_over = asyncio.Event()
 
@@ -54,7 +58,12 @@ class Load:
         wish = self._wishes[number]
         history = History(wish=number, request_id=f"score-{next(NUMBERS)}", started=time.time())
         self.histories.append(history)
-        options = {**wish.options, "request_id": history.request_id, "timeout": ATTEMPT_TIMEOUT}
+        options = {
+            **wish.options,
+            "request_id": history.request_id,
+            "timeout": ATTEMPT_TIMEOUT,
+            "explain": self._explain,
+        }
         answer = self._client.generate(wish.prompt, **options)  # type: ignore[arg-type]  # Options and two more
         try:
             async with answer:
@@ -63,10 +72,21 @@ class Load:
                     self.tokens += len(piece.token_ids)
             history.finish = FinishReason.Name(answer.finished.reason) + answer.finished.stop_string
             history.usage_tokens = answer.finished.usage.output_tokens
+            history.stages = before_decoding(answer.finished.timeline)
         except PenstockError as error:
             history.failure = f"{error.code.name} / {error.reason}: {error}"
         history.attempts, history.ended = answer.attempts, time.time()
         return history
+
+
+def before_decoding(timeline: Timeline) -> dict[str, float]:
+    """Seconds of each stretch up to the first token, by tier and name; of the last run alone what it did."""
+    found: dict[str, float] = {}
+    for stage in timeline.stages:
+        if stage.name == "decode":
+            return found
+        found[f"{stage.tier} {stage.name}"] = stage.length.ToTimedelta().total_seconds()
+    return found
 
 
 async def answer_calmly(client: Client, wishes: Sequence[Wish]) -> tuple[list[Wish], Load]:

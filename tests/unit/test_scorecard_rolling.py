@@ -1,0 +1,69 @@
+"""What the proofs of drains and freezes make of what they saw."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.plan import MeshOptions, plan_mesh
+from penstock.cli.scorecard.drain import first_token_lines
+from penstock.cli.scorecard.history import History
+from penstock.cli.scorecard.idle import NOBODY, alone
+from penstock.cli.scorecard.load import before_decoding
+from penstock.cli.scorecard.strain import Strain, strain_lines
+from penstock.v1.inference_pb2 import Timeline
+
+BEGAN = 1_800_000_000.0  # s
+
+
+def answered(ttft):
+    return History(wish=0, request_id="r", started=BEGAN, arrivals=[BEGAN + ttft])
+
+
+def line(lines, figure):
+    return next(each for each in lines if each.figure == figure)
+
+
+@pytest.mark.parametrize(("slowest", "is_met"), [(0.11, True), (0.13, False)])
+def test_first_tokens_of_a_rolling_restart_are_held_against_the_calm_whatever_a_mere_start_costs(slowest, is_met):
+    calm, rolling = [answered(0.1)] * 100, [answered(0.1)] * 98 + [answered(slowest)] * 2
+    lines = first_token_lines(calm, [answered(0.2)] * 100, rolling)
+    assert line(lines, "P99 TTFT ratio").is_met is is_met
+    assert line(lines, "P99 TTFT ratio to mere starts").measured == pytest.approx(slowest / 0.2, rel=1e-4)
+
+
+def test_where_the_time_to_the_first_token_went_leaves_out_what_came_after_it():
+    timeline = Timeline()
+    for tier, name, nanos in (
+        ("queue", "wait", 250_000_000),
+        ("worker", "prefill", 5_000_000),
+        ("worker", "decode", 9),
+    ):
+        timeline.stages.add(tier=tier, name=name).length.FromNanoseconds(nanos)
+    assert before_decoding(timeline) == {"queue wait": 0.25, "worker prefill": 0.005}
+
+
+@pytest.mark.parametrize("tier", ["auth", "edge", "queue", "scheduler", "worker"])
+def test_a_process_that_joins_nothing_knows_nobody_of_the_mesh(tier):
+    spec = plan_mesh(MeshOptions(), Path("/folder"), "key").of(tier)[0]
+    like = alone(spec, Path("/folder"))
+    assert like.name != spec.name
+    assert like.environment[f"PENSTOCK_{tier.upper()}_LISTEN"].endswith(":0")
+    shared = {name for name, value in like.environment.items() if ":70" in value or value.endswith("auth.sqlite")}
+    assert shared == set()
+    peers = [name for name in spec.environment if name.endswith(("AUTHS", "QUEUES", "SCHEDULERS"))]
+    assert [like.environment[each] for each in peers] == [NOBODY] * len(peers)
+
+
+def test_a_link_that_is_given_up_while_all_are_only_slow_is_a_false_alarm(tmp_path):
+    for tier, seconds in (("edge-1", (-1, 5)), ("worker-2", (11,)), ("scheduler-1", (1,)), ("queue-1", (2,))):
+        events = [
+            {"event": "link_down", "timestamp": datetime.fromtimestamp(BEGAN + at, UTC).isoformat()} for at in seconds
+        ]
+        (tmp_path / f"{tier}.log").write_text("".join(json.dumps(each) + "\n" for each in events).replace(": ", ":"))
+    lines = strain_lines(Strain(BEGAN, BEGAN + 10, 99.0), tmp_path)
+    alarms = line(lines, "links given up meanwhile")
+    assert (alarms.measured, alarms.is_met) == (2, False)
+    assert line(lines, "host CPU meanwhile").is_met
+    assert not line(strain_lines(Strain(BEGAN, BEGAN + 10, 60.0), tmp_path), "host CPU meanwhile").is_met
