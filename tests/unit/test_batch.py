@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.batching import Continuous, Naive
@@ -95,6 +97,28 @@ def test_a_short_prompt_overtakes_a_long_prefill_which_still_goes_on():
     batch.add(spec(2, prompt=6))
     plan = batch.plan()
     assert [(part.sequence.spec.seq_id, part.count) for part in plan.prefills] == [(1, 2), (2, 6)]
+
+
+def test_urgent_prompts_go_before_shorter_ones_and_the_oldest_keeps_its_share():
+    batch = batch_of(batching=Continuous(token_budget=16, oldest_share=0.25))
+    batch.add(spec(1, prompt=40))
+    step(batch)
+    batch.add(spec(2, prompt=6))
+    batch.add(spec(3, prompt=20, is_urgent=True))
+    chunks = [{part.sequence.spec.seq_id: part.count for part in batch.plan().prefills}]
+    assert chunks == [{1: 4, 3: 12}]
+
+
+@given(st.lists(st.tuples(st.integers(1, 90), st.booleans()), min_size=1, max_size=9), st.integers(0, 40))
+def test_no_other_prompt_gets_more_than_the_oldests_share_while_an_urgent_one_lacks_tokens(prompts, decodes):
+    policy = Continuous(token_budget=32)
+    remaining, urgent = [tokens for tokens, _ in prompts], [is_urgent for _, is_urgent in prompts]
+    chunks = policy.split_prefill(remaining, decodes, urgent)
+    assert sum(chunks) == min(sum(remaining), max(1, 32 - decodes))
+    others = [chunk for chunk, is_urgent in zip(chunks[1:], urgent[1:], strict=True) if not is_urgent]
+    lacks = any(flag and chunk < left for chunk, left, flag in zip(chunks, remaining, urgent, strict=True))
+    assert not (lacks and any(others))
+    assert chunks[0] >= min(remaining[0], max(1, int(policy.oldest_share * max(1, 32 - decodes))))
 
 
 @pytest.mark.parametrize("decodes", [0, 3, 100])

@@ -233,7 +233,8 @@ class Batch:
             for each in self.running
             if each.spec.seq_id not in decoding and (self._has_past(each) or self._take_over(each))
         ]
-        chunks = self.batching.split_prefill([each.remaining for each in prefilling], len(decodes))
+        urgent = [each.spec.is_urgent for each in prefilling]
+        chunks = self.batching.split_prefill([each.remaining for each in prefilling], len(decodes), urgent)
         pairs = zip(prefilling, chunks, strict=True)
         return [Slice(sequence, sequence.computed, chunk) for sequence, chunk in pairs if chunk]
 

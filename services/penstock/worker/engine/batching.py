@@ -12,16 +12,20 @@ class Batching(Protocol):
     def joiners(self, members: int, slots: int) -> int:
         """Most sequences that may join this step."""
 
-    def split_prefill(self, remaining: Sequence[int], decodes: int) -> list[int]:
-        """Tokens to prefill this step for each prefilling sequence, oldest first, beside `decodes` decodes."""
+    def split_prefill(self, remaining: Sequence[int], decodes: int, urgent: Sequence[bool] = ()) -> list[int]:
+        """Tokens to prefill this step for each prefilling sequence, oldest first, beside `decodes` decodes.
+
+        `urgent` says which go before the others; empty: none does.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Continuous:
     """Sequences join and leave at every step; one token budget holds decodes and prefill chunks.
 
-    Shortest remaining prefill first keeps a short prompt's first token from waiting behind a long prompt. The oldest
-    has a guaranteed share, so it ends in bounded time; as each in turn becomes the oldest, none starves.
+    Shortest remaining prefill first keeps a short prompt's first token from waiting behind a long prompt, and urgent
+    ones go before all others. The oldest has a guaranteed share, so it ends in bounded time; as each in turn becomes
+    the oldest, none starves.
     """
 
     token_budget: int = 512  # tokens per step
@@ -37,14 +41,15 @@ class Continuous:
     def joiners(self, members: int, slots: int) -> int:
         return slots - members
 
-    def split_prefill(self, remaining: Sequence[int], decodes: int) -> list[int]:
+    def split_prefill(self, remaining: Sequence[int], decodes: int, urgent: Sequence[bool] = ()) -> list[int]:
         chunks = [0] * len(remaining)
         if not remaining:
             return chunks
         budget = max(1, self.token_budget - decodes)  # never 0: decodes alone must not hold up prefills for ever
         chunks[0] = min(remaining[0], max(1, int(budget * self.oldest_share)))
         budget -= chunks[0]
-        for index in sorted(range(len(remaining)), key=remaining.__getitem__):
+        shortest = sorted(range(len(remaining)), key=remaining.__getitem__)
+        for index in sorted(shortest, key=lambda each: not urgent[each]) if any(urgent) else shortest:
             extra = min(remaining[index] - chunks[index], budget)
             chunks[index] += extra
             budget -= extra
@@ -65,5 +70,5 @@ class Naive:
     def joiners(self, members: int, slots: int) -> int:
         return 0 if members else slots
 
-    def split_prefill(self, remaining: Sequence[int], decodes: int) -> list[int]:
+    def split_prefill(self, remaining: Sequence[int], decodes: int, urgent: Sequence[bool] = ()) -> list[int]:
         return list(remaining)

@@ -64,6 +64,7 @@ class SequenceSpec:
     # Runs of equal salt share the KV of equal beginnings, those still being computed too: a tenant's own, or one made
     # up for the completions of a single request. Empty: shares nothing.
     cache_salt: bytes = b""
+    is_urgent: bool = False  # prefilled before those that are not
 
 
 class Finished(NamedTuple):
