@@ -90,6 +90,7 @@ class Mesh:
     running: dict[str, dict[str, str]] = field(default_factory=dict)  # worker: lease: ticket
     homes: dict[str, str] = field(default_factory=dict)  # worker: scheduler
     delivered: int = 0
+    reserve_share: float = 0.0  # of slots, kept for what is urgent
 
     @classmethod
     def of(cls, shards=1, schedulers=1, **bounds):
@@ -109,7 +110,8 @@ class Mesh:
             self.connect(scheduler, name)
 
     def add_scheduler(self, name):
-        self.schedulers[name] = Dispatcher(leases=LeaseBook(ttl=TTL, prefix=name), look_ahead=0)
+        leases = LeaseBook(ttl=TTL, prefix=name)
+        self.schedulers[name] = Dispatcher(leases=leases, look_ahead=0, reserve_share=self.reserve_share)
         for shard in self.shards:
             self.connect(name, shard)
 
@@ -248,7 +250,8 @@ class Mesh:
         dispatcher = self.schedulers[scheduler]
         kind = frame.WhichOneof("frame")
         if kind == "offer":
-            return dispatcher.offer(shard, frame.offer.ticket, self.now)
+            offer = frame.offer
+            return dispatcher.offer(shard, offer.ticket, self.now, on_urgent_credit=offer.uses_urgent_credit)
         if kind == "recalled":
             return dispatcher.recalled(shard, frame.recalled.ticket_ids)
         if kind == "head":

@@ -34,6 +34,7 @@ class Request:
 
 @dataclass
 class Fleet(Mesh):
+    reserve_share: float = 0.5
     requests: dict[str, Request] = field(default_factory=dict)
     edges: dict[str, str] = field(default_factory=dict)  # the edge's present stream to each shard
     names: count = field(default_factory=lambda: count(1))

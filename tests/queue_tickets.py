@@ -78,9 +78,9 @@ class Shard:
     def withdraw(self, *ticket_ids, edge="e"):
         return self.hear(self.book.withdraw(edge, ticket_ids))
 
-    def credit(self, tickets, scheduler="s", *, max_tokens=0, rate=0.0, room=None, once=False, model="m"):
+    def credit(self, tickets, scheduler="s", *, max_tokens=0, rate=0.0, room=None, urgent=0, once=False, model="m"):
         """Return the ids that are offered for it, in order."""
-        given = Credit(tickets, max_tokens, rate, room)
+        given = Credit(tickets, max_tokens, rate, room, urgent)
         return offered(self.hear(self.book.credit(scheduler, model, given, self.now, once=once)))
 
     def place(self, ticket_id, scheduler="s", lease_id="lease", attempt=1):

@@ -32,6 +32,7 @@ class Mesh(RuleBasedStateMachine):
         self.held = {edge: {} for edge in EDGES}  # ticket: attempt, as each edge believes the shard to have
         self.unanswered = {}  # scheduler: offers in order
         self.credit = {}  # scheduler, model: as the scheduler believes the shard to have
+        self.urgent_credit = {}  # likewise
         self.lease_ids = 0
         self.told = []
 
@@ -45,8 +46,10 @@ class Mesh(RuleBasedStateMachine):
                     ticket = effect.ticket
                     assert ticket.ticket_id in self.held[ticket.edge], "offered for nobody"
                     self.unanswered[effect.scheduler].append(ticket.ticket_id)
-                    self.credit[effect.scheduler, ticket.model] -= 1
-                    assert self.credit[effect.scheduler, ticket.model] >= 0, "offered without credit"
+                    credit = self.urgent_credit if effect.uses_urgent_credit else self.credit
+                    assert ticket.goes_first or not effect.uses_urgent_credit, "it is kept for others"
+                    credit[effect.scheduler, ticket.model] -= 1
+                    assert credit[effect.scheduler, ticket.model] >= 0, "offered without credit"
                 case out.Returned():
                     self.credit[effect.scheduler, effect.model] -= effect.tickets
                     assert self.credit[effect.scheduler, effect.model] == 0
@@ -110,6 +113,7 @@ class Mesh(RuleBasedStateMachine):
         if scheduler not in self.unanswered:
             self.unanswered[scheduler] = []
             self.credit |= {(scheduler, model): 0 for model in MODELS}
+            self.urgent_credit |= {(scheduler, model): 0 for model in MODELS}
             self.hear(self.shard.book.scheduler_joined(scheduler))
         entries = [entry(model) for model in models]
         self.hear(self.shard.book.catalog(scheduler, entries, self.shard.now))
@@ -121,12 +125,14 @@ class Mesh(RuleBasedStateMachine):
         tickets=st.integers(0, 4),
         max_tokens=st.just(0) | st.integers(11, 900),
         room=st.none() | st.integers(1, 2_000),
+        urgent=st.integers(0, 2),
         once=st.booleans(),
     )
-    def give_credit(self, *, data, model, tickets, max_tokens, room, once):
+    def give_credit(self, *, data, model, tickets, max_tokens, room, urgent, once):
         scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
         self.credit[scheduler, model] += tickets
-        given = {"max_tokens": max_tokens, "rate": 100.0, "room": room, "once": once, "model": model}
+        self.urgent_credit[scheduler, model] += urgent
+        given = {"max_tokens": max_tokens, "rate": 100.0, "room": room, "urgent": urgent, "once": once, "model": model}
         at = len(self.shard.said)
         self.shard.credit(tickets, scheduler, **given)
         self.hear(self.shard.said[at:])
@@ -147,7 +153,7 @@ class Mesh(RuleBasedStateMachine):
         if answer == "NO_CAPACITY" and ticket_id in self.shard.book.seats[scheduler].offered:
             model = self.shard.book.tickets[ticket_id].model
             if not self.shard.book.seats[scheduler].void[ticket_id]:
-                self.credit[scheduler, model] = 0
+                self.credit[scheduler, model] = self.urgent_credit[scheduler, model] = 0
         self.hear(self.shard.decline(ticket_id, answer, scheduler))
 
     @precondition(lambda self: self.unanswered)
@@ -194,7 +200,7 @@ class Mesh(RuleBasedStateMachine):
         stands = Counter()
         for model in MODELS:
             for each in book.shelves[model].order._classes.values():
-                stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.line))
+                stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.urgent, *each.line))
         stands.update(entry[-1].ticket_id for entry in book._timers.pauses)
         for seat in book.seats.values():
             stands.update(seat.offered)
@@ -214,7 +220,7 @@ class Mesh(RuleBasedStateMachine):
     def each_line_counts_what_is_in_it(self):
         for model in MODELS:
             for each in self.shard.book.shelves[model].order._classes.values():
-                for line in (each.resumed, each.line):
+                for line in (each.resumed, each.urgent, each.line):
                     tickets = list(line)
                     assert (line.tickets, line.work) == (len(tickets), sum(ticket.work for ticket in tickets))
                 for account in each.line._accounts.values():
@@ -235,6 +241,7 @@ class Mesh(RuleBasedStateMachine):
         for scheduler in self.unanswered:
             for model, credit in self.shard.book.seats[scheduler].credits.items():
                 assert credit.tickets == self.credit[scheduler, model]
+                assert credit.urgent == self.urgent_credit[scheduler, model]
 
     @invariant()
     def no_credit_lies_idle_beside_a_ticket_it_fits(self):

@@ -17,6 +17,7 @@ Shape = st.tuples(
     st.integers(0, 8),  # declared beyond it
     st.integers(0, 25),  # steps until it comes
     st.none() | st.integers(0, 20),  # steps after which it is cancelled
+    st.booleans(),  # whether it is urgent
 )
 
 
@@ -26,7 +27,10 @@ def facts(run: Run) -> tuple[int, int, int, int]:
 
 def play(engine, kind, shapes):
     """Feed `shapes` as far as their blocks can be promised; return what each step did."""
-    runs = [Run(number, "a", prompt, output, output + more) for number, (prompt, output, more, *_) in enumerate(shapes)]
+    runs = [
+        Run(number, "a", prompt, output, output + more, is_urgent=is_urgent)
+        for number, (prompt, output, more, *_, is_urgent) in enumerate(shapes)
+    ]
     blocks = {run.run_id: -(-(run.prompt + run.declared) // kind.block_size) for run in runs}
     here, added, log = {}, {}, []
     pending = [(run, shape[3], shape[4]) for run, shape in zip(runs, shapes, strict=True)]
@@ -37,7 +41,7 @@ def play(engine, kind, shapes):
                 engine.add(run)
                 pending.remove(entry)
                 here[run.run_id], added[run.run_id] = run, step
-        for run, (*_, leave) in zip(runs, shapes, strict=True):
+        for run, (*_, leave, _) in zip(runs, shapes, strict=True):
             if run.run_id in here and leave is not None and step == added[run.run_id] + leave:
                 engine.cancel(run)
         if not engine.has_work and not pending:

@@ -82,6 +82,14 @@ def test_an_announced_lease_starts_at_once():
     assert repr(book) == "<RunBook 0 expected, 0 parked, 1 running on 1 streams>"
 
 
+def test_what_is_urgent_is_as_the_lease_was_announced():
+    book = ready_book()
+    book.expect("l1", Grant("t1", is_urgent=True), "me", 5.0, 0.0)
+    [_, added] = book.start(make_run(book), 0.0)
+    assert added.spec.is_urgent
+    assert not running(book, handle=2, lease="l2", ticket="t2", is_urgent=True).spec.is_urgent
+
+
 def test_a_start_that_overtakes_its_announcement_waits_for_it():
     book = ready_book()
     run = make_run(book)

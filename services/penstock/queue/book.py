@@ -153,8 +153,7 @@ class TicketBook:
         credit.add(given)
         effects = self._match(model, now)
         if once:
-            effects.append(Returned(scheduler, model, credit.tickets))
-            credit.void()
+            effects.append(Returned(scheduler, model, credit.hand_back()))
         return effects
 
     def pace(self, scheduler: str, model: str, speed: Speed) -> list[Effect]:
@@ -244,6 +243,7 @@ class TicketBook:
 
     def _predict(self, ticket: WaitingTicket, now: float) -> Prediction:
         ticket.predicted_output = self.lengths.predict(ticket.model, ticket.tenant_id, ticket.max_output_tokens)
+        ticket.is_urgent = self.shelves[ticket.model].order.is_urgent(ticket)
         prediction = self.shelves.predict(ticket, now)
         ticket.predicted_wait = prediction.wait or 0.0
         ticket.raw_wait, ticket.raw_first = prediction.raw_wait, prediction.raw_first

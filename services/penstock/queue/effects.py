@@ -59,6 +59,7 @@ class Offer:
 
     scheduler: str
     ticket: WaitingTicket
+    uses_urgent_credit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Head:
     key: Key | None  # None: nothing waits
     tokens: int = field(default=0, compare=False)  # of the ticket that the key is of
     resumes: bool = False
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ def _shed(effect: out.Shed) -> pb.Shed:
 def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:
     match effect:
         case out.Offer():
-            return pb.DispatchResponse(offer=pb.Offer(ticket=to_frame(effect.ticket)))
+            offer = pb.Offer(ticket=to_frame(effect.ticket), uses_urgent_credit=effect.uses_urgent_credit)
+            return pb.DispatchResponse(offer=offer)
         case out.Recalled():
             return pb.DispatchResponse(recalled=pb.Recalled(ticket_ids=effect.ticket_ids))
         case out.Returned():
@@ -59,12 +60,13 @@ def _head(effect: out.Head) -> pb.Head:
         head.virtual_tokens = effect.key.virtual_tokens
         head.enqueue_unix_nano = round(effect.key.enqueued * NANOS)
         head.lifted_tokens = effect.key.lifted
-        head.resumes = effect.resumes
+        head.resumes, head.urgent = effect.resumes, effect.is_urgent
     return head
 
 
 def credit_of(frame: pb.Credit) -> Credit:
-    return Credit(frame.tickets, frame.max_tokens, frame.tokens_per_second, frame.total_tokens or None)
+    room = frame.total_tokens or None
+    return Credit(frame.tickets, frame.max_tokens, frame.tokens_per_second, room, frame.urgent_tickets)
 
 
 def speed_of(frame: pb.Pace, now: float) -> Speed:

@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+from penstock.queue.effects import Offer
 from penstock.queue.policies.order import Fit, FitOf
 from penstock.queue.speed import Speed
 from penstock.queue.waiting import WaitingTicket
@@ -18,10 +19,12 @@ class Credit:
     max_tokens: int = 0  # largest ticket it can place now; 0: no bound known
     tokens_per_second: float = 0.0  # measured by its workers; 0: unknown
     room: int | None = None  # tokens over all tickets that it is used for; None: no bound known
+    urgent: int = 0  # tickets beyond those, which go first in their class
 
     def add(self, given: "Credit") -> None:
         """Tickets and room add up; the largest ticket is what it is by now."""
         self.tickets += given.tickets
+        self.urgent += given.urgent
         self.max_tokens, self.tokens_per_second = given.max_tokens, given.tokens_per_second
         if given.room:
             self.room = (self.room or 0) + given.room
@@ -31,11 +34,15 @@ class Credit:
         if self.room is not None:
             self.room = max(0, self.room - ticket.tokens)
 
-    def void(self) -> int:
-        """Return how many tickets it was good for."""
+    def hand_back(self) -> int:
+        """Keep what is for urgent tickets alone; return how many others it was good for."""
         tickets, self.tickets = self.tickets, 0
         self.room = None if self.room is None else 0
         return tickets
+
+    def void(self) -> None:
+        self.hand_back()
+        self.urgent = 0
 
     @property
     def largest(self) -> int | None:
@@ -101,16 +108,33 @@ class Seats(dict[str, Seat]):
                 best = key, credit
         return best
 
-    def offer(self, ticket: WaitingTicket, scheduler: str) -> None:
+    def with_urgent_credit(self, model: str, others_than: Container[str]) -> tuple[str, Credit] | None:
+        """Return a scheduler with credit for what goes first alone."""
+        for key, seat in self.items():
+            credit = seat.credits.get(model)
+            if credit and credit.urgent and key not in others_than:
+                return key, credit
+        return None
+
+    def offer(self, ticket: WaitingTicket, scheduler: str) -> Offer:
         """Note that `ticket` goes to `scheduler`; one that came back goes to the others with credit for it first."""
         if scheduler in ticket.tried:
             fresh = [key for key in self._able(ticket) if key not in ticket.tried]
             scheduler, ticket.tried = (fresh[0], ticket.tried) if fresh else (scheduler, ())
+        self[scheduler].credits[ticket.model].use(ticket)
+        self._note_offered(ticket, scheduler)
+        return Offer(scheduler, ticket)
+
+    def offer_urgent(self, ticket: WaitingTicket, scheduler: str) -> Offer:
+        self[scheduler].credits[ticket.model].urgent -= 1
+        self._note_offered(ticket, scheduler)
+        return Offer(scheduler, ticket, uses_urgent_credit=True)
+
+    def _note_offered(self, ticket: WaitingTicket, scheduler: str) -> None:
         ticket.tried = (*ticket.tried, scheduler)
         ticket.scheduler = scheduler
         seat = self[scheduler]
         seat.offered.add(ticket.ticket_id)
-        seat.credits[ticket.model].use(ticket)
         if speed := seat.speeds.get(ticket.model):
             seat.speeds[ticket.model] = speed.after(ticket.prompt_tokens / seat.workers(ticket.model))
 
@@ -150,6 +174,12 @@ def fit_of(scheduler: str, largest: int | None) -> FitOf:
         return Fit.NOW if largest is None or ticket.tokens <= largest else Fit.LATER
 
     return fit
+
+
+def urgent_fit_of(scheduler: str, largest: int) -> FitOf:
+    """Say what credit for urgent tickets can do for one: nothing for the others, which are not to wait for it."""
+    fit = fit_of(scheduler, largest or None)
+    return lambda ticket: fit(ticket) if ticket.goes_first else Fit.NEVER
 
 
 def _counted(entry: CatalogEntry, workers: int) -> CatalogEntry:

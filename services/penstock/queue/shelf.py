@@ -27,6 +27,11 @@ class Shelf:
         self._work += sign * ticket.work
         self._tokens += sign * ticket.tokens
 
+    @property
+    def is_urgent(self) -> bool:
+        head = self.order.head()
+        return head is not None and head[0].goes_first
+
     def line(self, ahead: Ahead) -> Line:
         """Say what of the work ahead is prompts, and what it is promised, as it is over all that waits."""
         share = ahead.work / self._work if self._work else 0.0
@@ -41,7 +46,7 @@ class Shelf:
         ticket, key = found or (None, None)
         head = Head("", self.model, load.tickets, load.tokens, key)
         if ticket:
-            head = replace(head, tokens=ticket.tokens, resumes=ticket.resumes)
+            head = replace(head, tokens=ticket.tokens, resumes=ticket.resumes, is_urgent=ticket.is_urgent)
         if not self._is_due and (head == self._told or (self._told is None and not found)):
             return None
         self._told, self._is_due = head, False

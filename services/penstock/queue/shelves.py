@@ -6,7 +6,7 @@ from dataclasses import replace
 from penstock.queue.effects import Effect, Head, Offer
 from penstock.queue.forecast import Prediction
 from penstock.queue.policies.order import Load, Order
-from penstock.queue.seats import Seats, fit_of
+from penstock.queue.seats import Seats, fit_of, urgent_fit_of
 from penstock.queue.shelf import Shelf
 from penstock.queue.speed import Speed
 from penstock.queue.waiting import WaitingTicket
@@ -71,13 +71,29 @@ class Shelves:
             if ticket is None:
                 unfit.add(scheduler)
                 continue
-            self._seats.offer(ticket, scheduler)
+            effects.append(self._left(ticket, self._seats.offer(ticket, scheduler)))
             unfit.clear()  # it may be this very ticket, too large for the others, that was not to be passed by
-            self.count(ticket, -1)
-            self.tell_again(model)  # the scheduler counts on it to know what is next
-            effects.append(Offer(ticket.scheduler, ticket))
+        effects += self._match_urgent(shelf)
         shelf.forecast.note_waiting(shelf.order.load.tickets, now)
         return effects
+
+    def _match_urgent(self, shelf: Shelf) -> list[Effect]:
+        """Offer what goes first on the credit that is for it alone; what is urgent waits for a class above its own."""
+        effects: list[Effect] = []
+        unfit = set[str]()
+        while (found := self._seats.with_urgent_credit(shelf.model, unfit)) and shelf.is_urgent:
+            scheduler, credit = found
+            ticket = shelf.order.take(urgent_fit_of(scheduler, credit.max_tokens))
+            if ticket is None:
+                unfit.add(scheduler)
+                continue
+            effects.append(self._left(ticket, self._seats.offer_urgent(ticket, scheduler)))
+        return effects
+
+    def _left(self, ticket: WaitingTicket, offer: Offer) -> Offer:
+        self.count(ticket, -1)
+        self.tell_again(ticket.model)  # the scheduler counts on it to know what is next
+        return offer
 
     # Heads.
 

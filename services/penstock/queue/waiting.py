@@ -42,6 +42,7 @@ class WaitingTicket:
     due: float = 0.0  # s; when a lease is of no use any more; 0: never
     charged: float = 0.0  # weighted tokens that its tenant pays for it, once it is taken
     arrival: int = 0  # counts arrivals here: settles ties, so that a ticket given back finds its very place
+    is_urgent: bool = False  # as judged at arrival
     listing: int = 0  # odd while an order holds it; each change outdates the entries that heaps still have of it
     scheduler: str = ""  # that it is offered to
     passed_by: int = 0  # tickets that went first because it did not fit
@@ -70,6 +71,11 @@ class WaitingTicket:
     def resumes(self) -> bool:
         """Half an answer is out already: it goes first in its class and is never evicted."""
         return self.attempt > 1
+
+    @property
+    def goes_first(self) -> bool:
+        """In its class, whatever its tenant was served."""
+        return self.is_urgent or self.resumes
 
     @property
     def is_listed(self) -> bool:
@@ -114,6 +120,7 @@ def to_frame(ticket: WaitingTicket) -> Ticket:
         avoid_workers=ticket.avoid_workers,
         traceparent=ticket.traceparent,
         predicted_output_tokens=ticket.predicted_output,
+        urgent=ticket.is_urgent,
     )
 
 

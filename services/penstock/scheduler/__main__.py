@@ -20,7 +20,7 @@ async def run(config: SchedulerConfig) -> None:
     hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="scheduler")
     # An instance id may be the pod's name and outlive this process; its lease ids must not come again.
     leases = LeaseBook(ttl=config.lease_ttl, prefix=f"{config.instance_id}-{uuid4().hex[:8]}")
-    dispatcher = Dispatcher(leases=leases, look_ahead=config.look_ahead)
+    dispatcher = Dispatcher(leases=leases, look_ahead=config.look_ahead, reserve_share=config.reserve_share)
     service = SchedulerService(dispatcher, config.queues, hello)
     async with serving(
         config.listen,

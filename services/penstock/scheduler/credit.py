@@ -4,6 +4,7 @@ While nothing waits, every shard holds credit for all free capacity, or half of 
 costs one round trip between queue and scheduler; two shards using the same credit is settled by a decline. While one
 shard waits, it gets credit for what is free. While several wait, none holds any: free capacity is offered to the most
 urgent head, and what finds no ticket there comes back and goes to the next. That keeps the order over all shards.
+A few slots are kept for tickets that go first in their class: every shard holds credit for those at any time.
 """
 
 import math
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.mesh.v1.queue_pb2 import Head
+from penstock.scheduler.reserve import Reserve
 from penstock.scheduler.shard import Shard
 
 STANDING = 64  # most credit that a shard holds while nothing waits; more than arrives in one round trip
@@ -28,6 +30,7 @@ class Space(NamedTuple):
     largest: int  # tokens of one ticket
     open: int = 0  # workers that have room
     ever: int = 0  # tokens of the largest ticket that could run on any of them, were it empty
+    slots: int = 0  # of all workers, free or not
 
     def packed(self, size: float) -> int:
         """Return how many tokens find a place in whatever order they come, in tickets of at most `size`.
@@ -36,6 +39,10 @@ class Space(NamedTuple):
         ever left unused on each. Tickets that together are no more than `largest` always fit on the roomiest.
         """
         return max(self.largest, round(self.tokens - size * self.open))
+
+    def without(self, kept: int) -> "Space":
+        """Return what is left of it to tickets that are not urgent."""
+        return self._replace(room=self.room - kept) if self.room > kept else self._replace(room=0, tokens=0)
 
 
 class Grant(NamedTuple):
@@ -46,6 +53,7 @@ class Grant(NamedTuple):
     tokens: int = 0
     once: bool = False  # and all that is not used at once comes back
     is_unbounded: bool = False  # for tickets of any size
+    urgent: int = 0  # tickets beyond those, which go first in their class
 
     def lifted(self, shard: Shard) -> "Grant":
         """Lift the bounds, so that the shard's head is tried."""
@@ -56,7 +64,8 @@ class Grant(NamedTuple):
 class CreditBook:
     """The credit of one model over all shards."""
 
-    def __init__(self, queues: Iterable[str] = ()) -> None:
+    def __init__(self, queues: Iterable[str] = (), reserve_share: float = 0.0) -> None:
+        self.reserve = Reserve(reserve_share)
         self.shards = {queue: Shard() for queue in queues}
         # Start-time fair queueing's clock, by class: the virtual tokens of the head that was served last.
         self.virtual_time: dict[int, float] = {}
@@ -79,7 +88,7 @@ class CreditBook:
         others = [shard for each, shard in self.shards.items() if each != queue]
         waiting: dict[int, float] = {}
         for shard in others:
-            if shard.waits and not shard.head.resumes:
+            if shard.waits and not shard.goes_first:
                 priority = shard.head.priority
                 waiting[priority] = min(waiting.get(priority, math.inf), shard.virtual_tokens)
         classes = waiting.keys() | {priority for shard in others for priority in shard.served}
@@ -98,9 +107,10 @@ class CreditBook:
         """No worker serves the model any more, or the first does: shards tell their heads and get credit anew."""
         self.shards = {queue: Shard(served=shard.served) for queue, shard in self.shards.items()}
 
-    def offered(self, queue: str, tokens: int) -> None:
+    def offered(self, queue: str, tokens: int, *, is_urgent: bool = False, on_urgent_credit: bool = False) -> None:
         self.large += (LARGER * tokens - self.large) * MEMORY
-        self.shards[queue].offered(tokens)
+        self.reserve.note(is_urgent=is_urgent)
+        self.shards[queue].offered(tokens, on_urgent_credit=on_urgent_credit)
 
     def returned(self, queue: str, tickets: int) -> None:
         self.shards[queue].returned(tickets)
@@ -125,7 +135,9 @@ class CreditBook:
 
     def grants(self, space: Space) -> list[Grant]:
         """Give credit for what there is space for; what is returned counts as held from now."""
-        space = Space(space.room, space.packed(self.large), space.largest, space.open, space.ever)
+        kept = self.reserve.of(space.slots)
+        urgent = self._urgent(min(kept, space.room), space.largest)
+        space = space._replace(tokens=space.packed(self.large)).without(kept)
         waiting = [queue for queue, shard in self.shards.items() if shard.waits]
         if not waiting:
             found = self._standing(space)
@@ -133,7 +145,19 @@ class CreditBook:
             found = self._for_one(waiting[0], space)
         else:
             found = self._in_turn(waiting, space)
-        return [self._note(grant, space.largest) for grant in [*found, *self._renewals(found, space)]]
+        return [self._note(grant, space.largest) for grant in [*found, *self._renewals(found, space), *urgent]]
+
+    def _urgent(self, room: int, largest: int) -> list[Grant]:
+        """Have every shard hold what is kept; where urgent tickets wait, the first of them, and no other shard."""
+        shards = {queue: shard for queue, shard in self.shards.items() if shard.waits and shard.goes_first}
+        if shards:
+            first = min(shards, key=lambda queue: shards[queue].urgency)
+            shards = {first: shards[first]}
+        return [
+            Grant(queue, urgent=max(0, room - shard.urgent))
+            for queue, shard in (shards or self.shards).items()
+            if shard.urgent < room or (shard.urgent and shards and shard.told < largest)
+        ]
 
     def _standing(self, space: Space) -> list[Grant]:
         """Fill up what is half used: a frame for each ticket would cost more than the round trip that it may save."""
@@ -201,7 +225,8 @@ class CreditBook:
     def _note(self, grant: Grant, largest: int) -> Grant:
         shard = self.shards[grant.queue]
         shard.held += grant.tickets
-        if grant.tickets and shard.waits and not shard.head.resumes:
+        shard.urgent += grant.urgent
+        if grant.tickets and shard.waits and not shard.goes_first:
             self._note_served(shard, shard.head.priority)
         shard.tokens += grant.tokens
         shard.told = largest

@@ -31,6 +31,7 @@ class Dispatcher:
 
     leases: LeaseBook
     look_ahead: int = 1  # leases per worker beyond its slots
+    reserve_share: float = 0.0  # of all slots of a model, the most that is kept for urgent tickets
     fleet: Fleet = field(default_factory=Fleet)
     credits: dict[str, CreditBook] = field(default_factory=dict)  # by model
     queues: dict[str, None] = field(default_factory=dict)  # in the order in which they joined, so that runs repeat
@@ -66,9 +67,9 @@ class Dispatcher:
             credit.lost(queue)
         return self._grant(*self.fleet.models())
 
-    def offer(self, queue: str, ticket: Ticket, now: float) -> list[Effect]:
+    def offer(self, queue: str, ticket: Ticket, now: float, *, on_urgent_credit: bool = False) -> list[Effect]:
         credit = self._credit(ticket.model)
-        credit.offered(queue, tokens_of(ticket))
+        credit.offered(queue, tokens_of(ticket), is_urgent=ticket.urgent, on_urgent_credit=on_urgent_credit)
         former = self.leases.unstarted_of(ticket.ticket_id)
         if former and former.attempt > ticket.attempt:
             return self._decline(queue, ticket)  # its edge has moved on; this shard has not heard of that yet
@@ -180,6 +181,7 @@ class Dispatcher:
             blocks=worker.blocks_for(ticket),
             prompt_tokens=ticket.prompt_tokens - self.fleet.pools[ticket.model].cached(worker, ticket),
             predicted_output=ticket.predicted_output_tokens,
+            is_urgent=ticket.urgent,
             expires_at=now + self.leases.ttl,
         )
         self.leases.add(entry)
@@ -197,6 +199,7 @@ class Dispatcher:
             attempt=entry.attempt,
             queue_id=entry.queue,
             ttl=self.leases.ttl_frame,
+            urgent=entry.is_urgent,
         )
 
     def _decline(self, queue: str, ticket: Ticket) -> list[Effect]:
@@ -270,7 +273,7 @@ class Dispatcher:
 
     def _credit(self, model: str) -> CreditBook:
         if model not in self.credits:
-            self.credits[model] = CreditBook(self.queues)
+            self.credits[model] = CreditBook(self.queues, self.reserve_share)
         return self.credits[model]
 
     def _freed(self, *models: str) -> list[Effect]:
@@ -291,7 +294,7 @@ class Dispatcher:
 
 def _space(pool: Pool) -> Space:
     totals, largest = pool.totals, pool.largest
-    return Space(totals.room, totals.tokens, largest or NOTHING_FITS, totals.is_open, pool.ever)
+    return Space(totals.room, totals.tokens, largest or NOTHING_FITS, totals.is_open, pool.ever, totals.slots)
 
 
 def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:
@@ -303,4 +306,5 @@ def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:
         tokens_per_second=rate,
         total_tokens=grant.tokens,
         once=grant.once,
+        urgent_tickets=grant.urgent,
     )

@@ -34,6 +34,7 @@ class GiveCredit:
     tokens_per_second: float
     total_tokens: int = 0  # over all tickets that it is used for
     once: bool = False  # what is not used at once comes back, with what was given before
+    urgent_tickets: int = 0  # beyond those, for what goes first in its class
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ def to_queue(effect: out.ToQueue | out.Catalog) -> queue_pb2.DispatchRequest:
                 once=effect.once,
                 tokens_per_second=effect.tokens_per_second,
                 total_tokens=effect.total_tokens,
+                urgent_tickets=effect.urgent_tickets,
             )
             return queue_pb2.DispatchRequest(credit=credit)
         case out.TellPace():

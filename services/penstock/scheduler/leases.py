@@ -24,6 +24,7 @@ class LeaseEntry:
     output_served: int = 0
     served_at: int = 0  # steps that the worker had done when it told
     first_token_after: float = 0.0  # s on its worker; 0: none has come
+    is_urgent: bool = False  # as its ticket
     expires_at: float = 0.0
     is_started: bool = False
 

@@ -156,7 +156,7 @@ class SchedulerService(SchedulerServiceServicer):
 
     def _place(self, queue: str, offer: queue_pb2.Offer) -> list[out.Effect]:
         ticket, begun, begun_at = offer.ticket, time.perf_counter(), time.time()
-        effects = self._dispatcher.offer(queue, ticket, self._now())
+        effects = self._dispatcher.offer(queue, ticket, self._now(), on_urgent_credit=offer.uses_urgent_credit)
         took = time.perf_counter() - begun
         for effect in effects:
             if isinstance(effect, out.Place):

@@ -22,6 +22,7 @@ class Shard:
 
     held: int = 0  # credit given and neither used nor handed back
     tokens: int = 0  # that this credit may still be used for
+    urgent: int = 0  # credit for what goes first alone, likewise
     told: int = 0  # largest ticket that may be offered, as last said
     head: Head = field(default_factory=Head)
     lifts: dict[int, Lift] = field(default_factory=dict)  # by class, while it waits
@@ -66,9 +67,14 @@ class Shard:
         with more tokens than the `ever` of the largest worker, or resumed, perhaps because its worker here was lost.
         """
         head = self.head
-        if not 0 < head.tokens <= ever or head.resumes or head.priority != other.head.priority:
+        if not 0 < head.tokens <= ever or self.goes_first or head.priority != other.head.priority:
             return False
         return other.virtual_tokens > self.virtual_tokens + lead * head.tokens
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether its head goes first in its class, and is ahead of any tenant's virtual tokens."""
+        return self.head.resumes or self.head.urgent
 
     @property
     def urgency(self) -> tuple[int, float, int]:
@@ -76,22 +82,24 @@ class Shard:
 
     @property
     def virtual_tokens(self) -> float:
-        """Before any tenant's for work that resumes, which goes first in its class."""
         head = self.head
-        if head.resumes:
+        if self.goes_first:
             return -math.inf
         lift = self.lifts.get(head.priority)
         if lift is None:
             return head.virtual_tokens
         return head.virtual_tokens + max(0.0, lift.tokens - (head.lifted_tokens - lift.lifted_there))
 
-    def offered(self, tokens: int) -> None:
-        self.held = max(0, self.held - 1)
-        self.tokens = max(0, self.tokens - tokens)
+    def offered(self, tokens: int, *, on_urgent_credit: bool = False) -> None:
+        if on_urgent_credit:
+            self.urgent = max(0, self.urgent - 1)
+        else:
+            self.held = max(0, self.held - 1)
+            self.tokens = max(0, self.tokens - tokens)
         self.is_stale = True
 
     def voided(self) -> None:
-        self.held = self.tokens = 0
+        self.held = self.tokens = self.urgent = 0
 
     def returned(self, tickets: int) -> None:
         """Nothing is left to a shard that was asked, as it got nothing since."""
@@ -107,7 +115,7 @@ class Shard:
         before, self.head = self.urgency, head
         # A head is of the most urgent class that waits: those more urgent do not.
         self.lifts = {each: lift for each, lift in self.lifts.items() if head.waiting and each >= head.priority}
-        if head.waiting and not head.resumes and head.priority not in self.lifts:
+        if head.waiting and not self.goes_first and head.priority not in self.lifts:
             self.lifts[head.priority] = Lift(max(0.0, virtual_time - head.virtual_tokens), head.lifted_tokens)
         self.is_stale = self.is_stuck = False
         if self.urgency != before:

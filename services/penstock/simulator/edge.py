@@ -125,7 +125,7 @@ class SimEdge:
         emitted = ticket.prompt_tokens - request.prompt
         text = self._text(request, emitted) if self._salts else None
         lengths = ticket.prompt_tokens, request.output - emitted, ticket.max_output_tokens
-        run = Run(self._last_run, ticket.tenant_id, *lengths, text)
+        run = Run(self._last_run, ticket.tenant_id, *lengths, text, is_urgent=lease.urgent)
         worker = self._peers.worker(lease.worker_id)
         self._ledger.note_zone(request, worker)
         self._flights[run.run_id] = Flight(request, ticket, run, worker)

@@ -30,6 +30,7 @@ class Run:
     output: int  # tokens it will generate
     declared: int  # tokens it may generate: what KV is kept for
     text: "Text | None" = None  # None: nothing of it is kept for others
+    is_urgent: bool = False  # as its lease says
     prefilled: int = 0  # positions of the prompt that were computed
     cached: int = 0  # positions of it that others had computed
     first: int = NEVER  # step of its first token, from 0
@@ -105,6 +106,7 @@ class ExactEngine:
                 cache_salt=run.text.salt if run.text else b"",
                 max_output_tokens=run.declared,
                 stop_ids=frozenset({STOP}),
+                is_urgent=run.is_urgent,
             )
         )
         self._runs[run.run_id] = run

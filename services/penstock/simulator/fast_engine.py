@@ -102,7 +102,8 @@ class FastEngine:
     def _prefill(self, short: Iterable[Run], decodes: int) -> tuple[int, int]:
         """Spend the step's budget; returns what of it went to prompts, and the positions that they read."""
         long = [run for run in self._prefilling if run not in short] if short else self._prefilling
-        chunks = self._kind.batching.split_prefill([run.prompt - run.prefilled for run in long], decodes)
+        left, urgent = [run.prompt - run.prefilled for run in long], [run.is_urgent for run in long]
+        chunks = self._kind.batching.split_prefill(left, decodes, urgent)
         reads = 0
         for run, chunk in zip(long, chunks, strict=True):
             reads += prefill_reads(run.prefilled, chunk)

@@ -10,9 +10,10 @@ from penstock.mesh.v1 import queue_pb2
 from penstock.mesh.v1.queue_pb2 import DispatchResponse
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report, ServedLease
 from penstock.queue import effects as queue_out
-from penstock.queue.seats import Credit
+from penstock.queue.frames import credit_of
 from penstock.queue.waiting import WaitingTicket
 from penstock.scheduler import effects as scheduler_out
+from penstock.scheduler.frames import to_queue
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.baselines.plain_vtc import PlainVtc
 from penstock.simulator.edge import SimEdge
@@ -137,7 +138,7 @@ class SimMesh:
     def to_shards(self, scheduler: str, effect: scheduler_out.ToQueue | scheduler_out.Catalog) -> None:
         match effect:
             case scheduler_out.GiveCredit():
-                given = Credit(effect.tickets, effect.max_tokens, effect.tokens_per_second, effect.total_tokens)
+                given = credit_of(to_queue(effect).credit)
                 self._send(self.shards[effect.queue].credit, scheduler, effect.model, given, effect.once)
             case scheduler_out.Place():
                 self._send(self.shards[effect.queue].place, scheduler, effect.lease)

@@ -69,6 +69,7 @@ class Schedulers:
     count: int = 1
     look_ahead: int = 1
     lease_ttl: float = 5.0
+    reserve_share: float = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

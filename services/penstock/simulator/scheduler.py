@@ -25,7 +25,11 @@ class SchedulerPeers(Protocol):
 class SimScheduler:
     def __init__(self, name: str, kind: Schedulers, events: Events, peers: SchedulerPeers) -> None:
         self.name = name
-        self.dispatcher = Dispatcher(leases=LeaseBook(ttl=kind.lease_ttl, prefix=name), look_ahead=kind.look_ahead)
+        self.dispatcher = Dispatcher(
+            leases=LeaseBook(ttl=kind.lease_ttl, prefix=name),
+            look_ahead=kind.look_ahead,
+            reserve_share=kind.reserve_share,
+        )
         self._events = events
         self._peers = peers
         events.at(TICK, self._tick)
@@ -37,7 +41,8 @@ class SimScheduler:
         core = self.dispatcher
         match frame.WhichOneof("frame"):
             case "offer":
-                self._perform(core.offer(shard, frame.offer.ticket, self._events.now))
+                offer, now = frame.offer, self._events.now
+                self._perform(core.offer(shard, offer.ticket, now, on_urgent_credit=offer.uses_urgent_credit))
             case "head":
                 self._perform(core.head(shard, frame.head))
             case "recalled":

@@ -121,7 +121,7 @@ def profile_message(card: pb.ModelCard, capacity: Capacity, running: Iterable[Ru
 
 
 def grant_from(lease: Lease) -> Grant:
-    return Grant(lease.ticket_id, lease.attempt, lease.queue_id)
+    return Grant(lease.ticket_id, lease.attempt, lease.queue_id, lease.urgent)
 
 
 def progress_frame(served: Iterable[Served]) -> scheduler_pb2.AttachRequest:

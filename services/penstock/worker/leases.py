@@ -15,6 +15,7 @@ class Grant(NamedTuple):
     ticket_id: str
     attempt: int = 0
     queue_id: str = ""  # the shard; schedulers to come are told, so that it hears what the run was served
+    is_urgent: bool = False
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.leases import Grant
 
 
 class Ending(Enum):
@@ -93,6 +94,11 @@ class Run:
     def final_tokens(self) -> int:
         """Most tokens it can come to hold."""
         return len(self.spec.token_ids) + self.spec.max_output_tokens
+
+    def hold(self, grant: Grant) -> None:
+        """Run as its lease was announced: an edge has no say in what is urgent."""
+        self.attempt, self.queue_id = grant.attempt, grant.queue_id
+        self.spec = replace(self.spec, is_urgent=grant.is_urgent)
 
     def admit(self, cached_tokens: int, at: float) -> None:
         if self.admitted_at is None:  # a preempted run is admitted again; its wait was over with the first time

@@ -219,7 +219,7 @@ class RunBook:
             return [self._ended(run, lost, now)]
         if grant is None:
             return self._park(run, now)
-        run.attempt, run.queue_id = grant.attempt, grant.queue_id
+        run.hold(grant)
         self._forget_timers(run.lease_id)
         self.running[run.seq_id] = run
         try:

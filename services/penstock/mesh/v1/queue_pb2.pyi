@@ -477,6 +477,7 @@ class Credit(_message.Message):
     ONCE_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
+    URGENT_TICKETS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """For which model."""
     tickets: _builtins.int
@@ -494,6 +495,10 @@ class Credit(_message.Message):
     used for, so that what is offered fits together; each offer uses up its own. Void, and handed back, together with
     `tickets`. No bound is known before a credit that has this.
     """
+    urgent_tickets: _builtins.int
+    """Adds to what the scheduler gave before on this stream: offers of urgent tickets alone, of at most `max_tokens` each
+    and whatever `total_tokens` are left. The queue keeps them even where `once` has the other credit come back.
+    """
     def __init__(
         self,
         *,
@@ -503,10 +508,11 @@ class Credit(_message.Message):
         once: _builtins.bool = ...,
         tokens_per_second: _builtins.float = ...,
         total_tokens: _builtins.int = ...,
+        urgent_tickets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "model", b"model", "once", b"once", "tickets", b"tickets", "tokens_per_second", b"tokens_per_second", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "model", b"model", "once", b"once", "tickets", b"tickets", "tokens_per_second", b"tokens_per_second", "total_tokens", b"total_tokens", "urgent_tickets", b"urgent_tickets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -892,6 +898,9 @@ class Offer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_FIELD_NUMBER: _builtins.int
+    USES_URGENT_CREDIT_FIELD_NUMBER: _builtins.int
+    uses_urgent_credit: _builtins.bool
+    """It uses up one of `urgent_tickets`, and not one of `tickets`."""
     @_builtins.property
     def ticket(self) -> _ticket_pb2.Ticket:
         """What is to be placed."""
@@ -900,10 +909,11 @@ class Offer(_message.Message):
         self,
         *,
         ticket: _ticket_pb2.Ticket | None = ...,
+        uses_urgent_credit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket", "uses_urgent_credit", b"uses_urgent_credit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -950,6 +960,7 @@ class Head(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LIFTED_TOKENS_FIELD_NUMBER: _builtins.int
     RESUMES_FIELD_NUMBER: _builtins.int
+    URGENT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Which model."""
     waiting: _builtins.int
@@ -968,6 +979,8 @@ class Head(_message.Message):
     """By how much the shard has lifted `virtual_tokens` of this class, since it started, to keep up with other shards."""
     resumes: _builtins.bool
     """The best ticket resumes running work: it goes first in its class, and `virtual_tokens` is not a tenant's."""
+    urgent: _builtins.bool
+    """The best ticket is urgent: it goes first in its class after those that resume, and `virtual_tokens` is not a tenant's."""
     def __init__(
         self,
         *,
@@ -980,10 +993,11 @@ class Head(_message.Message):
         tokens: _builtins.int = ...,
         lifted_tokens: _builtins.float = ...,
         resumes: _builtins.bool = ...,
+        urgent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enqueue_unix_nano", b"enqueue_unix_nano", "lifted_tokens", b"lifted_tokens", "model", b"model", "priority", b"priority", "resumes", b"resumes", "tokens", b"tokens", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enqueue_unix_nano", b"enqueue_unix_nano", "lifted_tokens", b"lifted_tokens", "model", b"model", "priority", b"priority", "resumes", b"resumes", "tokens", b"tokens", "urgent", b"urgent", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,6 +41,7 @@ class Ticket(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     PREDICTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
+    URGENT_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Chosen by the edge, unique per attempt chain: the same over all attempts of one request."""
     tenant_id: _builtins.str
@@ -69,6 +70,10 @@ class Ticket(_message.Message):
     """
     zone: _builtins.str
     """Zone of its edge; a worker of the same zone is preferred among equals. Empty: unknown. Set by the queue."""
+    urgent: _builtins.bool
+    """Its tenant gets less than its share, as the queue judged when it came: it goes first in its class, may take slots that
+    are held free for such tickets, and its prompt is computed before others. Set by the queue.
+    """
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Chained hashes of the prompt's leading full KV blocks, salted per tenant; at most 64. Empty: unknown."""
@@ -95,10 +100,11 @@ class Ticket(_message.Message):
         traceparent: _builtins.str = ...,
         predicted_output_tokens: _builtins.int = ...,
         zone: _builtins.str = ...,
+        urgent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "max_output_tokens", b"max_output_tokens", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "max_output_tokens", b"max_output_tokens", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "urgent", b"urgent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -119,6 +125,7 @@ class Lease(_message.Message):
     QUEUE_WAIT_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
+    URGENT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Chosen by the scheduler; fences every later frame about this run."""
     ticket_id: _builtins.str
@@ -131,6 +138,8 @@ class Lease(_message.Message):
     """As in the ticket."""
     queue_id: _builtins.str
     """Instance id of the shard that offered the ticket, set by the scheduler."""
+    urgent: _builtins.bool
+    """As in the ticket; the worker takes it from `expect`."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Granted time from issue to the worker's seeing START; then the lease holds until the run ends."""
@@ -155,10 +164,11 @@ class Lease(_message.Message):
         queue_wait: _duration_pb2.Duration | None = ...,
         placement: _duration_pb2.Duration | None = ...,
         queue_id: _builtins.str = ...,
+        urgent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "queue_wait", b"queue_wait", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lease_id", b"lease_id", "placement", b"placement", "queue_id", b"queue_id", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lease_id", b"lease_id", "placement", b"placement", "queue_id", b"queue_id", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "urgent", b"urgent", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,24 +1,27 @@
 """Classes, the higher first, each with its own line; a lower one keeps a small share so that nothing starves."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from penstock.queue.lazy_heap import LazyHeap
 from penstock.queue.policies.cost import cost_so_far
 from penstock.queue.policies.lane import Lane, Taken, is_current
 from penstock.queue.policies.line import Line
 from penstock.queue.policies.order import NOTHING, Ahead, FitOf, Key, Load
+from penstock.queue.policies.urgency import UrgentLane
 from penstock.queue.waiting import WaitingTicket
 
 Newest = tuple[float, int, int, WaitingTicket]  # minus first enqueue, minus arrival, listing, ticket
 
 
 class ClassLine:
-    """One class: work that resumes, then the others in their line; and once anybody asked for it, the newest."""
+    """One class: work that resumes, then what is urgent, then the others in their line; once asked for, the newest."""
 
     def __init__(self, priority: int, line: Line) -> None:
         self.priority = priority
         self.line = line
         self.resumed = Lane()
+        self.urgent = UrgentLane()
         self.load = self.fresh = NOTHING  # all, and what does not resume
         self.owed = 0.0  # tokens of work that its share has come to while others were served
         self._newest: LazyHeap[Newest] | None = None
@@ -26,35 +29,44 @@ class ClassLine:
     def push(self, ticket: WaitingTicket) -> None:
         assert not ticket.is_listed, "a ticket stands in one place"
         self._count(ticket, 1)
-        if ticket.resumes:
-            if ticket.charged:
-                self.line.charge(ticket, 0.0)
-            self.resumed.push(ticket)
-        else:
-            self.line.push(ticket)
-            if self._newest is not None:
-                self._newest.push(_newest(ticket))
+        if ticket.goes_first and ticket.charged:
+            self.line.charge(ticket, 0.0)
+        elif ticket.is_urgent and not self.urgent.has(ticket.tenant_id):
+            self.line.welcome(ticket.tenant_id)
+        self.place_of(ticket).push(ticket)
+        if not ticket.resumes and self._newest is not None:
+            self._newest.push(_newest(ticket))
 
     def remove(self, ticket: WaitingTicket) -> None:
         if ticket.is_listed:
-            (self.resumed if ticket.resumes else self.line).remove(ticket)
+            self.place_of(ticket).remove(ticket)
             self._count(ticket, -1)
 
+    def is_urgent(self, ticket: WaitingTicket) -> bool:
+        if ticket.resumes:
+            return False
+        return self.urgent.costs_with(ticket) <= self.line.credit(ticket.tenant_id, self.urgent.most(ticket))
+
     def head(self) -> tuple[WaitingTicket, Key] | None:
-        if ticket := self.resumed.first():
+        if ticket := self.resumed.first() or self.urgent.first():
             return ticket, Key(self.priority, 0.0, ticket.enqueued)
         if ticket := self.line.first():
             return ticket, Key(self.priority, self.line.virtual_tokens, ticket.enqueued, self.line.lifted)
         return None
 
     def take(self, fit: FitOf) -> Taken:
-        found = self.resumed.take(fit)
-        if found.ticket:
-            self.line.charge(found.ticket, cost_so_far(found.ticket, 0))
-        elif not found.is_barred:
-            late, found = found.late, self.line.take(fit)
+        late: list[WaitingTicket] = []
+        for place in (self.resumed, self.urgent, self.line):
+            found = place.take(fit)
             found.late += late
+            late = found.late
+            if found.ticket or found.is_barred:
+                break
         if found.ticket:
+            if found.ticket.goes_first:
+                self.line.charge(found.ticket, cost_so_far(found.ticket, 0))
+                self.line.passed(found.ticket.tenant_id)
+            self.urgent.note(found.ticket)
             self._count(found.ticket, -1)
             found.passed()
         return found
@@ -62,10 +74,15 @@ class ClassLine:
     def newest(self) -> WaitingTicket | None:
         if self._newest is None:
             self._newest = LazyHeap(is_current)
-            for ticket in self.line:
+            for ticket in chain(self.urgent, self.line):
                 self._newest.push(_newest(ticket))
         entry = self._newest.first()
         return entry[-1] if entry else None
+
+    def place_of(self, ticket: WaitingTicket) -> Lane | Line:
+        if ticket.resumes:
+            return self.resumed
+        return self.urgent if ticket.is_urgent else self.line
 
     def _count(self, ticket: WaitingTicket, sign: int) -> None:
         self.load = _plus(self.load, ticket, sign)
@@ -126,6 +143,9 @@ class Classes:
         """Return the best by class even while a lower class has its turn: the shard is as urgent as its best ticket."""
         return next((found for each in self._classes.values() if (found := each.head())), None)
 
+    def is_urgent(self, ticket: WaitingTicket) -> bool:
+        return self[ticket.priority].is_urgent(ticket)
+
     def keep_up(self, priority: int, virtual_tokens: float) -> None:
         self[priority].line.keep_up(virtual_tokens)
 
@@ -135,12 +155,12 @@ class Classes:
             if each.priority > ticket.priority:
                 break
             is_own = each.priority == ticket.priority
-            tickets += each.resumed.tickets
-            work += each.resumed.work
-            if not (is_own and ticket.resumes):
-                ahead = each.line.ahead(ticket) if is_own else each.line
+            for place in (each.resumed, each.urgent, each.line):
+                ahead = place.ahead(ticket) if is_own and place is each.line else place
                 tickets += ahead.tickets
                 work += ahead.work
+                if is_own and place is each.place_of(ticket):
+                    break
         return Ahead(tickets, work)
 
     def evictable(self, priority: int) -> Load:

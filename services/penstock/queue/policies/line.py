@@ -1,5 +1,6 @@
 """What a class asks of the order within it, and the simplest answer: one line for all its tenants."""
 
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -44,7 +45,19 @@ class Line(Protocol):
     def ahead(self, ticket: WaitingTicket) -> Ahead: ...
 
     def charge(self, ticket: WaitingTicket, cost: float) -> None:
-        """As `Order.charge`; also for a ticket of the class that resumes."""
+        """As `Order.charge`; also for a ticket of the class that resumes or is urgent."""
+
+    def credit(self, tenant_id: str, most: float) -> float:
+        """Return the virtual tokens, up to `most`, that a tenant's share came to beyond what it was served.
+
+        Below 0 where it was served more; without bound where something of it waits in this line, or nobody counts.
+        """
+
+    def welcome(self, tenant_id: str) -> None:
+        """Hear that a tenant has come that has nothing waiting: it has neither credit nor debt."""
+
+    def passed(self, tenant_id: str) -> None:
+        """Hear that a ticket of the tenant went that was not in this line."""
 
 
 class Together(Lane):
@@ -65,3 +78,12 @@ class Together(Lane):
 
     def charge(self, ticket: WaitingTicket, cost: float) -> None:
         ticket.charged = cost
+
+    def credit(self, tenant_id: str, most: float) -> float:
+        return -math.inf
+
+    def welcome(self, tenant_id: str) -> None:
+        """Keep no counters, as `keep_up`."""
+
+    def passed(self, tenant_id: str) -> None:
+        """Likewise."""

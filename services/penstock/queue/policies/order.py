@@ -62,6 +62,9 @@ class Order(Protocol):
     def charge(self, ticket: WaitingTicket, cost: float) -> None:
         """Make `cost`, in weighted tokens, what a ticket that was taken has cost its tenant; 0 refunds it."""
 
+    def is_urgent(self, ticket: WaitingTicket) -> bool:
+        """Tell whether a ticket that comes now goes before others of its class, its tenant being inside its share."""
+
     def head(self) -> tuple[WaitingTicket, Key] | None:
         """Return the first ticket and how urgent it is."""
 

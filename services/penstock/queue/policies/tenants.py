@@ -14,12 +14,13 @@ from penstock.queue.policies.cost import cost_so_far, predicted_cost
 from penstock.queue.policies.lane import LOOK_PAST, Lane, Taken
 from penstock.queue.policies.order import Ahead, FitOf
 from penstock.queue.policies.ranks import Rank, fifo
+from penstock.queue.policies.urgency import Clock
 from penstock.queue.waiting import WaitingTicket
 
 LOOK_PER_TENANT = 8  # tickets of one tenant that are looked at for one that fits, so that others are looked at as well
 LEAD = 0.5  # of what a ticket costs that does not fit yet, by which others may come to be ahead of its tenant
 SAMPLE = 32  # tenants that are looked at to tell how much goes before a ticket
-SWEEP = 64  # accounts not worth sweeping
+SWEEP = 1_024  # accounts not worth sweeping
 
 Turn = tuple[float, int, int, "Account"]  # counter, arrival of the ticket that is first, turn, whose
 
@@ -29,6 +30,7 @@ class Account:
     """One tenant. Its lane is gone while nothing of it waits."""
 
     counter: float  # weighted tokens it was served, divided by its weight
+    served: float = 0.0  # the same by the clock of credit
     turn: int = 0  # outdates the entries that heaps still have of it
     lane: Lane | None = None
     virtual: float = 0.0  # what its waiting tickets will add to the counter
@@ -57,6 +59,7 @@ class FairTenants:
         self._elsewhere: float | None = None  # how far other shards have come; None: nobody has said
         self.lifted = 0.0  # tokens that counters are taken to stand higher when shards are compared
         self._sweep_at = SWEEP
+        self._clock = Clock()
 
     def __iter__(self) -> Iterator[WaitingTicket]:
         return (ticket for account in self._accounts.values() if account.lane for ticket in account.lane)
@@ -88,6 +91,8 @@ class FairTenants:
     def keep_up(self, virtual_tokens: float) -> None:
         """As `Order.keep_up`. Those that wait are owed what they lag behind, unless they came before the first word."""
         is_first = self._elsewhere is None
+        if self._elsewhere is not None:
+            self._clock.hear(max(0.0, virtual_tokens - self._elsewhere))
         self._elsewhere = max(self._elsewhere or 0.0, virtual_tokens)
         if is_first:
             self._lift()
@@ -103,11 +108,13 @@ class FairTenants:
         account = self._account(ticket.tenant_id)
         if account.lane is None:
             if not ticket.charged:  # else it is given back, and its tenant had not left
-                account.counter = max(account.counter, self.floor - self._burst)
+                self._raise(account)
             account.lane = Lane(self._rank)
             self._tenants += 1
             account.lane.push(ticket)
             self._queue(account)
+            if self._tenants == 1:
+                self._clock.begin(self.floor)
         else:
             account.lane.push(ticket)
         account.virtual += predicted_cost(ticket) / ticket.weight
@@ -160,6 +167,7 @@ class FairTenants:
     def charge(self, ticket: WaitingTicket, cost: float) -> None:
         account = self._account(ticket.tenant_id)
         account.counter += (cost - ticket.charged) / ticket.weight
+        account.served += (cost - ticket.charged) / ticket.weight
         ticket.charged = cost
         if account.waits:
             self._queue(account)
@@ -182,12 +190,33 @@ class FairTenants:
                 work += share * other.lane.work
         return Ahead(before.tickets + tickets * scale, before.work + work * scale)
 
+    def credit(self, tenant_id: str, most: float) -> float:
+        own = self._account(tenant_id)
+        time = self._clock.now(self.floor)
+        own.served = max(own.served, time - most)
+        return -math.inf if own.waits else time - own.served
+
+    def welcome(self, tenant_id: str) -> None:
+        if not self.tickets:
+            self._lift()
+        account = self._account(tenant_id)
+        if not account.waits:
+            self._raise(account)
+
+    def passed(self, tenant_id: str) -> None:
+        account = self._account(tenant_id)
+        if not account.waits:
+            self._last = account
+
+    def _raise(self, account: Account) -> None:
+        account.counter = max(account.counter, self.floor - self._burst)
+
     def _account(self, tenant_id: str) -> Account:
         found = self._accounts.get(tenant_id)
         if found is None:
             if len(self._accounts) >= self._sweep_at:
                 self._sweep()
-            found = self._accounts[tenant_id] = Account(self.floor)
+            found = self._accounts[tenant_id] = Account(self.floor, self._clock.now(self.floor))
         return found
 
     def _sweep(self) -> None:
@@ -206,6 +235,8 @@ class FairTenants:
             account.lane, account.virtual = None, 0.0
             self._tenants -= 1
             self._last = account
+            if not self._tenants:
+                self._clock.end(self.floor)
 
     def _queue(self, account: Account) -> None:
         self._turns += 1

@@ -1,0 +1,177 @@
+"""Who is inside its share, and what that gives it: first in its class, and credit that is kept for it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.queue import effects as out
+from penstock.queue.policies.choice import Choice
+from penstock.queue.policies.cost import predicted_cost
+from penstock.queue.policies.order import Fit
+from penstock.queue.policies.urgency import MOST, Clock
+from queue_tickets import START, Shard, offered, ticket
+
+COST = 30.0  # weighted tokens of one ticket here: ten in, ten out
+
+
+def ask(order, name, tenant, *, weight=1.0, **fields):
+    asked = ticket(name, tenant_id=tenant, tokens=20, weight=weight, **fields)
+    asked.is_urgent = order.is_urgent(asked)
+    order.push(asked)
+    return asked
+
+
+def serve(order, tickets=1):
+    return [order.take(lambda _: Fit.NOW) for _ in range(tickets)]
+
+
+def beside_a_backlog(served=40):
+    """A loud tenant was served so much of its backlog while no other came."""
+    order = Choice()()
+    for number in range(200):
+        ask(order, f"loud-{number}", "loud", enqueued=START + number)
+    if served:
+        ask(order, "first", "quiet", enqueued=START + 500)
+        serve(order, 2 * served)
+    return order
+
+
+def urgent(order, tenant, tickets, **fields):
+    """Count those of a burst that are urgent."""
+    asked = [ask(order, f"{tenant}-{at}", tenant, enqueued=START + 600 + at, **fields) for at in range(tickets)]
+    return sum(each.is_urgent for each in asked)
+
+
+def test_a_tenant_that_left_its_share_to_others_goes_before_their_backlog():
+    order = beside_a_backlog()
+    quiet = ask(order, "quiet", "quiet", enqueued=START + 1_000)
+    assert quiet.is_urgent
+    assert order.head()[0] is quiet
+    assert serve(order) == [quiet]
+    assert serve(order)[0].tenant_id == "loud"
+
+
+def test_whoever_has_a_backlog_or_comes_for_the_first_time_has_no_credit():
+    order = beside_a_backlog()
+    assert urgent(order, "loud", 3) == 0
+    assert urgent(order, "new", 3) == 0
+
+
+def test_while_nobody_has_a_backlog_nobody_has_credit():
+    order = Choice()()
+    for number in range(50):
+        for tenant in ("often", "often", "often", "seldom"):
+            assert not ask(order, f"{tenant}-{number}", tenant).is_urgent
+            serve(order)
+
+
+def test_a_burst_is_urgent_as_far_as_credit_covers_it():
+    order = beside_a_backlog(served=8)
+    found = urgent(order, "quiet", 100)
+    assert 1 <= found <= 16, "no more than went to the loud tenant meanwhile"
+    assert urgent(beside_a_backlog(served=90), "quiet", 100) == MOST
+
+
+def test_of_twice_the_weight_twice_as_much_is_covered():
+    once, twice = (urgent(beside_a_backlog(served=3), "quiet", 100, weight=weight) for weight in (1.0, 2.0))
+    assert twice == 2 * once
+
+
+def test_an_urgent_ticket_that_is_given_back_is_urgent_and_charged_nothing():
+    order = beside_a_backlog()
+    quiet = ask(order, "quiet", "quiet", enqueued=START + 1_000)
+    serve(order)
+    order.push(quiet)
+    assert not quiet.charged
+    assert serve(order) == [quiet]
+
+
+def test_urgent_tickets_make_way_for_a_higher_class_like_others():
+    order = beside_a_backlog()
+    quiet = ask(order, "quiet", "quiet", enqueued=START + 1_000)
+    assert order.next_evicted(1)[0] is quiet
+    order.remove(quiet)
+    assert order.next_evicted(1)[0].tenant_id == "loud"
+
+
+def test_the_clock_of_credit_stands_still_while_nobody_waits():
+    clock = Clock()
+    clock.begin(100.0)
+    assert clock.now(130.0) == 30.0
+    clock.end(140.0)
+    clock.hear(5.0)
+    assert clock.now(999.0) == 45.0
+    clock.begin(200.0)
+    clock.hear(7.0)
+    assert clock.now(201.0) == 46.0, "it passes here, and once"
+
+
+@given(
+    bursts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60),
+    weight=st.sampled_from([0.5, 1.0, 3.0]),
+)
+def test_no_pattern_of_bursts_wins_a_tenant_more_than_its_share_and_its_credit(bursts, weight):
+    """Its share is what a tenant with a backlog is served, times the weight; the credit is bounded."""
+    order, spent, loud, comes = Choice()(), 0.0, 0.0, 0
+    for number in range(400):
+        ask(order, f"loud-{number}", "loud", enqueued=START + number)
+    for size, served in bursts:
+        for _ in range(size):
+            comes += 1
+            asked = ask(order, f"bursty-{comes}", "bursty", weight=weight, enqueued=START + comes)
+            spent += predicted_cost(asked) if asked.is_urgent else 0.0
+        for went in serve(order, served):
+            loud += COST if went.tenant_id == "loud" else 0.0
+        assert spent <= weight * (loud + COST) + MOST * COST
+
+
+# What schedulers keep for them.
+
+
+@pytest.fixture
+def shard():
+    found = Shard(max_depth=1_000, max_tokens=1_000_000, order=Choice())
+    found.join()
+    for number in range(60):
+        found.enqueue(f"loud-{number}", tenant_id="loud")
+    found.enqueue("first", tenant_id="quiet")
+    found.credit(40)
+    return found
+
+
+def test_credit_that_is_kept_is_used_for_what_is_urgent_and_nothing_else(shard):
+    assert shard.credit(0, urgent=2) == []
+    effects = shard.enqueue("quiet", tenant_id="quiet")
+    assert [each for each in effects if isinstance(each, out.Offer) and each.uses_urgent_credit]
+    assert offered(effects) == ["quiet"]
+    assert shard.book.seats["s"].credits["m"].urgent == 1
+
+
+def test_credit_that_is_kept_stays_when_the_other_has_to_come_back(shard):
+    shard.credit(0, urgent=2, max_tokens=1, once=True)
+    assert shard.book.seats["s"].credits["m"].urgent == 2
+
+
+def test_what_resumes_may_use_credit_that_is_kept(shard):
+    shard.credit(0, urgent=1)
+    assert offered(shard.enqueue("resumed", tenant_id="loud", attempt=2)) == ["resumed"]
+
+
+def test_an_urgent_ticket_waits_for_a_class_above_its_own(shard):
+    shard.enqueue("quiet", tenant_id="quiet")
+    shard.enqueue("above", tenant_id="other", priority=1)
+    assert shard.credit(0, urgent=1) == []
+
+
+def test_a_decline_voids_what_is_kept_as_well(shard):
+    shard.credit(0, urgent=2)
+    shard.enqueue("quiet", tenant_id="quiet")
+    shard.decline("quiet")
+    assert shard.book.seats["s"].credits["m"].urgent == 0
+    assert shard.credit(0, urgent=1) == ["quiet"]
+
+
+def test_schedulers_hear_that_a_head_is_urgent_and_each_offer_and_lease_says_so(shard):
+    list(shard.heads())
+    shard.enqueue("quiet", tenant_id="quiet")
+    assert [head.is_urgent for head in shard.heads()] == [True]
