@@ -13,11 +13,13 @@ from penstock.queue.errors import (
     DeadlinePassed,
     ModelUnknown,
     NoWorker,
+    OthersTooLate,
     QueueFull,
     QueueTokensFull,
     TooLate,
 )
 from penstock.queue.forecast import Prediction
+from penstock.queue.owed import First
 from penstock.queue.presence import Presence, Verdict
 from penstock.queue.promises import Promises
 from penstock.queue.shelves import Shelves, retry_within_bounds
@@ -57,11 +59,25 @@ class Admission:
         ticket.promised, ticket.predicted_first = limit, prediction.first_token or 0.0
         excess = self._excess(ticket.model, prediction, limit)
         if ticket.due > now and (ticket.resumes or excess <= 0):
-            return None
+            spares_others = ticket.resumes or self._keeps_promises(ticket, prediction, now)
+            return None if spares_others else OthersTooLate(retry_within_bounds(prediction.least))
         refusal = TooLate(prediction.least, limit, retry_within_bounds(excess))
         if not ticket.resumes:
             refusal.closed = partial(self._closed, ticket, limit, excess, now)
         return refusal
+
+    def let_in(self, ticket: WaitingTicket, prediction: Prediction, now: float) -> None:
+        """Note what a ticket is owed from now on, and who waits longer for it."""
+        owed = self._shelves[ticket.model].forecast.owed
+        if prediction.takes:
+            owed.let_in(ticket.prompt_tokens, prediction.takes, now)
+        if ticket.promised and prediction.undisturbed:
+            first = First(ticket.priority, ticket.prompt_tokens, now + prediction.undisturbed, now + ticket.promised)
+            owed.owe(first)
+
+    def _keeps_promises(self, ticket: WaitingTicket, prediction: Prediction, now: float) -> bool:
+        owed = self._shelves[ticket.model].forecast.owed
+        return not prediction.takes or owed.allows(ticket.priority, ticket.prompt_tokens, prediction.takes, now)
 
     def _excess(self, model: str, prediction: Prediction, limit: float) -> float:
         """Return the s by which a first token would be too late to promise it within `limit`."""

@@ -263,6 +263,7 @@ class TicketBook:
         ticket.arrived, ticket.arrival = now, self._arrivals
         self.tickets[ticket.ticket_id] = ticket
         self._timers.admit(ticket)
+        self._admission.let_in(ticket, prediction, now)
         self.shelves.count(ticket, 1)
         self._show(ticket, now)
         return [_queued(ticket, prediction), *self._match(ticket.model, now)]

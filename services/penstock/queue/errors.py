@@ -63,6 +63,14 @@ class TooLate(AtTheDoor):
         return cls(limit, limit, retry_after)
 
 
+class OthersTooLate(Overloaded):
+    """It would be in time, and make longer prompts late that were let in before."""
+
+    def __init__(self, retry_after: float) -> None:
+        text = f"its prompt would make others late that were let in before; retry in {retry_after:.1f} s"
+        super().__init__(text, retry_after=retry_after)
+
+
 class DeadlinePassed(DeadlineExceeded):
     """Nobody would wait for the answer any more."""
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from penstock.queue.curve import Curve
 from penstock.queue.margin import Margin
 from penstock.queue.outlook import Ask, Line, Moment, outlook
+from penstock.queue.owed import Owed
 from penstock.queue.pace import Pace
 from penstock.queue.sizes import Sizes
 from penstock.queue.speed import Release, ServiceRate, Speed, merged, together
@@ -36,6 +37,8 @@ class Prediction(NamedTuple):
     after_lease: float = 0.0  # s of it
     raw_wait: float = 0.0  # s; before correction; 0: there is nothing to be learnt from it, as with the next
     raw_first: float = 0.0  # s to the first token, likewise
+    undisturbed: float = 0.0  # s to the first token, if nobody comes after it
+    takes: float = 0.0  # s by which its prompt delays those that it passes; 0: it passes none that is known
 
     @property
     def least(self) -> float:
@@ -55,6 +58,7 @@ class Forecast:
     rate: ServiceRate = field(default_factory=ServiceRate)
     margins: tuple[Margin, Margin] = field(default_factory=lambda: (Margin(), Margin()))  # without a wait, and with
     sizes: Sizes = field(default_factory=Sizes)
+    owed: Owed = field(default_factory=Owed)
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=ERRORS))  # realised over predicted, less 1
     inflow: Pace = field(default_factory=lambda: Pace(memory=INFLOW_MEMORY, warm_up=INFLOW_MEMORY))  # of prompts
     answer: float = 0.0  # tokens, mean of those placed of late as predicted
@@ -134,9 +138,24 @@ class Forecast:
         found = outlook(speed, curve, ahead, ask, moment)
         tickets, correction = round(ahead.tickets), self.correction
         if not found.waits:
-            return Prediction(tickets, found.wait, found.first_token, found.first_token - found.wait)
+            return Prediction(
+                tickets,
+                found.wait,
+                found.first_token,
+                found.first_token - found.wait,
+                undisturbed=found.undisturbed,
+                takes=found.takes,
+            )
         wait, first = correction * found.wait, correction * found.first_token
-        return Prediction(tickets, wait, first, first - wait, raw_first=found.first_token)
+        return Prediction(
+            tickets,
+            wait,
+            first,
+            first - wait,
+            raw_first=found.first_token,
+            undisturbed=correction * found.undisturbed,
+            takes=found.takes,
+        )
 
     def _curve_for(self, speeds: Sequence[Speed], speed: Speed, answer: float) -> Curve:
         """Return the curve of reports, `speed` all together, where answers have so many tokens."""

@@ -62,6 +62,8 @@ class Outlook(NamedTuple):
     wait: float  # to the lease
     first_token: float
     waits: bool  # for a slot, and not only for its prompt
+    undisturbed: float  # to the first token, if nobody comes after it
+    takes: float  # by which its prompt delays those that it passes; 0: it waits until they are done
 
 
 def outlook(speed: Speed, curve: Curve, line: Line, ask: Ask, now: Moment) -> Outlook:
@@ -80,7 +82,9 @@ def outlook(speed: Speed, curve: Curve, line: Line, ask: Ask, now: Moment) -> Ou
         at = max(0.0, at) + (speed.step_time / 2 if speed.leases else 0.0)  # a step is under way
         workers = max(1, speed.workers)
         after = Rivals(left, KEEPS * now.inflow * full_step / workers, -slot * now.prompt / workers)
-    return Outlook(max(0.0, wait - now.elapsed), max(0.0, at) + _own(speed, ask, after), slot > 0)
+    first, alone = _own(speed, ask, after), _own(speed, ask, after._replace(inflow=0.0, most=0.0))
+    takes = 0.0 if slot > 0 else full_step * ask.prompt / _budget(speed) / max(1, speed.workers)
+    return Outlook(max(0.0, wait - now.elapsed), max(0.0, at) + first, slot > 0, max(0.0, at) + alone, takes)
 
 
 def _budget(speed: Speed) -> float:

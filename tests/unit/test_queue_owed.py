@@ -1,0 +1,96 @@
+"""Shorter prompts pass longer ones at workers: whom they would make late keeps them out, but for a few."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.queue import effects as out
+from penstock.queue.owed import BUDGET, MOST_BROKEN, MOST_OWED, First, Owed
+from penstock.queue.promises import Promises
+from penstock.queue.speed import Speed
+from queue_tickets import STANDARD, START, Shard, only, sheds
+
+PROMISES = Promises({STANDARD: 2.0}, headroom=0.95)
+SLOW = Speed(
+    START, slots=100, workers=1, decode_step=0.1, prefill_token=0.001, step_tokens=150, step_time=0.1
+)  # 600 tokens/s
+LONG = First(priority=2, prompt=1_000, expected=0.6, due=1.0)
+
+
+def owed(*firsts, budget=0.0):
+    found = Owed()
+    for first in firsts:
+        found.owe(First(first.priority, first.prompt, first.expected, first.due))
+    found.budget = budget
+    return found
+
+
+def test_a_shorter_prompt_comes_in_for_as_long_as_longer_ones_stay_in_time():
+    assert owed(LONG).allows(2, 100, takes=0.1, now=0.0)
+    found = owed(LONG)
+    for _ in range(4):
+        found.let_in(100, takes=0.09, now=0.0)
+    assert not found.allows(2, 100, takes=0.09, now=0.0), "five times 0.09 s are more than the 0.4 s there were"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "takes", "now"),
+    [(1_000, 0.5, 0.0), (1_200, 0.5, 0.0), (100, 0.5, 0.7), (100, 0.5, 0.3)],
+    ids=["as long", "longer", "out by now", "nearly done"],
+)
+def test_what_it_does_not_pass_keeps_no_prompt_out(prompt, takes, now):
+    assert owed(LONG).allows(2, prompt, takes, now)
+
+
+def test_a_higher_class_is_not_kept_out_by_a_lower_one():
+    tight = First(LONG.priority, LONG.prompt, LONG.expected, LONG.expected + 0.01)
+    assert not owed(tight).allows(2, 100, takes=0.1, now=0.0)
+    assert owed(tight).allows(1, 100, takes=0.1, now=0.0)
+
+
+def test_one_long_prompt_may_be_made_late_where_many_promises_were_kept_and_holds_up_nobody_then():
+    tight = First(2, 1_000, 0.6, 0.61)
+    found = owed(tight, tight, budget=1.0)
+    assert not found.allows(2, 100, takes=0.1, now=0.0), "two would be"
+    found = owed(tight, budget=1.0)
+    assert found.allows(2, 100, takes=0.1, now=0.0)
+    found.let_in(100, takes=0.1, now=0.0)
+    assert found.budget == 0.0
+    assert found.allows(2, 100, takes=0.1, now=0.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4_000), st.floats(0.001, 0.2)), max_size=60), st.integers(0, 40))
+def test_no_more_promises_are_broken_than_their_share_of_those_made(prompts, kept):
+    found, made, broken = owed(budget=0.0), 0, 0
+    for first in [LONG] * kept:
+        found.owe(First(first.priority, first.prompt, first.expected, first.due))
+        made += 1
+    for number, (prompt, takes) in enumerate(prompts):
+        now, before = number / 100, found.budget
+        if found.allows(2, prompt, takes, now):
+            found.let_in(prompt, takes, now)
+            broken += round(before - found.budget)
+            found.owe(First(2, prompt, now + takes, now + 1.0))
+            made += 1
+    assert broken <= BUDGET * made
+    assert found.budget <= MOST_BROKEN
+
+
+def test_what_is_owed_is_bounded():
+    found = Owed()
+    for number in range(5 * MOST_OWED):
+        found.owe(First(2, 100, number + 1.0, number + 2.0))
+        assert len(found) <= 2 * MOST_OWED
+
+
+def test_a_short_prompt_is_refused_where_it_would_make_a_long_one_late():
+    """A long prompt takes 1.7 of its 2 s, and each short one 0.15 s."""
+    shard, alone = Shard(promises=PROMISES), Shard(promises=PROMISES)
+    for each in (shard, alone):
+        each.join()
+        each.book.pace("s", "m", SLOW)
+    assert not sheds(shard.enqueue("long", tokens=1_010))
+    refused = [found for number in range(4) if sheds(found := shard.enqueue(f"short-{number}"))]
+    assert 1 <= len(refused) <= 3
+    assert "make others late" in str(only(out.Shed, refused[0]).error)
+    assert not any(sheds(alone.enqueue(f"short-{number}")) for number in range(4)), "it is the long one that they pass"
