@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chassis.errors import Overloaded
-from penstock.edge.refusals import LONGEST, PROBE_EVERY, SIZES, SLACK, Ask, Kind, Refusals, refusal_of
+from penstock.edge.refusals import HOLD, LONGEST, PROBE_EVERY, SIZES, SLACK, Ask, Kind, Refusals, refusal_of
 
 ANNA = Kind("anna", "m", 2)
 ASK = Ask(100, 50, arrived=10.0, time=60.0)
@@ -18,7 +18,7 @@ def later(ask=ASK, by=SHORT / 2, **fields):
 
 
 def refusal(ask=ASK, *, lasts=SHORT, by_deadline=False):
-    return refusal_of(ask, lasts=lasts, by_deadline=by_deadline, told=TOLD, now=ask.arrived)
+    return refusal_of(ask, asked_at=ask.arrived, lasts=lasts, by_deadline=by_deadline, told=TOLD, now=ask.arrived)
 
 
 def refused(*given, kind=ANNA, **fields):
@@ -32,6 +32,26 @@ def test_the_like_of_what_was_refused_is_refused_until_that_is_over():
     found = refused()
     assert found.find(ANNA, later(by=SHORT * 0.99))
     assert not found.find(ANNA, later(by=SHORT))
+
+
+def test_when_a_refusal_is_over_the_others_wait_for_what_becomes_of_the_first():
+    found, first = refused(), later(by=SHORT)
+    assert not found.find(ANNA, first)
+    assert found.find(ANNA, later(first, by=HOLD / 2))
+    found.taken(ANNA, first)
+    assert not found.find(ANNA, later(first, by=HOLD / 2))
+
+
+def test_one_that_is_never_answered_holds_up_nobody_for_long():
+    found = refused()
+    assert not found.find(ANNA, later(by=SHORT))
+    assert not found.find(ANNA, later(by=SHORT + HOLD))
+
+
+def test_a_refusal_that_is_long_over_is_nothing_to_anybody():
+    found = refused()
+    assert not found.find(ANNA, later(by=SHORT + HOLD))
+    assert not found.find(ANNA, later(by=SHORT + 1.1 * HOLD))
 
 
 def test_what_is_smaller_in_anything_or_due_earlier_is_for_the_queue_to_judge():
@@ -120,7 +140,7 @@ def test_only_what_a_refusal_of_its_own_kind_covers_is_refused_and_only_while_it
     found, noted = Refusals(), []
     for kind, ask, what, lasts, by_deadline in sorted(said, key=lambda event: event[1].arrived):
         if what == "refused":
-            each = refusal_of(ask, lasts=lasts, by_deadline=by_deadline, told=TOLD, now=ask.arrived)
+            each = refusal(ask, lasts=lasts, by_deadline=by_deadline)
             found.note(kind, each, ask.arrived)
             noted.append((kind, each))
         elif what == "taken":
@@ -130,7 +150,7 @@ def test_only_what_a_refusal_of_its_own_kind_covers_is_refused_and_only_while_it
             assert ask.prompt >= why.ask.prompt
             assert ask.output >= why.ask.output
             assert ask.deadline >= why.ask.deadline
-            assert why.ask.arrived <= ask.arrived < why.ask.arrived + LONGEST
+            assert why.ask.arrived <= ask.arrived < why.until + HOLD <= why.ask.arrived + LONGEST + HOLD
 
 
 @given(st.lists(st.tuples(kinds, asks, st.floats(0, 5)), max_size=30), kinds)

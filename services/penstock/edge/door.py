@@ -101,7 +101,10 @@ class Door:
             for each in shed.closed:
                 like = ask._replace(prompt=each.prompt_tokens, output=each.max_output_tokens)
                 lasts = seconds_of(each.lasts)
-                refusal = refusal_of(like, lasts=lasts, by_deadline=each.by_deadline, told=error, now=now)
+                sent = passage.flight.enqueued_at
+                refusal = refusal_of(
+                    like, asked_at=sent, lasts=lasts, by_deadline=each.by_deadline, told=error, now=now
+                )
                 self._refusals.note(kind, refusal, now)
 
     def _check(self, spec: RequestSpec, credential: Credential, model: str, ask: Ask) -> None:

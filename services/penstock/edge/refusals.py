@@ -1,16 +1,20 @@
 """What the queue has refused for load, and for how long the edge may say so itself to others of the same kind.
 
-Exact by the figures of those refusals: what is refused here, the queue would have refused. As figures change, now and
-then one is let through all the same, and what the queue says to it counts from there on. No I/O; `now` comes in.
+Exact by the figures of those refusals: what is refused here, the queue would have refused. When one is over there is
+room for one more, and the first that comes is let through to take it: until that is answered the others would find
+none. As figures change, now and then one is let through all the same, and what the queue says to it counts from there
+on. No I/O; `now` comes in.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from penstock.chassis.errors import Overloaded
 
 PROBE_EVERY = 0.1  # s; the end of an overload is noticed by then
+HOLD = 0.02  # s at most for which the others are refused while one is on its way; the queue answers in a few ms
 LONGEST = 1.0  # s that one refusal holds at most: a tenant may be given another class or weight meanwhile
 KINDS = 10_000  # remembered; the least recently refused go first
 SIZES = 8  # of one kind
@@ -41,7 +45,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One refusal of the queue: it holds for what asks for as much, is due no earlier and came before its end."""
+    """One refusal of the queue: it holds until its end for what asks for as much and is due no earlier."""
 
     ask: Ask
     until: float
@@ -52,8 +56,7 @@ class Refusal:
     def holds_for(self, ask: Ask) -> bool:
         was = self.ask
         return (
-            ask.arrived < self.until
-            and ask.prompt >= was.prompt
+            ask.prompt >= was.prompt
             and ask.output >= was.output
             and ask.deadline >= was.deadline
             and not (self.by_deadline and ask.time > was.time + SLACK)
@@ -70,7 +73,20 @@ class Closed:
     """What is known of one kind."""
 
     refusals: list[Refusal] = field(default_factory=list)  # oldest first
-    heard_at: float = 0.0  # when one was last refused by the queue, or let through to it
+    heard_at: float = -inf  # when one was last refused by the queue, or let through to it
+    trying: float = -inf  # when the one came that was let through as a refusal was over; it is not answered yet
+
+    def stands(self, refusal: Refusal, arrived: float) -> bool:
+        """Tell whether a refusal counts now; where it does not, whoever came is the one that is let through."""
+        if arrived >= refusal.until:
+            if arrived < self.trying + HOLD:
+                return True
+            self.trying = arrived
+        elif arrived >= self.heard_at + PROBE_EVERY:
+            self.heard_at = arrived
+        else:
+            return True
+        return False
 
 
 class Refusals:
@@ -94,18 +110,17 @@ class Refusals:
             self._kinds.popitem(last=False)
         kept = [each for each in closed.refusals if each.until > now and not _covers(refusal, each)]
         closed.refusals = [*kept, refusal][-SIZES:]
-        closed.heard_at = now
+        closed.heard_at, closed.trying = now, -inf
 
     def find(self, kind: Kind, ask: Ask) -> Refusal | None:
         """Return why a request that comes now is refused; None: ask the queue."""
         closed = self._kinds.get(kind)
-        if closed is None or closed.heard_at == ask.arrived:  # it is the one that was let through, asked of again
+        if closed is None or ask.arrived in (closed.heard_at, closed.trying):  # let through a moment ago
             return None
-        found = next((each for each in closed.refusals if each.holds_for(ask)), None)
-        if found and ask.arrived - closed.heard_at >= PROBE_EVERY:
-            closed.heard_at = ask.arrived
+        found = max(closed.refusals, key=lambda each: (each.holds_for(ask), each.until))
+        if not found.holds_for(ask) or ask.arrived >= found.until + HOLD:
             return None
-        return found
+        return found if closed.stands(found, ask.arrived) else None
 
     def taken(self, kind: Kind, ask: Ask) -> None:
         """Hear that the queue took one in: what would have refused it holds no more."""
@@ -115,9 +130,10 @@ class Refusals:
                 del self._kinds[kind]
 
 
-def refusal_of(ask: Ask, *, lasts: float, by_deadline: bool, told: Overloaded, now: float) -> Refusal:
-    """What is kept of a refusal that the queue says holds for `lasts` s from when `ask` came."""
-    until = ask.arrived + min(lasts - SLACK if by_deadline else lasts, LONGEST)
+def refusal_of(ask: Ask, *, asked_at: float, lasts: float, by_deadline: bool, told: Overloaded, now: float) -> Refusal:
+    """What is kept of a refusal that the queue says holds for `lasts` s; it was asked no earlier than at `asked_at`."""
+    until = ask.arrived + lasts - SLACK if by_deadline else asked_at + lasts
+    until = min(until, asked_at + LONGEST)
     return Refusal(ask, until, by_deadline, told.reason, now + (told.retry_after or 0.0))
 
 

@@ -212,6 +212,7 @@ def refusal_lines(real: Offered, flood: Offered) -> list[Line]:
     return [
         told(f"refused at {LOAD:g}x", len(real.refused)),
         told(f"refused at {FLOOD:g}x", len(flood.refused)),
+        told(f"failed otherwise at {FLOOD:g}x", flood.figures["failures"]),
         told(f"of these by the edge alone, at {LOAD:g}x", 100 * real.by_edges / max(1, len(real.refused)), "%"),
         told(f"of these by the edge alone, at {FLOOD:g}x", 100 * flood.by_edges / max(1, len(flood.refused)), "%"),
         told(f"let in at {LOAD:g}x and refused later", real.given_up),
