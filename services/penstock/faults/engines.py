@@ -161,7 +161,9 @@ class EngineStand:
                 await inlet.arrived.wait()
                 self._take(inlet, engine, front, lengths)
             result = engine.step()
-            if crashers := self.poison.intersection(lengths[seq_id] for seq_id, _ in result.prefilled):
+            # A prompt of which all but the last token is another's too counts as decoded.
+            taking_part = (*(seq_id for seq_id, _ in result.prefilled), *result.seq_ids)
+            if crashers := self.poison.intersection(lengths[seq_id] for seq_id in taking_part):
                 self.poisoned.setdefault(min(crashers), []).append(worker)
                 process.crash()
                 await asyncio.Event().wait()  # nothing of it runs any more

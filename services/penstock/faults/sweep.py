@@ -1,5 +1,6 @@
 """Many seeds on all cores, and what came of them together."""
 
+import gc
 import multiprocessing
 import os
 from collections import Counter
@@ -51,7 +52,8 @@ class Tally:
 def sweep(seeds: range, *, processes: int = 0) -> Iterator[Outcome]:
     """Run every seed, in no order; `processes`: 0 for one per core."""
     spawning = multiprocessing.get_context("spawn")
-    with _hash_seed(), spawning.Pool(min(processes or os.cpu_count() or 1, len(seeds))) as pool:
+    count = min(processes or os.cpu_count() or 1, len(seeds))
+    with _hash_seed(), spawning.Pool(count, initializer=gc.freeze) as pool:  # no collection walks what was imported
         yield from pool.imap_unordered(run_seed, seeds, CHUNK)
 
 
