@@ -26,6 +26,7 @@ from penstock.faults.judge import (
     judge_totals,
     judge_waste,
 )
+from penstock.faults.leftovers import absent, crashes, figures, open_calls
 from penstock.faults.loop import ProcessLoop
 from penstock.faults.monitor import Monitor
 from penstock.faults.nemesis import CLIENT, Nemesis
@@ -153,7 +154,7 @@ def _run(stand: Stand) -> Outcome:
         stand.watch.found.values(),
         judge_poison(seen, stand.engines.poisoned, is_alone=not nemesis.happened),
         leaks,
-        _crashes(stand),
+        crashes(stand.tiers),
     )
     return Outcome(
         plan=stand.plan,
@@ -204,8 +205,8 @@ def _come_to_rest(stand: Stand) -> list[Violation]:
     while True:
         world.run(lambda: False, limit=world.now + LOOK)
         world.settle()
-        found = [*judge_residue(_figures(stand)), *_open_calls(stand)]
-        found += _absent(stand)
+        found = [*judge_residue(figures(stand.tiers)), *open_calls(stand.tiers)]
+        found += absent(stand.tiers, stand.nemesis.until)
         if not found or world.now >= limit:
             return found
 
@@ -225,46 +226,12 @@ def _excused(stand: Stand) -> Iterator[str]:
         yield "AUTH_LOST"  # an edge lets in only whom it knows, and a client's retries are bounded
 
 
-def _absent(stand: Stand) -> Iterator[Violation]:
-    for process in stand.tiers.processes.values():
-        is_there = process.is_up and (not process.address or process.address in stand.network.listeners)
-        if not is_there or stand.world.now < stand.nemesis.until:
-            yield Violation("absent", f"{process.name} has not come back")
-
-
 def _probes(planned: Plan) -> Iterator[Ask]:
     """As many short requests as all workers have slots: each slot must be there again."""
     shape = planned.shape
     for number in range(shape.slots * shape.workers):
         prompt = tuple(place % 26 for place in range(PROBE_PROMPT + number))
         yield Ask(at=0.0, prompt=prompt, tokens=3, seed=number, ignore_eos=True)
-
-
-def _figures(stand: Stand) -> dict[str, tuple[str, Mapping[str, float]]]:
-    found: dict[str, tuple[str, Mapping[str, float]]] = {}
-    for process in stand.tiers.processes.values():
-        server = stand.network.listeners.get(process.address)
-        if process.loop and server:
-            found[process.name] = process.tier, server.figures()
-    return found
-
-
-def _open_calls(stand: Stand) -> Iterator[Violation]:
-    """Calls of clients that are over for their clients and not for their server."""
-    for process in stand.tiers.of("edge"):
-        if server := stand.network.listeners.get(process.address):
-            for method in server.methods:
-                if method.startswith("penstock.v1.Inference/"):
-                    yield Violation("leak", f"{process.name} still serves {method}")
-
-
-def _crashes(stand: Stand) -> Iterator[Violation]:
-    for process in stand.tiers.processes.values():
-        for crash in process.crashes:
-            yield Violation("crash", f"{process.name}: {crash!r}")
-        for loop in (*process.past, *([process.loop] if process.loop else ())):
-            for failure in loop.failures:
-                yield Violation("crash", f"{loop.name}: {failure.get('exception') or failure['message']!r}")
 
 
 @contextmanager
