@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 
 import psutil
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from penstock.chassis.channels import channel
 from penstock.v1.admin_pb2 import GetSnapshotRequest
@@ -75,6 +77,16 @@ async def test_a_hundred_thousand_waiting_tickets_fit_into_200_megabytes():
         figures = await figures_of(address)
         assert figures["waiting"] == TICKETS
         assert psutil.Process(process.pid).memory_info().rss < 200 * MEGABYTE
+
+
+async def test_a_shard_is_ready_once_a_scheduler_could_place_what_it_holds():
+    async with queue_process() as (_, address), channel(address) as to_shard:
+        health = HealthStub(to_shard)
+        assert (await health.Check(HealthCheckRequest())).status == HealthCheckResponse.NOT_SERVING
+        async with scheduler_at(address), asyncio.timeout(PATIENCE):
+            async for answer in health.Watch(HealthCheckRequest()):
+                if answer.status == HealthCheckResponse.SERVING:
+                    break
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -28,7 +28,8 @@ log = structlog.get_logger()
 PROTOCOL = 1
 HELLO_TIMEOUT = 5.0  # s; a cold process may take that long to its first answer
 OUTBOX_FRAMES = 8_192
-BACKOFF = (0.05, 1.0)  # s; first and longest wait before reconnecting, drawn from the upper half
+BACKOFF = (0.05, 0.25)  # s; first and longest wait before reconnecting, drawn from the upper half
+RECONNECTED = 0.5  # s after which every link has tried a peer that is back, whatever its own waits and its channel's
 
 Out = TypeVar("Out", bound=Message)
 In = TypeVar("In", bound=Message)

@@ -50,7 +50,8 @@ class QueueService(QueueServiceServicer):
     # Streams.
 
     async def Submit(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
-        await self._staffed()
+        await self.staffed(self._staffing)
+        self._is_staffed.set()  # waited for once is enough
         async with accepted(context, pb.SubmitResponse, self._hello, capacity=STREAM_FRAMES) as peer:
             edge = f"{peer.hello.instance_id}/{next(self._streams)}"
             self._edges[edge] = peer
@@ -74,11 +75,11 @@ class QueueService(QueueServiceServicer):
                 del self._schedulers[scheduler]
                 self._perform(self._book.scheduler_lost(scheduler, self._now()))
 
-    async def _staffed(self) -> None:
+    async def staffed(self, patience: float) -> None:
+        """Wait until a scheduler has named a model here, for `patience` s at most."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._staffing):
+            async with asyncio.timeout(patience):
                 await self._is_staffed.wait()
-        self._is_staffed.set()  # waited for once is enough
 
     async def tick(self) -> None:
         """Let time pass in the book until cancelled."""
