@@ -64,14 +64,14 @@ def _json(figures: list[dict[str, Any]], limit: float) -> dict[str, Any]:
 
 
 def _run(scenario: Scenario) -> Run:
-    began = time.perf_counter()
+    began = time.process_time()
     with progress_line(scenario) as progress, _uncollected():
         simulation = Simulation(scenario).run(progress)
-    spent = time.perf_counter() - began
+    spent = time.process_time() - began
     requests = len(simulation.ledger.requests)
     errors.print(
-        f"simulated {requests:,} requests and {simulation.events.past:,} events in {spent:.1f} s: "
-        f"{requests / spent * 60:,.0f} requests/minute"
+        f"simulated {requests:,} requests and {simulation.events.past:,} events in {spent:.1f} s of CPU: "
+        f"{requests / spent * 60:,.0f} requests per CPU minute"
     )
     return simulation, figures_of(simulation)
 
