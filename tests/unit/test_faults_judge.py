@@ -140,7 +140,7 @@ def test_a_text_is_counted_as_it_is_or_for_a_reason_not_at_all(changes, kind):
 def poison(**changes):
     told = {"failure": "INTERNAL ENGINE_CRASHED", "reason_of_failure": "ENGINE_CRASHED"}
     nothing = {"token_ids": [], "indexes": [], "text": "", "usage": None, "reason": ""}
-    return whole(**{"ask": replace(ASK, is_poison=True), **nothing, **told, **changes})
+    return whole(**{"ask": replace(ASK, poison_at=0), **nothing, **told, **changes})
 
 
 def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_one_worker():

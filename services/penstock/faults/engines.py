@@ -1,9 +1,10 @@
 """Engines of such a mesh: the real batch over a step-time law, as a process of its own behind a pipe."""
 
 import asyncio
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.chassis.errors import PenstockError
@@ -12,6 +13,7 @@ from penstock.faults.loop import ProcessLoop
 from penstock.faults.process import Process
 from penstock.faults.wire import Network, call_on
 from penstock.worker.engine.build import batch_of
+from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.messages import Add, Cancel, Ready, Refused, Stepped
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.sim import SimEngine
@@ -128,7 +130,7 @@ class EngineStand:
     engines: dict[str, EngineProcess] = field(default_factory=dict)  # by worker
     made: dict[int, int] = field(default_factory=dict)
     made_at: dict[int, float] = field(default_factory=dict)  # s; the last of them
-    poison: frozenset[int] = frozenset()  # lengths of prompts that crash engines
+    poison: Mapping[int, int] = field(default_factory=dict)  # tokens that crash engines, by the length of their prompts
     poisoned: dict[int, list[str]] = field(default_factory=dict)  # workers whose engines crashed, by such lengths
     pids: int = 0
 
@@ -161,10 +163,8 @@ class EngineStand:
                 await inlet.arrived.wait()
                 self._take(inlet, engine, front, lengths)
             result = engine.step()
-            # A prompt of which all but the last token is another's too counts as decoded.
-            taking_part = (*(seq_id for seq_id, _ in result.prefilled), *result.seq_ids)
-            if crashers := self.poison.intersection(lengths[seq_id] for seq_id in taking_part):
-                self.poisoned.setdefault(min(crashers), []).append(worker)
+            if crashers := self._crashers(result, lengths):
+                self.poisoned.setdefault(crashers[0], []).append(worker)
                 process.crash()
                 await asyncio.Event().wait()  # nothing of it runs any more
             for seq_id in result.seq_ids:
@@ -172,6 +172,15 @@ class EngineStand:
                 self.made_at[lengths[seq_id]] = self.network.world.now
             await asyncio.sleep(result.duration_s)
             front.hear(Stepped(result, engine.capacity(), result.duration_s, time.time()))
+
+    def _crashers(self, result: StepResult, lengths: Mapping[int, int]) -> list[int]:
+        """Lengths of the prompts of which this step could compute no more and live."""
+        if not self.poison:
+            return []
+        begun = [(lengths[seq_id], 0) for seq_id, _ in result.prefilled]
+        # A prompt of which all but the last token is another's too counts as decoded.
+        made = [(lengths[seq_id], index) for seq_id, index in zip(result.seq_ids, result.indexes, strict=True)]
+        return [length for length, index in (*begun, *made) if index >= self.poison.get(length, math.inf)]
 
     def _take(self, inlet: Inlet, engine: SimEngine, front: FrontEnd, lengths: dict[int, int]) -> None:
         while inlet.messages:

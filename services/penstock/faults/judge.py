@@ -104,7 +104,7 @@ def _unlike_in_part(seen: Seen, owed: model.Owed, excused: Collection[str]) -> I
         yield Violation("changed", f"text {seen.text!r} does not begin {owed.text!r}")
     is_late = seen.ask.timeout is not None and seen.failure.startswith("DEADLINE_EXCEEDED")
     is_slow = seen.ask.stalls_at is not None and seen.reason_of_failure == "CLIENT_TOO_SLOW"
-    is_crasher = seen.ask.is_poison and seen.reason_of_failure == CRASHED
+    is_crasher = _is_poison(seen) and seen.reason_of_failure == CRASHED
     if not (seen.has_left or is_late or is_slow or is_crasher or seen.reason_of_failure in excused):
         yield Violation("failed", f"{seen.failure or 'ended without an ending'}, after {seen.attempts} attempts")
 
@@ -193,7 +193,7 @@ def judge_waste(all_seen: Iterable[Seen], made_at: Mapping[int, float], bound: f
 
 
 def judge_poison(
-    all_seen: Iterable[Seen], crashes: Mapping[int, Sequence[str]], *, is_alone: bool
+    all_seen: Sequence[Seen], crashes: Mapping[int, Sequence[str]], *, is_alone: bool
 ) -> Iterator[Violation]:
     """Hold a request that crashes engines to one worker and to an error that says so.
 
@@ -201,13 +201,19 @@ def judge_poison(
     is_alone: nothing else went wrong, which might have carried it to another worker.
     """
     for seen in all_seen:
-        if seen.ask.is_poison and seen.is_over and seen.reason:
+        if _is_poison(seen) and seen.is_over and seen.reason:
             yield Violation("poison", f"{len(seen.ask.prompt)} prompt tokens crash every engine, and were answered")
-        if seen.ask.is_poison and is_alone and seen.reason_of_failure != CRASHED:
+        if _is_poison(seen) and is_alone and seen.reason_of_failure != CRASHED:
             yield Violation("poison", f"its client was told {seen.failure or 'nothing'}")
+    late = {len(seen.ask.prompt) for seen in all_seen if seen.ask.poison_at}
     for length, workers in crashes.items():
-        if is_alone and (len(workers) > CRASHES or len(set(workers)) > 1):
+        most = CRASHES + (len(all_seen) if length in late else 0)  # those at their prompts are tried before it is
+        if is_alone and (len(workers) > most or len(set(workers)) > 1):
             yield Violation("poison", f"{length} prompt tokens crashed engines of {workers}")
+
+
+def _is_poison(seen: Seen) -> bool:
+    return seen.ask.poison_at is not None
 
 
 def judge_residue(figures: Mapping[str, tuple[str, Mapping[str, float]]]) -> Iterator[Violation]:

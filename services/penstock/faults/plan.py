@@ -78,7 +78,7 @@ class Ask:
     logprobs: bool = False
     stalls_at: int | None = None  # tokens, after which the client does not read for a while
     stalls_for: float = 0.0  # s
-    is_poison: bool = False  # whatever computes its prompt dies of it
+    poison_at: int | None = None  # the token that no engine computes and lives
 
     @property
     def is_whole(self) -> bool:
@@ -194,10 +194,20 @@ def with_slow_reader(planned: Plan, draw: random.Random) -> Plan:
 
 
 def with_poison(planned: Plan, draw: random.Random) -> Plan:
-    """Have one of the requests crash the engine that computes its prompt; its client stays to hear of it."""
+    """Have one of the requests crash engines, by its prompt or later; its client stays to hear of it."""
     asks = list(planned.asks)
     place = draw.randrange(len(asks))
-    asks[place] = replace(asks[place], leaves_at=None, leaves_after=None, timeout=None, is_poison=True)
+    poison_at = draw.choice((0, 0, 3))
+    asks[place] = replace(
+        asks[place],
+        tokens=max(asks[place].tokens, poison_at + 1),
+        ignore_eos=True,
+        stops=(),
+        leaves_at=None,
+        leaves_after=None,
+        timeout=None,
+        poison_at=poison_at,
+    )
     return replace(planned, asks=tuple(asks))
 
 

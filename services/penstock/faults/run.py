@@ -91,7 +91,7 @@ class Stand:
         self.engines = EngineStand(self.network)
         self.tiers = Tiers(self.network, self.plan.shape, self.engines)
         asks = [*self.plan.asks, *_probes(self.plan)]
-        self.engines.poison = frozenset(len(ask.prompt) for ask in self.plan.asks if ask.is_poison)
+        self.engines.poison = {len(ask.prompt): ask.poison_at for ask in self.plan.asks if ask.poison_at is not None}
         self.monitor = Monitor({len(each.prompt): each for each in asks})
         self.network.hear = self.monitor.hear
         self.nemesis = Nemesis(self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"))
