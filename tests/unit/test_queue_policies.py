@@ -225,7 +225,7 @@ class _Wrapped:
         self._line.charge(ticket, cost)
 
 
-def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_half_of_what_it_costs():
+def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_a_part_of_what_it_costs():
     line = FairTenants()
     line.push(ticket("large", tenant_id="large", tokens=10_000, arrival=1))
     filled(line, ["small"], 200)
@@ -238,7 +238,7 @@ def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_half_
         line.charge(found.ticket, predicted_cost(found.ticket))
         found.passed()
         went += 1
-    assert went == LEAD * 10_010 // LARGEST + 1, "half of what one costs of the other's, and the one that goes beyond"
+    assert went == LEAD * 10_010 // LARGEST + 1, "a part of what one costs of the other's, and the one that goes beyond"
 
 
 def test_lower_classes_pass_a_ticket_that_does_not_fit_yet_only_so_often():

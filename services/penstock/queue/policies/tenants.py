@@ -18,7 +18,7 @@ from penstock.queue.policies.urgency import Clock
 from penstock.queue.waiting import WaitingTicket
 
 LOOK_PER_TENANT = 8  # tickets of one tenant that are looked at for one that fits, so that others are looked at as well
-LEAD = 0.5  # of what a ticket costs that does not fit yet, by which others may come to be ahead of its tenant
+LEAD = 0.2  # of what a ticket costs that does not fit yet, by which others may come to be ahead of its tenant
 SAMPLE = 32  # tenants that are looked at to tell how much goes before a ticket
 SWEEP = 1_024  # accounts not worth sweeping
 
