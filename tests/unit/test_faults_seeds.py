@@ -2,18 +2,24 @@
 
 import os
 import random
+import re
 import threading
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import penstock.cli
 from faults_mutants import MUTANTS
 from penstock.cli.__main__ import cli
+from penstock.faults import stage
 from penstock.faults.run import run_plan, run_seed
 from penstock.faults.sweep import Tally, replay, sweep
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 
+SERVICES = Path(penstock.cli.__file__).parents[1]
+DRAWS = re.compile(r"\brandom\.(random|uniform|choice|choices|sample|shuffle|randint|randrange|getrandbits|gauss)\(")
 SEEDS = 300  # each time; `penstock faults --seeds 10000` runs more
 PROVEN = 100  # seeds within which each planted bug is found; most take one or two
 
@@ -56,6 +62,26 @@ def test_a_seed_replays_exactly_beside_threads_that_draw_for_themselves():
     finally:
         is_over.set()
         thread.join()
+
+
+def test_a_seed_replays_exactly_whatever_else_was_drawn_in_its_process():
+    """Clients wait for a spread time before they try again."""
+    planned = MUTANTS["the_client_lets_the_next_edge_draw_a_seed"].plan(1)
+    traces = set()
+    for number in range(4):
+        random.seed(number)
+        traces.add(run_plan(planned).trace)
+    assert len(traces) == 1
+
+
+def test_whatever_draws_in_a_world_draws_what_the_seed_decides():
+    found = {
+        "penstock." + ".".join(path.relative_to(SERVICES).with_suffix("").parts)
+        for package in ("auth", "chassis", "client", "edge", "queue", "scheduler", "worker")
+        for path in (SERVICES / package).rglob("*.py")
+        if DRAWS.search(path.read_text())
+    }
+    assert found == set(stage.DRAWING)
 
 
 def test_what_is_said_differs_from_seed_to_seed():

@@ -30,6 +30,15 @@ from penstock.worker.engine_link import EngineLink
 
 SILENCE = 5.0  # s; after which a shard ends what runs by nobody's word. A world would have to wait for a minute
 
+# Modules that draw from what all threads of a process share.
+DRAWING = (
+    "penstock.chassis.streams",
+    "penstock.client.answer",
+    "penstock.client.client",
+    "penstock.client.session",
+    "penstock.worker.attachment",
+)
+
 
 @contextmanager
 def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Iterator[None]:
@@ -55,8 +64,7 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         patch.object(time, "perf_counter", lambda: world.now),
         patch.object(os, "urandom", draw_bytes),
         patch.object(random, "_urandom", draw_bytes),
-        patch("penstock.worker.attachment.random", drawn),
-        patch("penstock.chassis.streams.random", drawn),
+        *(patch(f"{module}.random", drawn) for module in DRAWING),
         patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the process's own outlives every world
         patch("penstock.queue.charges.SILENCE", SILENCE),
         patch("penstock.chassis.writing.UNREAD", UNREAD),
