@@ -9,6 +9,7 @@ from penstock.cli.scorecard import neighbour, order, overload
 from penstock.cli.scorecard.overload import KINDS, Sweep
 from penstock.cli.scorecard.recovery import END, recovered_after
 from penstock.cli.scorecard.worlds import chat, world
+from penstock.queue.owed import Owed
 from penstock.scheduler.effects import GiveCredit
 from penstock.simulator.arrivals import Poisson
 from penstock.simulator.planning import MOST, Trial, fewest
@@ -43,6 +44,18 @@ def test_noise_makes_no_declaration_smaller_than_the_answer():
     assert min(multiples) >= 1.0
     assert max(multiples) > 3.5
     assert min(multiples) < 1.5
+
+
+def test_short_prompts_of_a_burst_make_none_late_that_were_promised_their_first_token_before(monkeypatch):
+    asked = replace(overload.scenario(11, 3.2), duration=17.0)
+
+    def late():
+        firsts = [each.history.ttft for each in Simulation(asked).run().ledger.requests]
+        return sum(first > asked.targets.ttft for first in firsts if first is not None)
+
+    held = late()
+    monkeypatch.setattr(Owed, "allows", lambda *_: True)
+    assert 3 * held < late()
 
 
 def test_work_for_clients_that_left_is_seen_where_nobody_stops_it():
