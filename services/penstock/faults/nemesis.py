@@ -25,7 +25,6 @@ class Nemesis:
     until: float = 0.0  # s
     acts: set[Act] = field(default_factory=set)  # that have happened
     touched: set[str] = field(default_factory=set)  # tiers of which a process or a link was harmed
-    auth_away: float = 0.0  # s, over all faults
     shunned: set[str] = field(default_factory=set)  # workers that a request may not be given to for a second time
     _armed: list[Fault] = field(default_factory=list)
     _counts: dict[Point, int] = field(default_factory=dict)
@@ -123,7 +122,6 @@ class Nemesis:
         now = self.tiers.network.world.now
         harmed = [each for each in self.tiers.processes.values() if each.name in whom]
         self.touched |= {each.tier for each in harmed}
-        self.auth_away += seconds * any(each.tier == "auth" for each in harmed)
         self.shunned |= {each.name for each in harmed if each.tier == "worker"}
         self.until = max(self.until, now + seconds)
         self.acts.add(fault.act)

@@ -43,7 +43,6 @@ REST = 25.0  # s until nothing is left over
 LOOK = 0.25  # s between looks
 PROBE_PROMPT = 40  # tokens of the first probe; above every other prompt
 PROBE_PATIENCE = 10.0  # s
-AUTH_AWAY = 3.0  # s; what clients outlast: they try five times, a second apart and more
 COLLECT_EVERY = 8  # worlds
 STEP = 0.02  # s; longer than any step of such an engine
 
@@ -222,8 +221,8 @@ def _excused(stand: Stand) -> Iterator[str]:
         yield "NO_WORKER"  # a request is not given again to a worker that it may have killed
     if Act.DISK in stand.nemesis.acts:
         yield "STORE_UNAVAILABLE"  # one client's retries are bounded
-    if stand.nemesis.auth_away > AUTH_AWAY:
-        yield "AUTH_LOST"  # an edge lets in only whom it knows, and a client's retries are bounded
+    if "auth" in stand.nemesis.touched:
+        yield "AUTH_LOST"  # an edge lets in only whom it knows, and a client's requests share few retries
 
 
 def _probes(planned: Plan) -> Iterator[Ask]:
