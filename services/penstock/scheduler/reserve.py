@@ -6,7 +6,7 @@ Knows no clock: what counts is how many tickets of late were urgent.
 from dataclasses import dataclass
 from math import ceil, log
 
-MISSED = 0.01  # of urgent tickets, which may find none
+MISSED = 0.001  # of urgent tickets, which may find none
 MEMORY = 0.02  # weight of the last ticket: about the last fifty count
 KEPT_FOR = 1_000  # tickets after the last urgent one; where none comes, none is kept
 

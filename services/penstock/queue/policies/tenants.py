@@ -91,8 +91,6 @@ class FairTenants:
     def keep_up(self, virtual_tokens: float) -> None:
         """As `Order.keep_up`. Those that wait are owed what they lag behind, unless they came before the first word."""
         is_first = self._elsewhere is None
-        if self._elsewhere is not None:
-            self._clock.hear(max(0.0, virtual_tokens - self._elsewhere))
         self._elsewhere = max(self._elsewhere or 0.0, virtual_tokens)
         if is_first:
             self._lift()
