@@ -2,8 +2,8 @@
 
 A tenant earns credit by what its share came to while others had a backlog, and spends it by what it is served. The
 clock of that is the virtual time of start-time fair queueing (Goyal et al. 1996), which is what each tenant with a
-backlog has come to; while none has, nobody's share can be told, and it stands still. Other shards' time does not count: it comes
-late and in jumps, by which tenants that all have a backlog would earn credit from one another.
+backlog has come to; while none has, nobody's share can be told, and it stands still. Other shards' time does not
+count: it comes late and in jumps, by which tenants that all have a backlog would earn credit from one another.
 """
 
 from dataclasses import dataclass
