@@ -57,7 +57,8 @@ class Mutant:
         if self.world:
             return dataclasses.replace(self.world(found, random.Random(seed)), faults=(), roughness=0.0)
         if self.leaves:
-            asks = tuple(self.leaves(ask, number) for number, ask in enumerate(found.asks))
+            asks = (dataclasses.replace(ask, poison_at=None) for ask in found.asks)  # such a client is not to leave
+            asks = tuple(self.leaves(ask, number) for number, ask in enumerate(asks))
             return dataclasses.replace(found, asks=asks, faults=(), roughness=0.0)
         if self.break_at is None:
             return found

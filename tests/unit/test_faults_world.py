@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.faults.world import World
+from penstock.faults.world import MOST_TURNS, Livelock, World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 
@@ -39,6 +39,17 @@ def test_a_world_in_which_nothing_is_to_come_ends_at_its_limit(world):
     _, task = running(world, lambda: asyncio.Event().wait())
     assert not world.run(task.done, limit=LIMIT)
     assert world.now == LIMIT
+
+
+def test_a_process_that_never_rests_ends_its_world(world):
+    def again(loop):
+        loop.call_soon(again, loop)
+
+    loop = world.add_loop("spinner")
+    again(loop)
+    with pytest.raises(Livelock, match="spinner goes on"):
+        world.run(lambda: False, limit=LIMIT)
+    assert world.turns == MOST_TURNS
 
 
 def test_callbacks_of_one_loop_keep_their_order_and_those_of_several_are_shuffled_by_the_seed():

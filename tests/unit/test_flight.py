@@ -197,6 +197,20 @@ def test_a_run_refused_for_good_fails_the_request_and_charges_nothing():
     assert flight.run_refused(error, 11.0) == [Fail(error), Settle(0, 0, "failed")]
 
 
+def test_a_worker_that_never_ran_it_costs_no_attempt_and_is_not_asked_again_at_once():
+    flight, now = running_flight(), 11.0
+    starting_anew = Unavailable("", reason="ENGINE_DIED")
+    assert flight.run_refused(starting_anew, now, never_ran=True) == [Enqueue()]
+    for attempt in range(2, 3 * LIMITS.max_attempts):
+        flight.leased(lease(attempt), now)
+        flight.started()
+        assert flight.run_refused(starting_anew, now, never_ran=True) == []
+        assert flight.tick(now + LIMITS.retry / 2) == []
+        now += LIMITS.retry
+        assert flight.tick(now) == [Enqueue()]
+    assert flight.losses.count == 0
+
+
 def test_attempts_are_bounded():
     flight = running_flight()
     give(flight, "a")

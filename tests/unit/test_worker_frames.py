@@ -13,6 +13,7 @@ from penstock.worker.effects import Ended, Tokens
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Cancelled, Finished, FinishReason, SamplingParams
 from penstock.worker.frames import card_message, ended_frame, run_from, step_frame
+from penstock.worker.refusals import engine_died
 
 CARD = ModelCard(
     name="tiny",
@@ -49,6 +50,13 @@ def test_a_step_is_four_packed_columns_and_logprobs_only_when_asked():
     columns = (step.handles, step.token_ids, step.indexes, step.logprobs)
     assert [list(each) for each in columns] == [[3, 4], [70, 80], [0, 9], [-0.5, 0.0]]
     assert step.step == 12
+
+
+def test_a_refusal_says_whether_any_engine_had_the_run():
+    run = a_run()
+    assert ended_frame(Ended(run, engine_died(), at=101.5, step=12, answers=True)).refused.never_ran
+    run.was_given = True
+    assert not ended_frame(Ended(run, engine_died(), at=101.5, step=12, answers=True)).refused.never_ran
 
 
 @pytest.mark.parametrize(

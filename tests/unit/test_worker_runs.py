@@ -339,7 +339,9 @@ def test_a_dead_engine_ends_every_run_and_the_next_one_starts_anew():
     book.start(make_run(book, handle=3, lease="l3"), 0.0)
     book.cancel(EDGE, 2, 0.0)
     effects = book.engine_lost(refusals.engine_died(), 1.0)
-    outcomes = {each.run.handle: each.outcome for each in effects if isinstance(each, Ended)}
+    over = [each for each in effects if isinstance(each, Ended)]
+    outcomes = {each.run.handle: each.outcome for each in over}
+    assert {each.run.handle for each in over if each.run.was_given} == {1, 2}
     assert [outcomes[handle].reason for handle in (1, 3)] == ["ENGINE_DIED", "ENGINE_DIED"]
     assert outcomes[2] == Cancelled(leaving.seq_id, 0, 0)
     assert effects[-1] == LeasesReleased(("l1", "l2"))

@@ -35,7 +35,7 @@ from penstock.faults.readers import READER, READER_WINDOW, Watch
 from penstock.faults.stage import silent, staged
 from penstock.faults.tiers import KEY, Tiers
 from penstock.faults.wire import DELAY, LATE, Network, Point
-from penstock.faults.world import World
+from penstock.faults.world import Livelock, World
 
 BOOT = 0.4  # s before the first request
 PATIENCE = 45.0  # s; a request that takes longer after the last fault never ends
@@ -120,6 +120,24 @@ def _run_staged(planned: Plan, story: list[str] | None) -> Outcome:
 
 
 def _run(stand: Stand) -> Outcome:
+    try:
+        requests, violations = _play(stand)
+    except Livelock as livelock:
+        requests, violations = len(stand.plan.asks), (Violation("livelock", str(livelock)),)
+    return Outcome(
+        plan=stand.plan,
+        violations=violations,
+        happened=tuple(stand.nemesis.happened),
+        points=stand.network.seen,
+        trace=stand.network.trace,
+        turns=stand.world.turns,
+        seconds=stand.world.now,
+        requests=requests,
+    )
+
+
+def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
+    """Return how many requests there were, and what was wrong."""
     world, nemesis = stand.world, stand.nemesis
     stand.tiers.start()
     world.run(lambda: False, limit=BOOT)
@@ -155,16 +173,7 @@ def _run(stand: Stand) -> Outcome:
         leaks,
         crashes(stand.tiers),
     )
-    return Outcome(
-        plan=stand.plan,
-        violations=tuple(violations),
-        happened=tuple(nemesis.happened),
-        points=stand.network.seen,
-        trace=stand.network.trace,
-        turns=world.turns,
-        seconds=world.now,
-        requests=len(everything),
-    )
+    return len(everything), tuple(violations)
 
 
 def _ask(stand: Stand, seen: Sequence[Seen], patience: float, counted: Sequence[Counted] = ()) -> None:

@@ -13,6 +13,11 @@ from penstock.faults.loop import NumberedTask, ProcessLoop
 
 EPOCH = 1_700_000_000.0  # unix s at which every world begins
 INSTANT = 1e-6  # s that a callback takes; a clock that stood still would let timers ring for ever
+MOST_TURNS = 100_000  # a world takes a few thousand, and one in which something hangs a few ten thousand
+
+
+class Livelock(Exception):
+    """A process goes on and on, and nothing comes of it."""
 
 
 class World:
@@ -96,6 +101,9 @@ class World:
             return
         if loop is not self._entered:
             self._enter(loop)
+        if self.turns >= MOST_TURNS:
+            message = f"{self.turns} turns were taken, and {loop.name} goes on"
+            raise Livelock(message)
         loop.turn()
         self.turns += 1
         self.now += INSTANT

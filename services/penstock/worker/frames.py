@@ -70,7 +70,8 @@ def step_frame(tokens: Tokens) -> pb.ExecuteResponse:
 def ended_frame(ended: Ended) -> pb.ExecuteResponse:
     outcome, handle = ended.outcome, ended.run.handle
     if isinstance(outcome, PenstockError):
-        return pb.ExecuteResponse(refused=pb.RunRefused(handle=handle, failure=outcome.failure()))
+        never_ran = not ended.run.was_given
+        return pb.ExecuteResponse(refused=pb.RunRefused(handle=handle, failure=outcome.failure(), never_ran=never_ran))
     times = _times(ended.run.times(ended.at))
     if isinstance(outcome, Finished):
         finished = pb.RunFinished(

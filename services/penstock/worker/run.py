@@ -75,6 +75,7 @@ class Run:
     last_token_at: float | None = None
     ending: Ending | None = None
     asked: Asked | None = None  # when it was first to be taken out
+    was_given: bool = False  # to an engine
     wasted: int = 0  # tokens made in steps that ended after that
 
     def __repr__(self) -> str:

@@ -229,6 +229,7 @@ class RunBook:
         return [LeaseStarted(run.lease_id), self._add(run)]
 
     def _add(self, run: Run) -> Effect:
+        run.was_given = True
         self.running[run.seq_id] = run
         if run.deadline < math.inf:
             self._due.set(run.seq_id, run.deadline)

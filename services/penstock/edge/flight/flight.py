@@ -209,13 +209,13 @@ class Flight:
             return self._receipt(now, tokens=tokens, kv_blocks_freed=kv_blocks_freed, times=times)
         return self._run_lost(now, died=False) if self.state is State.RUNNING else []
 
-    def run_refused(self, error: PenstockError, now: float) -> list[Effect]:
+    def run_refused(self, error: PenstockError, now: float, *, never_ran: bool = False) -> list[Effect]:
         if self.state is State.STOPPING:
             return self._receipt(now)
         if self.state is not State.RUNNING:
             return []
         if error.code in AGAIN:
-            return self._run_lost(now, died=error.reason == "ENGINE_DIED")
+            return self._run_lost(now, died=error.reason == "ENGINE_DIED", never_ran=never_ran)
         return [*self._told(Fail(error)), *self._end("failed")]
 
     def worker_lost(self, now: float, *, died: bool) -> list[Effect]:
@@ -285,17 +285,20 @@ class Flight:
             return self.fail(Unavailable("auth does not answer", reason="AUTH_LOST", retry_after=retry_after), now)
         return self.fail(Unavailable("no queue can be reached", reason="QUEUE_LOST", retry_after=retry_after), now)
 
-    def _run_lost(self, now: float, *, died: bool) -> list[Effect]:
+    def _run_lost(self, now: float, *, died: bool, never_ran: bool = False) -> list[Effect]:
         """Go back to the queue with what was emitted; the next run continues with the same text."""
         if self._run:
             self._run.lose(self.timeline, now)
-        self.losses.note(self.worker_id, now, died=died)
+        self.losses.note(self.worker_id, now, died=died, never_ran=never_ran)
         if finish := self.answer.ending():
             return [*self.answer.rest(), *self._finished(finish)]
-        if self.attempt >= self._limits.max_attempts:
-            text = f"{self.attempt} runs were lost with their workers; the same request may succeed later"
+        if self.losses.count >= self._limits.max_attempts:
+            text = f"{self.losses.count} runs were lost with their workers; the same request may succeed later"
             return [*self._told(Fail(Aborted(text, reason="ATTEMPTS_EXHAUSTED"))), *self._end("failed")]
         self.attempt += 1
+        if self.losses.refusals > 1:  # its scheduler may be the last to hear of what ails the worker
+            self._go(State.QUEUED, enqueue_at=now + self._limits.retry)
+            return []
         return self._enqueue()
 
     def _stop(self, now: float) -> list[Effect]:

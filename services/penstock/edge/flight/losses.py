@@ -13,11 +13,15 @@ class Losses:
 
     patience: float  # s mid-answer without any worker
     avoided: list[str] = field(default_factory=list)  # instance ids
+    count: int = 0  # runs that an engine had, or may have had
+    refusals: int = 0  # in a row, by workers whose engines never had the run
     _until: float = 0.0
 
-    def note(self, worker_id: str, now: float, *, died: bool) -> None:
+    def note(self, worker_id: str, now: float, *, died: bool, never_ran: bool = False) -> None:
         """A run is lost; `died`: not by its worker's own word."""
         self._until = now + self.patience
+        self.count += not never_ran
+        self.refusals = self.refusals + 1 if never_ran else 0
         if died and worker_id not in self.avoided and len(self.avoided) < MAX_AVOIDED:
             self.avoided.append(worker_id)
 

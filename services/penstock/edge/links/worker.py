@@ -124,8 +124,11 @@ class WorkerLink:
                 ),
             )
         elif kind == "refused":
-            error = error_from_failure(frame.refused.failure)
-            self._over(frame.refused.handle, lambda passage, now: passage.flight.run_refused(error, now))
+            error, never_ran = error_from_failure(frame.refused.failure), frame.refused.never_ran
+            self._over(
+                frame.refused.handle,
+                lambda passage, now: passage.flight.run_refused(error, now, never_ran=never_ran),
+            )
         elif kind == "end":
             self._is_draining = True
 

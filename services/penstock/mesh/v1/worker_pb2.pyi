@@ -410,8 +410,11 @@ class RunRefused(_message.Message):
 
     HANDLE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    NEVER_RAN_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Which run; the handle is free again."""
+    never_ran: _builtins.bool
+    """No engine ever had it: it counts as no attempt of the request."""
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
         """ABORTED / LEASE_LOST, UNAVAILABLE / DRAINING or ENGINE_DIED: enqueue again. INVALID_ARGUMENT / PROMPT_TOO_LONG with the
@@ -424,10 +427,11 @@ class RunRefused(_message.Message):
         *,
         handle: _builtins.int = ...,
         failure: _failure_pb2.Failure | None = ...,
+        never_ran: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "handle", b"handle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "handle", b"handle", "never_ran", b"never_ran"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
