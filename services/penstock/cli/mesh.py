@@ -7,12 +7,15 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import grpc
+import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.chassis.channels import channel
@@ -59,7 +62,7 @@ class LocalMesh:
         )
 
     async def start(self, say: Say) -> None:
-        """Start all, then wait until each is healthy and the edge lists a model.
+        """Start all, then wait until each is healthy, the edge lists a model, and a proxy passes calls on.
 
         Raises ChildFailedError as soon as one ends, TimeoutError when something does not get ready.
         """
@@ -78,8 +81,10 @@ class LocalMesh:
             while True:
                 listed = await stub.ListModels(ListModelsRequest(), metadata=metadata, wait_for_ready=True)
                 if listed.models:
-                    return
+                    break
                 await asyncio.sleep(MODEL_POLL)
+        if self.plan.front:
+            await asyncio.gather(_passes_grpc(self.plan.front, metadata), _passes_http(self.plan.front))
 
     async def _healthy(self, spec: ProcessSpec, say: Say) -> None:
         if spec.tier == "envoy":
@@ -162,6 +167,31 @@ async def _listening(address: str) -> None:
         else:
             writer.close()
             return
+
+
+async def _passes_grpc(front: str, metadata: Sequence[tuple[str, str]]) -> None:
+    """Wait until the proxy at `front` has found an edge healthy, and passes gRPC on."""
+    async with channel(front) as through_front:
+        stub = InferenceStub(through_front)
+        while True:
+            try:
+                await stub.ListModels(ListModelsRequest(), metadata=metadata, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(MODEL_POLL)
+            else:
+                return
+
+
+async def _passes_http(front: str) -> None:
+    """As `_passes_grpc`: to Envoy the edges' other port is another cluster."""
+    async with httpx.AsyncClient(base_url=f"http://{front}") as client:
+        while True:
+            answer = await client.get("/health")
+            if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+                return
+            await asyncio.sleep(MODEL_POLL)
 
 
 def free_base_port() -> int:

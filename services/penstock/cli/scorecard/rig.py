@@ -31,7 +31,12 @@ RESIDUE = {
     "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked"),
 }
 
-SETTINGS = ("PENSTOCK_AUTH_EDGE_GRACE=8",)  # s; a proof ends when auth has given up the edges that died
+SETTINGS = (
+    "PENSTOCK_AUTH_EDGE_GRACE=8",  # s; a proof ends when auth has given up the edges that died
+    # Nothing is refused for load: what is lost is to be told from what is not let in.
+    "PENSTOCK_QUEUE_TTFT_INTERACTIVE=0",
+    "PENSTOCK_QUEUE_TTFT_STANDARD=0",
+)
 
 
 @dataclass(frozen=True, slots=True)
