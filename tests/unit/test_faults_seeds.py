@@ -1,5 +1,6 @@
 """Whole meshes in worlds that break: no promise is broken in any, and one that breaks a promise does so again."""
 
+import gc
 import os
 import random
 import re
@@ -13,8 +14,9 @@ import penstock.cli
 from faults_mutants import MUTANTS
 from penstock.cli.__main__ import cli
 from penstock.faults import stage
-from penstock.faults.run import run_plan, run_seed
+from penstock.faults.run import forget, run_plan, run_seed
 from penstock.faults.sweep import Tally, replay, sweep
+from penstock.faults.world import World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 
@@ -82,6 +84,13 @@ def test_whatever_draws_in_a_world_draws_what_the_seed_decides():
         if DRAWS.search(path.read_text())
     }
     assert found == set(stage.DRAWING)
+
+
+def test_nothing_of_the_process_keeps_a_world():
+    for seed in range(3):
+        run_seed(seed)
+    forget()
+    assert not [each for each in gc.get_objects() if isinstance(each, World)]
 
 
 def test_what_is_said_differs_from_seed_to_seed():

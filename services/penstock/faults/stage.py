@@ -73,7 +73,9 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         patch.dict(_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),
         patch("penstock.auth.__main__.opened_store", disk.opened),
         patch("penstock.chassis.telemetry.tracer", NoOpTracer),  # the other draws its ids from what all threads share
-        patch("penstock.worker.accounts.meter", lambda: NoOpMeter("faults")),  # the other keeps what it is given
+        # The other keeps what it is given: whole worlds.
+        patch("penstock.worker.accounts.meter", lambda: NoOpMeter("faults")),
+        patch("penstock.edge.door.meter", lambda: NoOpMeter("faults")),
         patch.object(EngineLink, "_start", start_engine),
     )
     with ExitStack() as stack:
