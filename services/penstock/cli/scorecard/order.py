@@ -47,20 +47,29 @@ class WatchedMesh(SimMesh):
         self.steps += 1
         waiting = [ticket for shard in self.shards.values() for ticket in shard.book.tickets.values()]
         self.crowded += bool(waiting)
-        patience, room = took + LINKS * self._scenario.link_delay + TURN, unused(worker)
-        self.idle += any(now - each.arrived > patience and each.tokens <= room for each in waiting)
+        patience = took + LINKS * self._scenario.link_delay + TURN
+        rooms = {True: unused(worker), False: unused(worker, self._kept)}
+        self.idle += any(now - each.arrived > patience and each.tokens <= rooms[each.goes_first] for each in waiting)
+
+    @property
+    def _kept(self) -> int:
+        """Most slots, all of which may be this worker's, that are kept for tickets that go first."""
+        share = self._scenario.schedulers.reserve_share
+        return int(share * sum(worker.kind.slots for worker in self._workers.values()))
 
 
-def unused(worker: SimWorker) -> int:
+def unused(worker: SimWorker, kept: int = 0) -> int:
     """Tokens of KV that nobody had all through the step that is just over; 0 where it had no slot or budget left.
+
+    Slots that are kept for others count as theirs.
 
     Runs that the step has ended still count: their room is nobody's until a scheduler hears of it, and of what the
     step before made, all that came on the way since is taken off.
     """
     kind, runs = worker.kind, worker.runs.values()
-    is_open = len(runs) < kind.slots and worker.engine.fill().prefill_backlog + len(runs) < kind.batching.token_budget
+    has_budget = worker.engine.fill().prefill_backlog + len(runs) < kind.batching.token_budget
     held = sum(-(-(run.prompt + run.declared) // kind.block_size) for run in runs)
-    return (kind.kv_blocks - held) * kind.block_size if is_open else 0
+    return (kind.kv_blocks - held) * kind.block_size if has_budget and len(runs) + kept < kind.slots else 0
 
 
 async def order(asked: OrderOptions, _: MeshOptions, console: Console) -> Card:
