@@ -213,6 +213,17 @@ async def test_a_drain_tells_both_sides_and_gives_no_more_credit():
         assert await shard.ended.get() is True
 
 
+async def test_a_worker_that_comes_back_to_a_scheduler_that_drains_is_sent_on():
+    async with one_of_each() as (_, scheduler, worker):
+        await scheduler.service.drain()
+        await worker.hear("end")
+        async with channel(scheduler.address) as to_scheduler:
+            call = SchedulerServiceStub(to_scheduler).Attach()
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await call.read()
+        assert error_from_rpc(failure.value).reason == "DRAINING"
+
+
 async def test_a_placement_has_a_span_in_the_tickets_trace(receiver):
     async with one_of_each() as (shard, _, _):
         shard.offer(ticket("a", traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.chassis import semconv
 from penstock.chassis.channels import PeerSet, channel
-from penstock.chassis.errors import InvalidArgument
+from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.chassis.streams import Link, Peer, accepted
 from penstock.chassis.telemetry import start_span
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
@@ -74,6 +74,8 @@ class SchedulerService(SchedulerServiceServicer):
     # Workers.
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
+        if self._dispatcher.is_draining:  # whoever came back would have to be waited for
+            raise Unavailable("this scheduler drains; attach to another", reason="DRAINING")
         async with accepted(context, scheduler_pb2.AttachResponse, self._hello) as peer:
             key = f"{peer.hello.instance_id}/{next(self._names)}"
             self._workers[key] = peer
