@@ -10,7 +10,7 @@ from penstock.faults.run import forget
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def _broken_worlds_are_forgotten():
     """What is left of them would be told of as an error of some later test."""
     yield
