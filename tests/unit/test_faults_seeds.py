@@ -91,7 +91,7 @@ def test_nothing_of_the_process_keeps_a_world():
         run_seed(seed)
     for _ in range(2):  # coroutines that are closed by the first are freed by the second
         forget()
-    assert not [each for each in gc.get_objects() if isinstance(each, World)]
+    assert not [each for each in gc.get_objects() if type(each) is World]
 
 
 def test_what_is_said_differs_from_seed_to_seed():
