@@ -62,8 +62,8 @@ class AggregatedDiscovery:
         frame: Callable[[Answer], ResponseT],
     ) -> None:
         """Write what the stream owes whenever the proxy or the board has spoken, until one of them is gone."""
-        await context.send_initial_metadata(())
         with self._board.bell() as bell:
+            await context.send_initial_metadata(())
             async with asyncio.TaskGroup() as group:
                 listening = group.create_task(self._listen(requests, stream, ask, bell))
                 listening.add_done_callback(lambda _: bell.set())
