@@ -1,10 +1,13 @@
-"""The floor that refusals are held against, measured on a real process."""
+"""The floors that refusals are held against, measured on a real process."""
 
-from penstock.cli.scorecard.floor import measured_floor
+from penstock.cli.scorecard.asking import WAYS
+from penstock.cli.scorecard.floor import measured_floors
 
 
-async def test_each_empty_call_is_refused_and_timed():
-    floor = await measured_floor(20)
-    assert len(floor.waits) == 20
-    assert min(floor.waits) > 0
-    assert floor.cpu >= 0
+async def test_each_way_of_being_refused_is_timed():
+    floors = await measured_floors(20)
+    assert floors.keys() == WAYS.keys()
+    for floor in floors.values():
+        assert len(floor.waits) == 20
+        assert min(floor.waits) > 0
+        assert floor.cpu >= 0

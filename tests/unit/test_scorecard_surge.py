@@ -6,9 +6,11 @@ from penstock.cli.bench.history import OK, History
 from penstock.cli.bench.report import Slo, report
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.floor import Floor
-from penstock.cli.scorecard.surge import Offered, SurgeOptions, floor_lines, goodput_lines, refusal_lines, scenario
+from penstock.cli.scorecard.surge import SurgeOptions, scenario
+from penstock.cli.scorecard.surge_lines import JUDGED, Offered, cost_lines, goodput_lines, refusal_lines
 
 SECONDS = 10.0
+FLOOR = Floor(cpu=0.0002, waits=[0.001, 0.002])
 
 
 def answered(number, started=1.0):
@@ -44,11 +46,11 @@ def test_goodput_is_held_against_the_simulated_within_a_tenth():
 def test_a_refusal_costs_what_more_of_them_cost_more_and_who_was_let_in_first_is_none():
     real = offered([refused(number) for number in range(10)] + [refused(10, 2.0, was_let_in=True)], edge=1.0, auth=0.5)
     flood = offered([refused(number) for number in range(110)], edge=1.01, auth=0.5)
-    lines = by_figure(refusal_lines(real, flood))
+    lines = by_figure([*refusal_lines(real, flood), *cost_lines(JUDGED, real, flood, FLOOR)])
     assert (lines["refused at 3x"].measured, lines["let in at 3x and refused later"].measured) == (10, 1)
-    assert lines["P99 until a refusal"].is_met
-    assert round(lines["CPU of a refusal, edge"].measured) == 100
-    assert lines["CPU of a refusal, over all tiers"].is_met
+    assert lines["session: P99 until a refusal"].is_met
+    assert round(lines["session: CPU of a refusal, edge"].measured) == 100
+    assert lines["session: CPU of a refusal, over all tiers"].is_met
 
 
 def test_the_world_that_is_simulated_has_the_processes_that_are_started():
@@ -57,9 +59,18 @@ def test_the_world_that_is_simulated_has_the_processes_that_are_started():
     assert world.duration - world.warm_up == 20.0
 
 
-def test_the_floor_is_told_and_no_goal():
-    lines = floor_lines(Floor(cpu=0.0002, waits=[0.001, 0.002]))
-    assert [(line.measured, line.goal) for line in lines] == [(200.0, ""), (0.002, "")]
+def test_sessions_are_judged_and_other_ways_told_each_beside_its_floor():
+    real = offered([refused(number, after=0.5) for number in range(10)], edge=1.0)
+    flood = offered([refused(number, after=0.5) for number in range(110)], edge=2.0)
+    missed = {
+        way: [line for line in cost_lines(way, real, flood, FLOOR) if not line.is_met] for way in (JUDGED, "call")
+    }
+    assert (len(missed[JUDGED]), len(missed["call"])) == (2, 0)
+    lines = by_figure(cost_lines("call", real, flood, FLOOR))
+    assert [lines[f"call: {floor}"].measured for floor in ("CPU of an empty one", "P99 until an empty one is")] == [
+        200,
+        0.002,
+    ]
 
 
 def test_what_edges_refuse_alone_is_told_as_a_share():

@@ -1,0 +1,95 @@
+"""What came of a surge's loads, as lines of its card. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.cli.bench.history import History
+from penstock.cli.scorecard.card import Line, at_most, exactly, percentile, told
+from penstock.cli.scorecard.floor import Floor
+
+LOAD, FLOOD = 3.0, 8.0  # times what FIFO serves; the second shows what more refusals cost
+JUDGED = "session"
+WITHIN = 10.0  # %
+ANSWER = 0.010  # s, P99
+COST = 300.0  # us of CPU over all tiers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """What came of one load."""
+
+    figures: Mapping[str, Any]
+    histories: Sequence[History]
+    tokens: int  # asked for by those that were good
+    cpu: Mapping[str, float]  # s, by tier
+    by_edges: float = 0.0  # refusals that edges decided
+
+    @property
+    def refused(self) -> list[float]:
+        """Return the s until each refusal at the door."""
+        return [each.ended - each.started for each in self._overloaded if not each.prompt_tokens]
+
+    @property
+    def given_up(self) -> int:
+        """Count those that were let in, and refused when their time was over."""
+        return sum(bool(each.prompt_tokens) for each in self._overloaded)
+
+    @property
+    def _overloaded(self) -> list[History]:
+        return [each for each in self.histories if each.outcome == "OVERLOADED"]
+
+
+def goodput_lines(real: Offered, simulated: Mapping[str, Any]) -> list[Line]:
+    seconds = real.figures["wall_s"]
+    pairs = {
+        "requests": (real.figures["goodput_requests_per_s"], simulated["goodput_requests_per_s"]),
+        "weighted tokens": (real.tokens / seconds, simulated["goodput_weighted_tokens_per_s"]),
+    }
+    lines = []
+    for name, (measured, predicted) in pairs.items():
+        lines += [
+            told(f"goodput in {name} at {LOAD:g}x", measured, "/s"),
+            told(f"goodput in {name} as simulated", predicted, "/s"),
+            at_most(f"goodput in {name} off the simulated", abs(100 * measured / predicted - 100), WITHIN, "%"),
+        ]
+    firsts = [first for each in real.histories if (first := each.ttft) is not None]
+    return [
+        *lines,
+        told("P99 to the first token", percentile(firsts, 0.99), "s"),
+        told("P99 to the first token as simulated", simulated["ttft_s"]["p99"], "s"),
+        exactly("requests that failed otherwise than by a refusal", real.figures["failures"], 0),
+    ]
+
+
+def refusal_lines(real: Offered, flood: Offered) -> list[Line]:
+    return [
+        told(f"refused at {LOAD:g}x", len(real.refused)),
+        told(f"refused at {FLOOD:g}x", len(flood.refused)),
+        told(f"failed otherwise at {FLOOD:g}x", flood.figures["failures"]),
+        told(f"of these by the edge alone, at {LOAD:g}x", _share_alone(real), "%"),
+        told(f"of these by the edge alone, at {FLOOD:g}x", _share_alone(flood), "%"),
+        told(f"let in at {LOAD:g}x and refused later", real.given_up),
+        exactly("refusals without a Retry-After", real.figures["shed_without_retry_after"], 0),
+    ]
+
+
+def cost_lines(way: str, real: Offered, flood: Offered, floor: Floor) -> list[Line]:
+    """What a refusal takes of time and CPU, and what it would take if nothing had to be decided."""
+    more = max(1, len(flood.refused) - len(real.refused))
+    costs = {tier: 1e6 * (spent - real.cpu[tier]) / more for tier, spent in flood.cpu.items()}
+    total, last = sum(costs.values()), percentile(real.refused, 0.99)
+    is_judged = way == JUDGED
+    late, spent = f"{way}: P99 until a refusal", f"{way}: CPU of a refusal, over all tiers"
+    return [
+        told(f"{way}: P50 until a refusal", percentile(real.refused, 0.5), "s"),
+        at_most(late, last, ANSWER, "s") if is_judged else told(late, last, "s"),
+        told(f"{way}: P99 until an empty one is", percentile(floor.waits, 0.99), "s"),
+        *(told(f"{way}: CPU of a refusal, {tier}", cost, "us") for tier, cost in costs.items()),
+        at_most(spent, total, COST, "us") if is_judged else told(spent, total, "us"),
+        told(f"{way}: CPU of an empty one", 1e6 * floor.cpu, "us"),
+    ]
+
+
+def _share_alone(offered: Offered) -> float:
+    return 100 * offered.by_edges / max(1, len(offered.refused))
