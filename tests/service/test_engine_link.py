@@ -14,7 +14,7 @@ PATIENCE = 30.0  # s
 
 @pytest.fixture
 def _engine_with_offspring(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(REPO / "tests"))
+    monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
     monkeypatch.setattr("penstock.worker.engine_process.CHILD", "engine_with_offspring")
 
 

@@ -37,12 +37,12 @@ def path_for_vllm(tmp_path):
     """PYTHONPATH with our code and what it needs there, but not our torch."""
     for name in BESIDE:
         (tmp_path / name).symlink_to(Path(importlib.util.find_spec(name).origin).parent)
-    return os.pathsep.join(map(str, (REPO / "services", REPO / "tests", tmp_path)))
+    return os.pathsep.join(map(str, (REPO / "services", REPO / "tests" / "harness", tmp_path)))
 
 
 def test_it_keeps_the_contract_of_every_engine(folder, path_for_vllm):
     run = subprocess.run(
-        [PYTHON, REPO / "tests" / "engine_contract.py", folder],
+        [PYTHON, REPO / "tests" / "harness" / "engine_contract.py", folder],
         env={**os.environ, "PYTHONPATH": path_for_vllm},
         capture_output=True,
         text=True,

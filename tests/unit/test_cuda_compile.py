@@ -13,7 +13,7 @@ MOST_SHARED = 99 * 1024  # bytes a block may have on the smallest GPUs that are 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: it comes with torch's CUDA build")
 def test_kernels_compile_for_a_gpu_and_multiply_on_its_tensor_cores(tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", str(REPO / "tests" / "compile_kernels.py")]
+    command = [sys.executable, "-W", "ignore", str(REPO / "tests" / "harness" / "compile_kernels.py")]
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
