@@ -1,0 +1,233 @@
+"""The SDK's sessions against real servers: many requests on one stream, which moves when its edge goes."""
+
+import asyncio
+
+import pytest
+
+from client_edges import (
+    SEED,
+    WORDS,
+    SessionEdge,
+    answer_on,
+    next_asked,
+    refusal,
+    session_of,
+    session_over,
+)
+from penstock.chassis.errors import (
+    NotFound,
+    Unavailable,
+)
+from penstock.client import Cancelled, Client, RetryPolicy
+from penstock.v1 import inference_pb2 as pb
+from penstock.v1.stream_pb2 import End
+from scripted import inference
+
+
+async def test_a_session_carries_many_requests_on_one_stream():
+    edge = SessionEdge()
+    async with session_of(edge) as session:
+        reading = [asyncio.create_task(session.complete(f"prompt {number}")) for number in range(3)]
+        asked = [await edge.next("generate") for _ in reading]
+        for each in asked:
+            edge.accept(each)
+        for index in range(len(WORDS)):
+            edge.step(*((each.handle, index) for each in asked))
+        for each in asked:
+            edge.finish(each.handle)
+        assert await asyncio.gather(*reading) == ["".join(WORDS)] * 3
+    assert len(edge.peers) == 1
+    assert sorted(each.request.text for each in asked) == ["prompt 0", "prompt 1", "prompt 2"]
+
+
+async def test_a_request_of_a_session_fails_alone():
+    edge = SessionEdge()
+    async with session_of(edge) as session:
+        good, bad = asyncio.create_task(session.complete("good")), asyncio.create_task(session.complete("bad"))
+        asked = {each.request.text: each for each in [await edge.next("generate"), await edge.next("generate")]}
+        failure = NotFound("no such model", reason="MODEL_UNKNOWN").failure()
+        edge.send(failed=pb.SessionFailed(handle=asked["bad"].handle, failure=failure))
+        with pytest.raises(NotFound) as told:
+            await bad
+        assert told.value.reason == "MODEL_UNKNOWN"
+        edge.accept(asked["good"])
+        for index in range(len(WORDS)):
+            edge.step((asked["good"].handle, index))
+        edge.finish(asked["good"].handle)
+        assert await good == "".join(WORDS)
+
+
+async def test_leaving_an_answer_of_a_session_cancels_it_alone():
+    edge = SessionEdge()
+    async with session_of(edge) as session:
+        async with session.generate("Hello") as answer:
+            first = asyncio.create_task(anext(aiter(answer)))
+            asked = await edge.next("generate")
+            edge.accept(asked)
+            edge.step((asked.handle, 0))
+            assert (await first).text == WORDS[0]
+        assert (await edge.next("cancel")).handle == asked.handle
+        edge.step((asked.handle, 1))  # was on its way already
+        reading = asyncio.create_task(session.complete("again"))
+        again = await edge.next("generate")
+        assert again.handle != asked.handle
+        edge.accept(again)
+        for index in range(len(WORDS)):
+            edge.step((again.handle, index))
+        edge.finish(again.handle)
+        assert await reading == "".join(WORDS)
+
+
+@pytest.mark.parametrize("how", ["ended", "cut"])
+async def test_answers_of_a_session_go_on_when_their_edge_does_not(how):
+    edge = SessionEdge()
+    async with session_of(edge) as session:
+        reading = asyncio.create_task(session.complete("Hello"))
+        asked = await edge.next("generate")
+        edge.accept(asked)
+        edge.step((asked.handle, 0))
+        edge.step((asked.handle, 1))
+        if how == "ended":
+            edge.send(end=End(reason="drained"))
+        else:
+            await edge.peers[-1].flush()
+            edge.peers[-1].close("killed")
+        again = await edge.next("generate")
+        assert list(again.request.resume.token_ids) == [100, 101]
+        assert again.request.sampling.seed == SEED
+        edge.accept(again)
+        for index in range(2, len(WORDS)):
+            edge.step((again.handle, index))
+        edge.finish(again.handle, start=2)
+        assert await reading == "".join(WORDS)
+    assert len(edge.peers) == 2
+
+
+async def test_a_session_leaves_an_edge_that_drains_and_what_runs_there_ends_there():
+    old, new = SessionEdge(), SessionEdge()
+    async with session_over(old, new) as session:
+        running = asyncio.create_task(session.complete("running"))
+        first = await old.next("generate")
+        old.accept(first)
+        answer = session.generate("next")
+        reading = asyncio.create_task(answer.read())
+        old.send(**refusal(await old.next("generate"), "DRAINING"))
+        moved = await new.next("generate")
+        new.accept(moved)
+        await answer_on(new, moved)
+        assert await reading == "".join(WORDS)
+        assert answer.attempts == 1  # an edge that drains has not tried
+        await answer_on(old, first)
+        assert await running == "".join(WORDS)
+        async with asyncio.timeout(5):
+            await old.left.wait()
+        assert old.peers[0].ended  # on purpose
+    assert (len(old.peers), len(new.peers)) == (1, 1)
+
+
+async def test_a_session_with_one_edge_waits_for_the_next_that_takes_its_place():
+    edge = SessionEdge()
+    async with session_over(edge) as session:
+        answer = session.generate("Hello")
+        reading = asyncio.create_task(answer.read())
+        for _ in range(7):  # more than there may be attempts
+            edge.send(**refusal(await next_asked(edge), "DRAINING", retry_after=0.001))
+        asked = await next_asked(edge)
+        edge.accept(asked)
+        await answer_on(edge, asked)
+        assert await reading == "".join(WORDS)
+        assert answer.attempts == 1
+
+
+async def test_a_session_gives_up_on_edges_that_drain_once_its_patience_is_over():
+    edge = SessionEdge()
+    async with inference(Session=edge.session) as (_, server):
+        policy = RetryPolicy(max_attempts=1, patience=0.2)
+        async with Client(server.address, retries=policy) as client, client.session() as session:
+            reading = asyncio.create_task(session.complete("Hello"))
+            while not reading.done():
+                asked = asyncio.create_task(next_asked(edge))
+                await asyncio.wait([asked, reading], return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    edge.send(**refusal(asked.result(), "DRAINING", retry_after=0.01))
+                asked.cancel()
+            with pytest.raises(Unavailable) as told:
+                await reading
+    assert told.value.reason in ("DRAINING", "CONNECTION_LOST")
+
+
+@pytest.mark.parametrize("reason", ["AUTH_LOST", "QUEUE_LOST"])
+async def test_a_session_leaves_an_edge_that_has_lost_a_tier_if_there_is_another(reason):
+    cut_off, well = SessionEdge(), SessionEdge()
+    async with session_over(cut_off, well) as session:
+        reading = asyncio.create_task(session.complete("Hello"))
+        cut_off.send(**refusal(await cut_off.next("generate"), reason))
+        asked = await well.next("generate")
+        well.accept(asked)
+        await answer_on(well, asked)
+        assert await reading == "".join(WORDS)
+
+
+async def test_a_session_stays_with_an_edge_that_has_lost_a_tier_if_there_is_no_other():
+    edge = SessionEdge()
+    async with session_over(edge) as session:
+        reading = asyncio.create_task(session.complete("Hello"))
+        edge.send(**refusal(await edge.next("generate"), "AUTH_LOST"))
+        asked = await edge.next("generate")
+        edge.accept(asked)
+        await answer_on(edge, asked)
+        assert await reading == "".join(WORDS)
+    assert len(edge.peers) == 1
+
+
+async def test_a_request_that_crosses_with_the_end_of_its_stream_is_no_attempt():
+    old, new = SessionEdge(), SessionEdge()
+    async with session_over(old, new) as session:
+        answer = session.generate("Hello")
+        reading = asyncio.create_task(answer.read())
+        await old.next("generate")
+        old.send(end=End(reason="draining"))
+        asked = await new.next("generate")
+        new.accept(asked)
+        await answer_on(new, asked)
+        assert await reading == "".join(WORDS)
+        assert answer.attempts == 1
+
+
+async def test_a_cancel_that_nobody_asked_for_is_an_edge_that_gives_up_and_another_goes_on():
+    old, new = SessionEdge(), SessionEdge()
+    async with session_over(old, new) as session:
+        reading = asyncio.create_task(session.complete("Hello"))
+        asked = await old.next("generate")
+        old.accept(asked)
+        old.step((asked.handle, 0))
+        old.send(cancelled=pb.SessionCancelled(handle=asked.handle))
+        old.send(end=End(reason="draining"))
+        again = await new.next("generate")
+        assert list(again.request.resume.token_ids) == [100]
+        new.accept(again)
+        await answer_on(new, again, start=1)
+        assert await reading == "".join(WORDS)
+
+
+async def test_closing_a_session_says_so_and_ends_what_runs():
+    edge = SessionEdge()
+    async with session_of(edge) as session:
+        reading = asyncio.create_task(session.complete("Hello"))
+        await edge.next("generate")
+    assert edge.peers[-1].ended
+    with pytest.raises(Cancelled, match="closed"):
+        await reading
+
+
+async def test_an_answer_after_the_end_of_its_session_is_refused_at_once():
+    async with session_of(SessionEdge()) as session:
+        pass
+    with pytest.raises(Cancelled, match="closed"):
+        await session.complete("Hello")
+
+
+async def test_what_the_block_of_a_session_raises_comes_out_as_it_is():
+    with pytest.raises(KeyError, match="mine"):
+        async with session_of(SessionEdge()):
+            raise KeyError("mine")

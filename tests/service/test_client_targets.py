@@ -1,0 +1,152 @@
+"""The SDK's choice among several edges: which it asks, leaves out, waits for and comes back to."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from client_edges import (
+    HASTY,
+    WORDS,
+    Edge,
+    client_of,
+)
+from penstock.chassis.errors import (
+    Overloaded,
+    Unavailable,
+)
+from penstock.client import Client, DeadlineExceeded, RetryPolicy, endpoints, rotation
+from penstock.v1 import inference_pb2 as pb
+from scripted import inference
+
+
+def connections_tried(monkeypatch):
+    """The channels that are waited for, each time they are."""
+    tried, is_ready = [], endpoints._is_ready
+
+    def noted(channel, **options):
+        tried.append(channel)
+        return is_ready(channel, **options)
+
+    monkeypatch.setattr(endpoints, "_is_ready", noted)
+    return tried
+
+
+async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_rather_than_in_circles(monkeypatch):
+    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    monkeypatch.setattr(endpoints, "PAUSE", 0.1)
+    tried = connections_tried(monkeypatch)
+    async with inference() as (_, one), inference() as (_, other):
+        nobodies = (one.address, other.address)
+    async with Client(*nobodies, retries=RetryPolicy(max_attempts=1, patience=0.2)) as client:
+        with pytest.raises(Unavailable, match=nobodies[0]):
+            await client.complete("Hello")
+    assert len(set(tried)) == 2
+    assert len(tried) <= 2 + 0.2 / 0.1, "no oftener than every pause"
+
+
+async def test_a_target_that_failed_of_late_and_is_back_is_found_while_the_last_good_one_is_away(monkeypatch):
+    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    monkeypatch.setattr(endpoints, "CONNECT", 1_000.0)  # who waits for the one that is away waits for ever
+    edge = Edge()
+    async with inference() as (_, away):
+        nobody = away.address
+    async with inference(Generate=edge.generate) as (_, back), Client(nobody, back.address) as client:
+        for each in client._endpoints._open.values():  # as if both had just failed
+            client._endpoints.failed(each)
+        assert await client.complete("Hello")
+
+
+async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch):
+    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    monkeypatch.setattr(endpoints, "CONNECT", 1_000.0)  # a refusal is enough: nothing is waited for
+    tried = connections_tried(monkeypatch)
+    async with inference() as (_, server):
+        nobody = server.address
+    edge = Edge()
+    async with inference(Generate=edge.generate) as (_, server), Client(nobody, server.address) as client:
+        for _ in range(3):
+            await client.complete("Hello")
+    assert [tried.count(each) for each in dict.fromkeys(tried)] == [1, 3]
+
+
+async def test_an_edge_that_says_it_goes_is_left_out_for_a_while(monkeypatch):
+    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    edges = [Edge(script=[Unavailable("this edge drains", reason="DRAINING", retry_after=0.001)]), Edge()]
+    async with client_of(*edges) as client:
+        for _ in range(4):
+            await client.complete("Hello")
+    assert [len(edge.requests) for edge in edges] == [1, 4]
+
+
+async def test_a_client_waits_for_an_edge_that_is_still_starting():
+    async with inference() as (_, server):
+        address = server.address
+    async with Client(address, retries=HASTY) as client:
+        reading = asyncio.create_task(client.complete("Hello"))
+        await asyncio.sleep(0)
+        async with inference_at(address, Generate=Edge().generate):
+            assert await reading == "".join(WORDS)
+
+
+async def test_no_edge_within_the_patience_is_an_error_that_names_the_targets():
+    async with inference() as (_, server):
+        address = server.address
+    async with Client(address, retries=RetryPolicy(max_attempts=1, patience=0.05)) as client:
+        with pytest.raises(Unavailable, match=address) as failure:
+            await client.complete("Hello")
+    assert failure.value.reason == "CONNECTION_LOST"
+
+
+async def test_a_timeout_bounds_all_attempts_together():
+    edge = Edge(script=[Overloaded("full", retry_after=0.2)] * 100)
+    async with client_of(edge) as client:
+        with pytest.raises(DeadlineExceeded, match="full"):
+            await client.complete("Hello", timeout=0.3)
+    assert [0 < each.timeout.ToMilliseconds() <= 300 for each in edge.requests] == [True, True]
+    assert edge.requests[1].timeout.ToMilliseconds() <= 100
+
+
+async def test_requests_spread_over_the_targets():
+    edges = [Edge(), Edge(), Edge()]
+    async with client_of(*edges) as client:
+        for _ in range(6):
+            await client.complete("Hello")
+    assert [len(edge.requests) for edge in edges] == [2, 2, 2]
+
+
+async def test_tokens_are_counted_and_models_listed():
+    asked, failures = [], [Unavailable("going", reason="DRAINING", retry_after=0.001)]
+
+    async def count(request, context):
+        asked.append(request)
+        return pb.CountTokensResponse(prompt_tokens=7, context_length=99, token_ids=[1, 2])
+
+    async def models(request, context):
+        if failures:
+            raise failures.pop()
+        return pb.ListModelsResponse(models=[pb.Model(name="m")])
+
+    async with client_of(Edge(), CountTokens=count, ListModels=models) as client:
+        counted = await client.count_tokens([{"role": "user", "content": "Hi"}], model="m", include_token_ids=True)
+        assert (counted.prompt_tokens, counted.context_length) == (7, 99)
+        assert (asked[0].chat.messages[0].content, asked[0].include_token_ids) == ("Hi", True)
+        assert [each.name for each in await client.list_models()] == ["m"]
+
+
+async def test_a_client_that_is_not_open_says_how_to_open_it():
+    with pytest.raises(RuntimeError, match="async with"):
+        await Client("127.0.0.1:1").complete("Hello")
+    with pytest.raises(ValueError, match="target"):
+        Client()
+
+
+@asynccontextmanager
+async def inference_at(address, **methods):
+    """A server at an address that was free a moment ago."""
+    from penstock.chassis.server import serving
+    from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+    from scripted import scripted
+
+    async with serving(address, [(add_InferenceServicer_to_server, scripted(**methods))]) as server:
+        yield server
