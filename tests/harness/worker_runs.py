@@ -1,0 +1,59 @@
+"""Runs of a worker's run book, made and driven by plain calls."""
+
+from penstock.worker.effects import AddSequence, Ended, LeaseStarted
+from penstock.worker.engine.interface import (
+    SequenceSpec,
+    StepResult,
+)
+from penstock.worker.leases import Grant, LeaseBook
+from penstock.worker.limits import Limits
+from penstock.worker.run import Run
+from penstock.worker.runs import RunBook
+
+LIMITS = Limits(context_length=64, vocabulary=100, blocks=16, block_size=4)
+EDGE = 7
+
+
+def ready_book(**options):
+    book = RunBook(leases=LeaseBook("me"), **options)
+    book.engine_ready(LIMITS)
+    book.open_stream(EDGE)
+    return book
+
+
+def make_run(
+    book, *, handle=1, lease="l1", ticket="t1", prompt=3, output=4, deadline=float("inf"), stream=EDGE, **spec
+):
+    spec = SequenceSpec(seq_id=book.new_seq_id(), token_ids=list(range(prompt)), max_output_tokens=output, **spec)
+    return Run(
+        stream=stream, handle=handle, lease_id=lease, ticket_id=ticket, spec=spec, arrived_at=0.0, deadline=deadline
+    )
+
+
+def expect(book, lease="l1", ticket="t1", *, worker="me", lapses_at=5.0, now=0.0):
+    return book.expect(lease, Grant(ticket, attempt=2, queue_id="q"), worker, lapses_at, now)
+
+
+def running(book, **what):
+    """A run that the engine has."""
+    expect(book, what.get("lease", "l1"), what.get("ticket", "t1"))
+    run = make_run(book, **what)
+    assert book.start(run, 0.0) == [LeaseStarted(run.lease_id), AddSequence(run.spec)]
+    return run
+
+
+def refusal(effects):
+    """Reason of the one refusal among `effects`."""
+    [ended] = [each for each in effects if isinstance(each, Ended)]
+    return ended.outcome.reason
+
+
+def step_of(number, *runs, **more):
+    return StepResult(
+        number,
+        seq_ids=[run.seq_id for run in runs],
+        tokens=[10 + number] * len(runs),
+        indexes=[run.tokens for run in runs],
+        logprobs=[-0.5] * len(runs),
+        **more,
+    )

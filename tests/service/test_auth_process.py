@@ -1,0 +1,83 @@
+"""The process of auth: what it refuses to start with, and what it keeps over a kill."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from auth_server import (
+    DEV_KEY,
+    SECRETS,
+    Auth,
+    Clock,
+    edge,
+)
+from penstock.auth.config import AuthConfig
+from penstock.chassis.channels import channel
+from penstock.chassis.config import ConfigError, load
+from penstock.mesh.v1.admission_pb2 import Credential
+from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
+from penstock.v1 import admin_pb2 as pb
+from penstock.v1.admin_pb2_grpc import AdminStub
+
+
+@pytest.mark.parametrize("key", ["dev", "pk_dev_short", "sk-1234567890123456789012345678"])
+def test_a_dev_key_that_is_none_stops_the_start(key):
+    with pytest.raises(ConfigError, match="pk_ID_SECRET"):
+        load(AuthConfig, "auth", {"PENSTOCK_AUTH_DEV_KEY": key})
+
+
+def test_secrets_are_not_shown_with_the_settings():
+    config = AuthConfig(dev_key=DEV_KEY, **SECRETS)
+    assert not any(secret in repr(config) for secret in (DEV_KEY, *SECRETS.values()))
+
+
+async def test_the_process_keeps_its_books_over_a_kill_and_drains_with_status_0(tmp_path):
+    """What it admitted is there after SIGKILL, its secrets too; SIGTERM ends it in order."""
+    async with auth_process(tmp_path) as (process, found), edge(found) as stream:
+        made = await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default"))
+        admitted = await stream.reserve(credential=Credential(bearer=made.secret))
+        process.kill()
+        await process.wait()
+    async with auth_process(tmp_path) as (process, found), edge(found) as stream:
+        again = await stream.reserve(credential=Credential(bearer=made.secret))
+        assert again.reservation_id == admitted.reservation_id
+        assert again.identity.cache_salt == admitted.identity.cache_salt
+        await stream.settle(admitted.reservation_id)
+        process.send_signal(signal.SIGTERM)
+        assert (await stream.hear()).reason == "draining"
+        stream.call.cancel()
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+@asynccontextmanager
+async def auth_process(folder):
+    settings = {
+        "PENSTOCK_AUTH_LISTEN": "127.0.0.1:0",
+        "PENSTOCK_AUTH_STORE": str(folder / "auth.sqlite"),
+        "PENSTOCK_AUTH_DEV_KEY": DEV_KEY,
+    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | settings
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock.auth", env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        address = await address_of(process)
+        async with channel(address) as to_auth:
+            yield process, Auth(None, address, Clock(), AdminStub(to_auth), AdmissionServiceStub(to_auth))
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def address_of(process) -> str:
+    async for line in process.stderr:
+        if b'"listening"' in line:
+            return json.loads(line)["address"]
+    message = f"auth ended with {await process.wait()}"
+    raise AssertionError(message)

@@ -1,0 +1,147 @@
+"""Clients of the OpenAI API that leave, lag or stay silent, and edges that drain, over real connections."""
+
+import asyncio
+import json
+
+import pytest
+
+from edge_http import PATIENCE, http_edge
+from openai_asks import PIECE, next_line, until
+from penstock.chassis.errors import (
+    Overloaded,
+)
+from penstock.chassis.lifecycle import request_stop
+from penstock.edge.flight.effects import Emit
+from penstock.edge.http import server as http_server
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("is_accepted", [True, False])
+async def test_a_client_that_leaves_cancels_its_request(is_stream, is_accepted):
+    async with http_edge() as edge:
+        asked = asyncio.create_task(edge.post(stream=is_stream))
+        call = await edge.gateway.call()
+        if is_accepted:
+            call.accept()
+            call.say("Wa")
+            await until(lambda: not call.stream.unread)
+        assert not call.left.is_set()
+        asked.cancel()
+        await call.is_left()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten():
+    async with http_edge() as edge:
+        _, writer = await edge.connect()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: 100\r\n\r\n{")
+        await until(lambda: "1 running" in repr(edge.front))
+        writer.close()
+        await until(lambda: "0 running" in repr(edge.front))
+        assert not edge.gateway.was_called
+
+
+async def stall(call):
+    """Say so much that nothing more is taken from the call; returns how many bytes were taken."""
+    piece, taken = Emit("x" * PIECE, [1], 0, ()), 0
+    while True:
+        call.stream.emit(piece)
+        for _ in range(1_000):
+            if not call.stream.unread:
+                break
+            await asyncio.sleep(0)
+        else:
+            return taken
+        taken += PIECE
+        assert taken < 64 << 20
+
+
+async def count_until_done(reader):
+    """Bytes of x in the rest of a stream."""
+    read = b""
+    async with asyncio.timeout(PATIENCE):
+        while b"[DONE]" not in read[-100:]:
+            read += await reader.read(1 << 20)
+    return read.count(b"x" * 64) * 64  # alone they are in words like `text`
+
+
+async def test_a_client_that_does_not_read_holds_back_its_own_stream_alone():
+    async with http_edge() as edge, edge.blind() as (reader, _, call), edge.reading() as (response, other):
+        taken = await stall(call)
+        other.say("Wa")
+        assert '"text":"Wa"' in await next_line(response.aiter_lines())
+        call.finish()
+        assert await count_until_done(reader) == taken + PIECE
+
+
+async def test_a_client_that_leaves_while_it_is_behind_is_noticed():
+    async with http_edge() as edge, edge.blind() as (_, writer, call):
+        await stall(call)
+        assert not call.left.is_set()
+        writer.close()
+        await call.is_left()
+
+
+async def test_a_client_that_never_reads_loses_its_connection(monkeypatch):
+    monkeypatch.setattr(http_server, "STALLED", 500)  # ms
+    async with http_edge() as edge, edge.blind() as (_, _, call):
+        await stall(call)
+        await call.is_left()
+
+
+async def test_a_silent_stream_says_that_it_lives():
+    async with http_edge(silence=0.05) as edge, edge.reading() as (response, call):
+        lines = response.aiter_lines()
+        for _ in range(3):
+            assert await next_line(lines) == ": waiting"
+        call.say("Wa")
+        call.finish()
+        rest = [line async for line in lines if line.startswith("data:")]
+    assert rest[-1] == "data: [DONE]"
+
+
+async def test_nothing_is_said_before_the_turn_has_come():
+    async with http_edge(silence=0.01) as edge:
+        asked = asyncio.create_task(edge.post(stream=True))
+        call = await edge.gateway.call()
+        await asyncio.sleep(0.05)  # many silences long
+        call.fail(Overloaded("full", reason="QUEUE_FULL", retry_after=1.0))
+        assert (await asked).status_code == 503
+
+
+async def test_a_drain_lets_streams_end_and_takes_nothing_new():
+    async with http_edge(drain_grace=PATIENCE) as edge:
+        async with edge.reading() as (response, call):
+            call.say("Wa")
+            request_stop("test")
+            await edge.refuses_connections()
+            assert not call.left.is_set()
+            call.say("ter")
+            call.finish()
+            text = await response.aread()
+        assert text.endswith(b"data: [DONE]\n\n")
+
+
+async def test_after_the_grace_streams_end_in_an_error_and_the_rest_in_a_status():
+    async with http_edge(drain_grace=PATIENCE) as edge:
+        whole = asyncio.create_task(edge.post())
+        unanswered = await edge.gateway.call()
+        async with edge.reading() as (response, call):
+            call.say("Wa")
+            request_stop("test", grace=0.0)
+            text = await response.aread()
+        await call.is_left()
+        await unanswered.is_left()
+        assert (await whole).status_code == 503
+    assert json.loads(text.decode().split("data: ")[-1])["error"]["code"] == "draining"
+    assert (await whole).headers["retry-after-ms"] == "100"
+
+
+async def test_a_second_request_to_stop_ends_the_waiting():
+    async with http_edge(drain_grace=1_000 * PATIENCE) as edge, edge.reading() as (response, call):
+        request_stop("test")
+        await edge.refuses_connections()
+        assert not call.left.is_set()
+        request_stop("test")
+        assert b"draining" in await response.aread()

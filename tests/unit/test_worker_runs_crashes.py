@@ -1,0 +1,111 @@
+"""The run book when an engine dies: who is to blame is found, and the others go on."""
+
+from penstock.worker import refusals
+from penstock.worker.effects import AddSequence, Ended, LeasesReleased
+from penstock.worker.engine.interface import (
+    Cancelled,
+    Finished,
+    FinishReason,
+    StepResult,
+)
+from worker_runs import EDGE, LIMITS, expect, make_run, ready_book, refusal, running
+
+
+def test_a_dead_engine_ends_every_run_and_the_next_one_starts_anew():
+    book = ready_book()
+    run, leaving = running(book), running(book, handle=2, lease="l2", ticket="t2")
+    book.start(make_run(book, handle=3, lease="l3"), 0.0)
+    book.cancel(EDGE, 2, 0.0)
+    effects = book.engine_lost(refusals.engine_died(), 1.0)
+    over = [each for each in effects if isinstance(each, Ended)]
+    outcomes = {each.run.handle: each.outcome for each in over}
+    assert {each.run.handle for each in over if each.run.was_given} == {1, 2}
+    assert [outcomes[handle].reason for handle in (1, 3)] == ["ENGINE_DIED", "ENGINE_DIED"]
+    assert outcomes[2] == Cancelled(leaving.seq_id, 0, 0)
+    assert effects[-1] == LeasesReleased(("l1", "l2"))
+    assert book.is_idle
+    expect(book, "l4", "t4")
+    assert refusal(book.start(make_run(book, lease="l4", ticket="t4"), 1.0)) == "ENGINE_DIED"
+    book.engine_ready(LIMITS)
+    assert running(book, lease="l5", ticket="t5").seq_id > run.seq_id
+
+
+def crash(book, now=1.0):
+    """Return how runs ended at a crash, by handle."""
+    effects = book.engine_lost(refusals.engine_died(), now, crashed=True)
+    return {each.run.handle: each.outcome.reason for each in effects if isinstance(each, Ended)}
+
+
+def made(book, *runs, step=1):
+    """A step that makes a token, 40, for each of the runs."""
+    each = [run.seq_id for run in runs]
+    result = StepResult(
+        step, seq_ids=each, tokens=[40] * len(runs), indexes=[0] * len(runs), logprobs=[0.0] * len(runs)
+    )
+    return book.stepped(result, 1.0, 2.0)
+
+
+def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
+    book = ready_book()
+    old = running(book)
+    made(book, old)
+    poison, innocent = (running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (2, 3))
+    assert crash(book) == {1: "ENGINE_DIED"}  # it was under way: what is new is likelier to blame
+    [tried] = book.engine_ready(LIMITS)
+    assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])
+    assert book.closed, "nobody else may be beside it"
+    assert crash(book) == {2: "ENGINE_CRASHED"}
+    assert book.engine_ready(LIMITS) == [AddSequence(innocent.spec)]
+    made(book, innocent)
+    assert book.closed is None
+    assert list(book.running.values()) == [innocent]
+
+
+def test_where_no_prompt_was_being_worked_on_each_run_is_tried_with_what_it_made():
+    book = ready_book()
+    runs = [running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2)]
+    made(book, *runs)
+    assert crash(book) == {}
+    assert book.engine_ready(LIMITS) == [AddSequence(runs[0].spec)]
+    spec = runs[0].spec
+    assert (spec.token_ids, spec.emitted, spec.max_output_tokens) == ([0, 1, 2, 40], 1, 3)
+    tokens, tried = made(book, runs[0])
+    assert tokens.handles == [1]
+    assert tried == AddSequence(runs[1].spec)
+    assert crash(book) == {1: "ENGINE_DIED", 2: "ENGINE_CRASHED"}
+    assert book.is_idle
+
+
+def test_the_end_of_a_run_that_was_tried_counts_all_that_it_made():
+    book = ready_book()
+    run = running(book)
+    made(book, run)
+    crash(book)
+    book.engine_ready(LIMITS)
+    last = StepResult(1, seq_ids=[run.seq_id], tokens=[41], indexes=[1], logprobs=[0.0])
+    last.finished = [Finished(run.seq_id, FinishReason.STOP, 1, 0)]
+    _, ended, _ = book.stepped(last, 1.0, 2.0)
+    assert ended.outcome.output_tokens == 2
+    assert book.closed is None
+    assert book.is_idle
+
+
+def test_what_is_held_after_a_crash_can_be_cancelled_and_does_not_wait_for_ever():
+    book = ready_book(hold_for=5.0)
+    for handle, deadline in ((1, 3.0), (2, 100.0), (3, 100.0)):
+        running(book, handle=handle, lease=f"l{handle}", ticket=f"t{handle}", deadline=deadline)
+    assert crash(book, now=1.0) == {}
+    ended, _ = book.cancel(EDGE, 3, 1.5)
+    assert ended.outcome.output_tokens == 0
+    assert refusal(book.expire(3.0)) == "DEADLINE"
+    assert refusal(book.expire(6.0)) == "ENGINE_DIED"
+    assert book.is_idle
+    assert book.engine_ready(LIMITS) == []
+    assert book.closed is None
+
+
+def test_an_engine_killed_from_outside_leaves_no_suspicion():
+    book = ready_book()
+    running(book)
+    book.engine_lost(refusals.engine_died(), 1.0)
+    assert not book.probation

@@ -1,0 +1,182 @@
+"""The run book under any order of what edges, a scheduler, an engine and the clock do."""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.worker import refusals
+from penstock.worker.effects import AddSequence, CancelSequence, Ended, LeaseStarted, Tokens
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.leases import Grant, LeaseBook
+from penstock.worker.runs import RunBook
+from worker_runs import LIMITS, make_run
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Edges, a scheduler, an engine (the real batch) and the clock, in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.book = RunBook(leases=LeaseBook("me"), park_for=1.0, max_parked=3)
+        self.now = 0.0
+        self.ended = Counter()
+        self.begun = []  # runs, as started
+        self.sent = {}  # by run: indexes of the tokens sent
+        self.started, self.released = Counter(), Counter()
+        self.prompts, self.outputs = Counter(), Counter()  # told, by lease
+        self.open, self.all_streams = set(), 0
+        self.load()
+
+    def load(self):
+        pool = BlockPool(LIMITS.blocks, LIMITS.block_size)
+        self.batch = Batch(pool=pool, batching=Continuous(token_budget=8), slots=3, context_length=64)
+        self.perform(self.book.engine_ready(LIMITS))
+
+    def perform(self, effects):
+        for effect in effects:
+            if isinstance(effect, AddSequence):
+                self.batch.add(effect.spec)
+            elif isinstance(effect, CancelSequence):
+                self.batch.cancel(effect.seq_id)
+            elif isinstance(effect, Tokens):
+                self.note_tokens(effect)
+            elif isinstance(effect, Ended):
+                self.ended[effect.run] += 1
+                assert effect.answers <= (effect.run.stream in self.open)
+            elif isinstance(effect, LeaseStarted):
+                self.started[effect.lease_id] += 1
+            else:
+                self.released.update(effect.lease_ids)
+                assert {each.lease_id for each in effect.served} <= set(effect.lease_ids)
+                self.note_served(effect.served)
+
+    def note_served(self, served):
+        for each in served:
+            assert each.is_any
+            assert each.prompt_tokens >= self.prompts[each.lease_id]
+            self.prompts[each.lease_id] = each.prompt_tokens
+            self.outputs[each.lease_id] = each.output_tokens
+
+    def note_tokens(self, tokens):
+        assert tokens.stream in self.open
+        for handle, index in zip(tokens.handles, tokens.indexes, strict=True):
+            run = self.book.streams[tokens.stream].get(handle) or self.finished_now(tokens.stream, handle)
+            self.sent.setdefault(run, []).append(index)
+
+    def finished_now(self, stream, handle):
+        """Its tokens come before its end, but the book has taken it off the stream already."""
+        runs = [run for run in self.begun if (run.stream, run.handle) == (stream, handle)]
+        return runs[-1]
+
+    @rule()
+    def open_stream(self):
+        self.all_streams += 1
+        self.open.add(self.all_streams)
+        self.book.open_stream(self.all_streams)
+
+    @precondition(lambda self: self.open)
+    @rule(pick=st.randoms())
+    def close_stream(self, pick):
+        stream = pick.choice(sorted(self.open))
+        self.open.discard(stream)
+        self.perform(self.book.close_stream(stream, self.now))
+
+    @rule(number=st.integers(0, 12), worker=st.sampled_from(["me", "me", "me", "another"]))
+    def expect(self, number, worker):
+        self.perform(self.book.expect(f"l{number}", Grant(f"t{number}"), worker, self.now + 2.0, self.now))
+
+    @rule(number=st.integers(0, 12))
+    def revoke(self, number):
+        self.perform(self.book.revoke(f"l{number}", self.now))
+
+    @precondition(lambda self: self.open)
+    @rule(
+        pick=st.randoms(),
+        number=st.integers(0, 12),
+        handle=st.integers(1, 4),
+        prompt=st.integers(0, 40),
+        output=st.integers(1, 30),
+        patience=st.sampled_from([0.0, 0.5, 3.0, float("inf")]),
+    )
+    def start(self, *, pick, number, handle, prompt, output, patience):
+        run = make_run(
+            self.book,
+            handle=handle,
+            lease=f"l{number}",
+            ticket=f"t{number}",
+            prompt=prompt,
+            output=output,
+            deadline=self.now + patience,
+            stream=pick.choice(sorted(self.open)),
+        )
+        self.begun.append(run)
+        self.perform(self.book.start(run, self.now))
+
+    @precondition(lambda self: self.open)
+    @rule(pick=st.randoms(), handle=st.integers(1, 4))
+    def cancel(self, pick, handle):
+        self.perform(self.book.cancel(pick.choice(sorted(self.open)), handle, self.now))
+
+    @rule(passed=st.sampled_from([0.1, 1.0, 5.0]))
+    def wait(self, passed):
+        self.now += passed
+        self.perform(self.book.expire(self.now))
+
+    @rule()
+    def step(self):
+        if self.batch.has_work:
+            plan = self.batch.plan()
+            count = len(plan.sampled)
+            result = self.batch.commit(plan, [5] * count, [0.0] * count)
+            self.perform(self.book.stepped(result, self.now, self.now))
+
+    @rule()
+    def tell_progress(self):
+        self.note_served(self.book.progress(self.now))
+
+    @rule(crashed=st.booleans(), patience=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
+    def lose_engine(self, crashed, patience):
+        self.perform(self.book.engine_lost(refusals.engine_died(), self.now, crashed=crashed))
+        self.wait(patience)
+        self.load()
+
+    @invariant()
+    def nobody_is_beside_the_one_that_is_tried_who_was_not_acquitted(self):
+        probation = self.book.probation
+        assert bool(self.book.closed) == bool(probation)
+        assert not any(run in self.book.running.values() for run in probation.held)
+
+    @invariant()
+    def nothing_ends_twice(self):
+        assert all(count == 1 for count in self.ended.values())
+
+    @invariant()
+    def tokens_come_in_order_and_once(self):
+        assert all(indexes == list(range(len(indexes))) for indexes in self.sent.values())
+
+    def teardown(self):
+        self.perform(self.book.drain(self.now))
+        for _ in range(2_000):
+            self.step()
+        self.wait(100.0)
+        self.step()
+        assert repr(self.book) == f"<RunBook 0 expected, 0 parked, 0 running on {len(self.open)} streams>"
+        assert self.book.next_expiry is None
+        assert not any(self.book.streams.values())
+        assert self.batch.pool.used == 0
+        assert set(self.ended) == set(self.begun)
+        assert all(self.started[lease] == 1 for lease in self.started)
+        assert set(self.started) <= set(self.released)
+        assert sum(self.outputs.values()) == sum(run.tokens for run in self.begun)
+        assert sum(self.prompts.values()) == sum(run.prefilled for run in self.begun)
+        for run in self.begun:
+            prompt = (run.asked_for or run.spec).token_ids
+            assert run.prefilled == len(prompt) if run.tokens else run.prefilled <= len(prompt)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
