@@ -99,6 +99,14 @@ async def test_text_of_few_words_is_refused_by_its_tokens_before_it_is_reserved(
     assert await outcome(ask(mesh, text="x")) == ("", "")
 
 
+async def test_who_comes_behind_the_last_that_there_was_room_for_is_refused_unasked(mesh):
+    closed = Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=2, max_output_tokens=1)
+    mesh.queue.closed_behind = [closed]
+    assert await outcome(ask(mesh, max_output_tokens=1)) == ("", "")
+    assert await outcome(ask(mesh, max_output_tokens=1)) == ("OVERLOADED", "edge")
+    assert await outcome(ask(mesh, text="a")) == ("", ""), "one that is smaller"
+
+
 async def test_another_class_reaches_the_queue(mesh):
     assert await outcome(ask(mesh, priority=PRIORITY_BATCH)) == ("", "")
 

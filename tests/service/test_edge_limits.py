@@ -1,0 +1,127 @@
+"""What a real edge refuses or puts off: keys, sizes, fields, a full queue, a full edge."""
+
+import threading
+from datetime import timedelta
+
+import grpc
+import pytest
+
+from edge_calls import at_rest, refused
+from edge_mesh import CONTEXT, KEY, edge_mesh, token_at
+from penstock.chassis.errors import Overloaded, error_from_rpc
+from penstock.edge.config import EdgeConfig
+from penstock.edge.gateway import Gateway
+from penstock.edge.request import limits
+from penstock.edge.threads import SMALL, Threads
+from penstock.v1.inference_pb2 import (
+    Chat,
+    CountTokensRequest,
+    ListModelsRequest,
+    Message,
+    Resume,
+    Sampling,
+)
+
+
+@pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer bad"),)])
+async def test_an_unknown_key_is_refused_everywhere(metadata):
+    async with edge_mesh() as mesh:
+        error = await refused(mesh.generate(metadata=metadata))
+        assert (error.code, error.reason) == (grpc.StatusCode.UNAUTHENTICATED, "KEY_UNKNOWN")
+        for call in (
+            mesh.inference.ListModels(ListModelsRequest(), metadata=metadata),
+            mesh.inference.CountTokens(CountTokensRequest(text="hi"), metadata=metadata),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await call
+            assert failure.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        await at_rest(mesh)
+
+
+async def test_a_long_prompt_is_not_tokenized_for_nobody():
+    async with edge_mesh() as mesh:
+        long = "far more than the context holds " * 4_000
+        stranger = await refused(mesh.generate(long, metadata=(("authorization", "Bearer bad"),)))
+        assert stranger.reason == "KEY_UNKNOWN"
+        assert (await refused(mesh.generate(long))).reason == "PROMPT_TOO_LONG"
+        await at_rest(mesh)
+
+
+async def test_a_shed_ticket_becomes_a_status_that_says_when_to_come_back():
+    async with edge_mesh() as mesh:
+        mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=1.5))
+        error = await refused(mesh.generate())
+        assert (error.code, error.reason, error.retry_after) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "QUEUE_FULL",
+            1.5,
+        )
+        settle = await mesh.auth.settles.get()
+        assert (settle.prompt_tokens, settle.output_tokens, settle.outcome) == (0, 0, "shed")
+
+
+async def test_a_prompt_over_the_context_is_refused_with_the_numbers():
+    async with edge_mesh() as mesh:
+        error = await refused(mesh.generate("x" * 600))
+        assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG")
+        assert (error.metadata["prompt_tokens"], error.metadata["context_length"]) == ("600", str(CONTEXT))
+        error = await refused(mesh.generate("x" * 500, max_output_tokens=13))
+        assert error.field_violations[0].field == "max_output_tokens"
+        assert not mesh.auth.reserves
+
+
+async def test_wrong_fields_are_named_as_the_contract_calls_them():
+    async with edge_mesh() as mesh:
+        error = await refused(mesh.generate(sampling=Sampling(temperature=9.0), stop=[""]))
+        assert {violation.field for violation in error.field_violations} == {"sampling.temperature", "stop"}
+        assert (await refused(mesh.generate(text=None))).reason == "INPUT_MISSING"
+        assert (await refused(mesh.generate(model="other"))).reason == "MODEL_UNKNOWN"
+
+
+async def test_the_deadline_ends_a_waiting_request():
+    async with edge_mesh() as mesh:
+        mesh.queue.is_holding = True
+        error = await refused(mesh.generate(timeout=timedelta(seconds=0.2)))
+        assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
+        assert await mesh.queue.withdrawn.get()
+        assert 0 < mesh.queue.tickets[0].deadline_unix_nano - mesh.queue.tickets[0].enqueue_unix_nano < 2e8
+
+
+async def test_a_full_edge_says_so_at_once_and_when_to_come_back():
+    async with edge_mesh(max_flights=1) as mesh:
+        mesh.queue.is_holding = True
+        first = mesh.generate()
+        await mesh.queue.held.get()
+        error = await refused(mesh.generate())
+        assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "EDGE_FULL")
+        assert error.retry_after > 0
+        first.cancel()
+
+
+async def test_all_that_a_caller_sends_counts_against_the_room_there_is():
+    async with edge_mesh(max_bytes=4_000) as mesh:
+        for much in (
+            {"text": "x" * 4_001},
+            {"text": "x", "resume": Resume(token_ids=[token_at(0)] * 200)},
+            {"text": None, "chat": Chat(messages=[Message(role="r" * 60, content="")] * 70)},
+        ):
+            assert (await refused(mesh.generate(**much))).reason == "EDGE_FULL"
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await mesh.inference.CountTokens(CountTokensRequest(text="x" * 4_001), metadata=KEY)
+        assert error_from_rpc(failure.value).reason == "EDGE_FULL"
+        assert (await mesh.inference.CountTokens(CountTokensRequest(text="x" * 400), metadata=KEY)).prompt_tokens == 400
+        assert (await at_rest(mesh))["held_bytes"] == 0
+
+
+async def test_a_long_body_is_parsed_off_the_loop_and_a_short_one_at_once():
+    with Threads(1) as threads:
+        gateway = Gateway(EdgeConfig(), None, None, threads)
+        assert await gateway.parsed(SMALL, threading.get_ident) == threading.get_ident()
+        assert await gateway.parsed(SMALL + 1, threading.get_ident) != threading.get_ident()
+
+
+async def test_a_message_above_the_cap_is_refused_before_it_is_parsed():
+    async with edge_mesh() as mesh:
+        error = await refused(mesh.generate("x" * limits.BODY_BYTES))
+        assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(limits.BODY_BYTES) in error.message

@@ -1,0 +1,193 @@
+"""A real edge whose workers, queues, auth or clients go: answers go on, tickets move, nothing is charged twice."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from edge_calls import at_rest, read, refused, refusing, some_tokens
+from edge_mesh import PATIENCE, edge_mesh, text_of, token_at
+from penstock.chassis.errors import Unavailable
+from penstock.v1.inference_pb2 import (
+    Resume,
+    Sampling,
+)
+
+
+async def test_a_client_that_leaves_frees_the_gpu_and_is_charged_what_was_made():
+    async with edge_mesh() as mesh:
+        mesh.workers[0].pause_at = 4
+        call = mesh.generate(max_output_tokens=50)
+        await mesh.workers[0].paused.get()
+        call.cancel()
+        assert await mesh.workers[0].cancels.get() == 1
+        settle = await mesh.auth.settles.get()
+        assert (settle.prompt_tokens, settle.output_tokens, settle.outcome) == (2, 4, "cancelled")
+        figures = await at_rest(mesh)
+        assert (figures["cancels"], figures["receipts"]) == (1, 1)
+
+
+async def test_a_client_that_leaves_while_it_waits_takes_its_ticket_along():
+    async with edge_mesh() as mesh:
+        mesh.queue.is_holding = True
+        call = mesh.generate()
+        ticket = await mesh.queue.held.get()
+        call.cancel()
+        assert await mesh.queue.withdrawn.get() == [ticket.ticket_id]
+        settle = await mesh.auth.settles.get()
+        assert (settle.output_tokens, settle.outcome) == (0, "cancelled")
+        (peer,) = mesh.queue.peers
+        peer.send(mesh.queue.lease(ticket))  # placed while the withdrawal was on its way
+        assert await mesh.queue.withdrawn.get() == [ticket.ticket_id]
+        assert not mesh.workers[0].starts
+
+
+async def test_a_worker_that_dies_mid_answer_costs_no_token_and_repeats_none():
+    async with edge_mesh(workers=2) as mesh:
+        mesh.workers[0].pause_at = 5
+        call = mesh.generate("hi", max_output_tokens=12, explain=True)
+        before = await some_tokens(call, 5)
+        mesh.workers[0].die()
+        _, text, ids, finished = await read(call)
+        assert before == [token_at(index) for index in range(5)]
+        assert (text, ids) == (text_of(12)[5:], [token_at(index) for index in range(5, 12)])
+        assert finished.usage.output_tokens == 12
+        assert (finished.timeline.attempts, finished.timeline.worker_id) == (2, "w2")
+        first, second = mesh.queue.tickets
+        assert (second.attempt, list(second.avoid_workers)) == (2, ["w1"])
+        assert (second.ticket_id, second.enqueue_unix_nano) == (first.ticket_id, first.enqueue_unix_nano)
+        assert (second.prompt_tokens, second.max_output_tokens) == (7, 7)
+        (start,), (again,) = mesh.workers[0].starts, mesh.workers[1].starts
+        assert (list(again.token_ids[:2]), again.emitted) == (list(start.token_ids), 5)
+        assert again.sampling.seed == start.sampling.seed
+        await at_rest(mesh)
+
+
+async def test_an_answer_goes_on_at_the_only_worker_whose_stream_was_cut():
+    async with edge_mesh() as mesh:
+        mesh.workers[0].pause_at = 5
+        call = mesh.generate("hi", max_output_tokens=12)
+        before = await some_tokens(call, 5)
+        mesh.queue.sheds.append(Unavailable("no other is left", reason="NO_WORKER", retry_after=PATIENCE))
+        mesh.workers[0].pause_at = None
+        mesh.workers[0].die()
+        assert before + (await read(call))[2] == [token_at(index) for index in range(12)]
+        assert [list(each.avoid_workers) for each in mesh.queue.tickets] == [[], ["w1"], []]
+
+
+async def test_a_queue_that_starts_again_gets_its_waiting_tickets_back():
+    async with edge_mesh() as mesh:
+        mesh.queue.is_holding = True
+        reading = asyncio.create_task(read(mesh.generate(max_output_tokens=2)))
+        await mesh.queue.held.get()
+        mesh.queue.is_holding = False
+        for peer in list(mesh.queue.peers):
+            peer.close("killed")
+        _, text, _, _ = await reading
+        assert text == "ab"
+        first, second = mesh.queue.tickets
+        assert (second.attempt, second.enqueue_unix_nano) == (1, first.enqueue_unix_nano)
+
+
+async def test_a_lost_shards_tickets_go_to_another_at_once():
+    async with edge_mesh(shards=2) as mesh:
+        while (await mesh.figures())["queue_links_up"] < 2:
+            pass
+        for queue in mesh.queues:
+            queue.is_holding = True
+        reading = asyncio.create_task(read(mesh.generate(max_output_tokens=2)))
+        held = [asyncio.create_task(queue.held.get()) for queue in mesh.queues]
+        await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+        home, other = mesh.queues if held[0].done() else reversed(mesh.queues)
+        assert not other.tickets
+        other.is_holding = False
+        for peer in list(home.peers):
+            peer.close("killed")
+        assert (await reading)[1] == "ab"
+        assert other.tickets == home.tickets
+        for waiting in held:
+            waiting.cancel()
+
+
+async def test_a_draining_queue_is_asked_again_only_when_it_is_back():
+    async with edge_mesh() as mesh:
+        mesh.queue.sheds.append(Unavailable("drains", reason="DRAINING", retry_after=1.0))
+        reading = asyncio.create_task(read(mesh.generate(max_output_tokens=2)))
+        while not mesh.queue.tickets:
+            await mesh.figures()
+        for peer in list(mesh.queue.peers):
+            peer.close("gone")
+        assert (await reading)[1] == "ab"
+        assert len(mesh.queue.tickets) == 2
+
+
+async def test_an_auth_that_dies_before_it_answers_is_asked_again():
+    async with edge_mesh() as mesh:
+        heard = asyncio.Queue()
+        answer, mesh.auth.answer = mesh.auth.answer, heard.put_nowait
+        call = mesh.generate(max_output_tokens=2)
+        lost = (await heard.get()).reserve
+        assert (await mesh.figures())["flights_reserving"] == 1
+        mesh.auth.answer = answer
+        for peer in list(mesh.auth.peers):
+            peer.close("killed")
+        assert (await read(call))[1] == "ab"
+        assert mesh.auth.reserves == [lost]
+
+
+async def test_a_settlement_is_said_again_until_auth_confirms_it():
+    async with edge_mesh() as mesh:
+        answer = mesh.auth.answer
+        mesh.auth.answer = lambda frame: None if frame.HasField("settle") else answer(frame)
+        await read(mesh.generate(max_output_tokens=2))
+        assert (await mesh.figures())["reservations_open"] == 1
+        mesh.auth.answer = answer
+        for peer in list(mesh.auth.peers):
+            peer.close("killed")
+        assert (await mesh.auth.settles.get()).outcome == "length"
+        await at_rest(mesh)
+
+
+async def test_a_client_too_far_behind_loses_its_request_and_can_resume():
+    async with edge_mesh(client_buffer=64) as mesh:
+        mesh.workers[0].is_bursting = True
+        error = await refused(mesh.generate(max_output_tokens=40))
+        assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "CLIENT_TOO_SLOW")
+        assert await mesh.workers[0].cancels.get() == 1
+        _, text, _, _ = await read(mesh.generate(max_output_tokens=12))
+        assert text == text_of(12)
+
+
+async def test_an_answer_is_resumed_after_the_tokens_its_client_has():
+    async with edge_mesh() as mesh:
+        had = [token_at(index) for index in range(3)]
+        _, text, ids, finished = await read(
+            mesh.generate("hi", max_output_tokens=6, resume=Resume(token_ids=had), sampling=Sampling(seed=1))
+        )
+        assert (text, ids) == ("def", [token_at(index) for index in range(3, 6)])
+        assert finished.usage.output_tokens == 3
+
+
+async def test_a_drained_edge_lets_running_answers_end():
+    async with edge_mesh(drain_grace=PATIENCE) as mesh:
+        mesh.workers[0].pause_at = 3
+        call = mesh.generate(max_output_tokens=9)
+        await some_tokens(call, 3)
+        draining = asyncio.create_task(mesh.drain())
+        await refusing(mesh)
+        mesh.workers[0].go_on(1)
+        assert (await read(call))[1] == text_of(9)[3:]
+        await draining
+        assert (await mesh.auth.settles.get()).outcome == "length"
+
+
+async def test_answers_that_outlast_the_grace_are_cancelled_down_to_the_gpu():
+    async with edge_mesh() as mesh:
+        mesh.workers[0].pause_at = 3
+        call = mesh.generate(max_output_tokens=9)
+        await some_tokens(call, 3)
+        await mesh.drain()
+        assert await mesh.workers[0].cancels.get() == 1
+        assert (await mesh.auth.settles.get()).outcome == "cancelled"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await read(call)

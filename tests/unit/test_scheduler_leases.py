@@ -1,0 +1,132 @@
+"""The dispatcher's leases by plain calls: nothing placed is forgotten, whoever goes away."""
+
+import pytest
+
+from dispatch_mesh import START, TTL
+from dispatcher_calls import attach, credits_in, offer, only, quiet, space
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.effects import Catalog, Decline, Place, Revoke
+from penstock.scheduler.leases import LeaseBook
+
+
+@pytest.fixture
+def scheduler():
+    """One shard, no worker."""
+    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
+    found.queue_joined("q")
+    return found
+
+
+def test_a_lease_that_is_not_started_lapses(scheduler):
+    attach(scheduler, slots=1)
+    offer(scheduler)
+    assert quiet(scheduler.tick(START + TTL - 0.1)) == []
+    effects = scheduler.tick(START + TTL)
+    assert only(Revoke, effects) == Revoke("w", "s-1")
+    assert (len(scheduler.leases), scheduler.promised_blocks, scheduler.fleet["w"].unstarted_tokens) == (0, 0, 0)
+
+
+def test_a_started_lease_does_not_lapse_and_ends_when_its_worker_says_so(scheduler):
+    attach(scheduler, slots=1)
+    offer(scheduler, tokens=32)
+    scheduler.started("w", "s-1")
+    assert quiet(scheduler.tick(START + 100)) == []
+    assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.fleet["w"].unstarted_tokens) == (1, 0, 0)
+    assert credits_in(scheduler.released("w", ["s-1"])) == [("q", 1, False)]
+    assert (len(scheduler.leases), scheduler.promised_blocks) == (0, 0)
+
+
+def test_a_worker_cannot_start_or_end_the_lease_of_another(scheduler):
+    attach(scheduler, "w")
+    offer(scheduler)
+    attach(scheduler, "x")
+    scheduler.started("x", "s-1")
+    scheduler.released("x", ["s-1", "unheard-of"])
+    assert (scheduler.leases.unstarted, scheduler.fleet["w"].promised_blocks) == (1, 2)
+
+
+def test_a_recalled_ticket_frees_its_lease_unless_that_was_started(scheduler):
+    attach(scheduler)
+    offer(scheduler, "left")
+    offer(scheduler, "runs")
+    scheduler.started("w", "s-2")
+    assert only(Revoke, scheduler.recalled("q", ["left", "runs", "unheard-of"])).lease_id == "s-1"
+    assert list(scheduler.leases.leases) == ["s-2"]
+
+
+def test_a_shard_cannot_recall_what_another_had_placed(scheduler):
+    attach(scheduler)
+    scheduler.queue_joined("q2")
+    offer(scheduler, queue="q2")
+    assert scheduler.recalled("q", ["t"]) == []
+    assert scheduler.leases.unstarted == 1
+
+
+def test_a_ticket_offered_again_gives_up_the_lease_that_nobody_started(scheduler):
+    attach(scheduler, slots=1)
+    offer(scheduler)
+    effects = offer(scheduler, now=START + 1)
+    assert only(Revoke, effects).lease_id == "s-1"
+    assert only(Place, effects).lease.lease_id == "s-2"
+    assert only(Revoke, scheduler.tick(START + 1 + TTL)).lease_id == "s-2"
+    assert len(scheduler.leases) == 0
+
+
+def test_an_offer_of_an_attempt_that_is_over_changes_nothing(scheduler):
+    attach(scheduler)
+    offer(scheduler, attempt=2)
+    scheduler.queue_joined("slow")
+    assert only(Decline, offer(scheduler, queue="slow", attempt=1)).queue == "slow"
+    assert scheduler.leases.unstarted_of("t").attempt == 2
+
+
+def test_a_lost_worker_takes_along_what_runs_and_leaves_what_may_start_until_it_lapses(scheduler):
+    attach(scheduler)
+    offer(scheduler, "runs")
+    offer(scheduler, "waits")
+    scheduler.started("w", "s-1")
+    assert only(Catalog, scheduler.worker_lost("w")).entries == ()
+    assert list(scheduler.leases.leases) == ["s-2"]
+    assert quiet(scheduler.tick(START + TTL)) == []  # there is nobody to tell
+    assert len(scheduler.leases) == 0
+
+
+def test_a_worker_that_comes_back_is_still_held_to_what_it_was_promised_for(scheduler):
+    attach(scheduler, stream="w/1", slots=3)
+    for name in ("runs", "waits", "started-meanwhile"):
+        offer(scheduler, name, tokens=16)
+    scheduler.started("w/1", "s-1")
+    scheduler.worker_lost("w/1")
+    effects = attach(scheduler, stream="w/2", slots=4, running={"s-1": 1, "s-3": 1})
+    worker = scheduler.fleet["w/2"]
+    assert worker.promised == {"s-1": 1, "s-2": 1, "s-3": 1}
+    assert worker.unstarted_tokens == 15
+    assert credits_in(effects) == [("q", 1, False)]
+    scheduler.started("w/2", "s-2")
+    scheduler.released("w/2", ["s-1", "s-2", "s-3"])
+    assert (worker.promised_blocks, worker.unstarted_tokens, len(scheduler.leases)) == (0, 0, 0)
+
+
+def test_a_worker_that_attaches_before_its_loss_is_noticed_counts_once(scheduler):
+    attach(scheduler, stream="w/1", slots=2)
+    attach(scheduler, stream="w/2", slots=2)
+    assert [worker.key for worker in scheduler.fleet] == ["w/2"]
+    assert scheduler.worker_lost("w/1") == []
+    assert space(scheduler)[0] == 2
+
+
+def test_leases_a_worker_brings_along_take_room_and_give_it_back(scheduler):
+    attach(scheduler, slots=2, kv_blocks=8, running={"of-another-scheduler": 7})
+    assert space(scheduler) == (1, 16)
+    assert len(scheduler.leases) == 0
+    scheduler.released("w", ["of-another-scheduler"])
+    assert space(scheduler) == (2, 128)
+
+
+def test_a_draining_scheduler_gives_no_credit_and_places_nothing(scheduler):
+    attach(scheduler)
+    scheduler.drain()
+    effects = offer(scheduler)
+    assert [type(effect) for effect in effects] == [Decline]
+    assert effects[0].reason == "NO_CAPACITY"
+    assert attach(scheduler, "w2")[1:] == []

@@ -1,0 +1,168 @@
+"""What the dispatcher tells the shards by plain calls: pace, service, releases, and again where it may be lost."""
+
+import pytest
+
+from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
+from dispatcher_calls import attach, offer, only, paces, served, told
+from penstock.mesh.v1.scheduler_pb2 import Report, RunningLease
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.effects import GiveCredit, TellPace, TellServed
+from penstock.scheduler.leases import LeaseBook
+from penstock.scheduler.served import KEPT_FOR, MAY_BE_LOST
+
+
+@pytest.fixture
+def scheduler():
+    """One shard, no worker."""
+    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
+    found.queue_joined("q")
+    return found
+
+
+def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):
+    attach(scheduler, "w")
+    scheduler.report("w", Report(tokens_per_second=100.0))
+    assert only(GiveCredit, attach(scheduler, "x")).tokens_per_second == 100.0
+    scheduler.report("x", Report(tokens_per_second=50.0))
+    assert only(GiveCredit, attach(scheduler, "y", slots=8)).tokens_per_second == 150.0
+
+
+def test_what_a_lease_was_served_is_told_to_the_shard_that_its_ticket_came_from(scheduler):
+    attach(scheduler)
+    scheduler.queue_joined("q2")
+    offer(scheduler, "a", attempt=3)
+    offer(scheduler, "b", queue="q2")
+    scheduler.progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
+    scheduler.progress("w", [served("s-1", 31, 5), served("unheard-of", 9, 9)])
+    assert told(scheduler.tick(START)) == [("q", "a", 3, 31, 5, False), ("q2", "b", 1, 20, 0, False)]
+    assert told(scheduler.tick(START + 1)) == []
+
+
+def test_the_end_of_a_lease_is_told_once_with_all_that_it_was_served(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.started("w", "s-1")
+    scheduler.progress("w", [served("s-1", 31, 1)])
+    scheduler.released("w", ["s-1"], [served("s-1", 31, 2)])
+    assert told(scheduler.tick(START)) == [("q", "t", 1, 31, 2, True)]
+    assert len(scheduler.served) == 0
+
+
+def test_a_lease_that_lapses_is_told_to_have_ended_with_nothing_served(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    assert told(scheduler.tick(START + TTL)) == [("q", "t", 1, 0, 0, True)]
+
+
+def test_what_ran_on_a_lost_worker_is_told_to_have_ended_with_what_was_heard_of_it(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.started("w", "s-1")
+    scheduler.progress("w", [served("s-1", 31, 7)])
+    scheduler.worker_lost("w")
+    assert told(scheduler.tick(START)) == [("q", "t", 1, 31, 7, True)]
+
+
+def test_a_run_that_a_worker_brings_along_goes_on_being_told_to_its_shard(scheduler):
+    profile = profile_of(slots=2)
+    profile.running.append(RunningLease(lease_id="x-9", kv_blocks=2, ticket_id="t", attempt=2, queue_id="q"))
+    scheduler.worker_attached("w", "w", "w:1", profile)
+    assert told(scheduler.tick(START)) == [("q", "t", 2, 0, 0, False)]  # whoever lost it has said that it ended
+    scheduler.progress("w", [served("x-9", 40, 8)])
+    assert told(scheduler.tick(START)) == [("q", "t", 2, 40, 8, False)]
+    scheduler.released("w", ["x-9"])
+    assert told(scheduler.tick(START)) == [("q", "t", 2, 40, 8, True)]
+    assert len(scheduler.leases) == 0
+
+
+def test_a_shard_that_is_away_for_a_moment_hears_later_and_one_that_stays_away_never(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.queue_lost("q")
+    assert told(scheduler.tick(START + TTL)) == []
+    scheduler.queue_joined("q")
+    assert told(scheduler.tick(START + TTL + 1)) == [("q", "t", 1, 0, 0, True)]
+    offer(scheduler, now=START + 10)
+    scheduler.queue_lost("q")
+    scheduler.tick(START + 20)
+    scheduler.tick(START + 20 + KEPT_FOR)
+    assert len(scheduler.served) == 0
+
+
+def test_an_end_that_may_have_been_lost_with_a_stream_is_told_again(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.released("w", ["s-1"])
+    assert told(scheduler.tick(START)) == [("q", "t", 1, 0, 0, True)]
+    scheduler.queue_lost("q")
+    scheduler.queue_joined("q")
+    assert told(scheduler.tick(START + 0.1)) == [("q", "t", 1, 0, 0, True)]
+    assert told(scheduler.tick(START + 0.1 + MAY_BE_LOST)) == []
+    scheduler.queue_lost("q")
+    assert len(scheduler.served) == 0
+
+
+def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(scheduler):
+    attach(scheduler, "a", slots=2)
+    attach(scheduler, "b", slots=2)
+    report = Report(running=1, prefill_backlog_tokens=70, tokens_per_second=100.0, prefill_tokens_per_second=500.0)
+    report.step_time.FromMilliseconds(20)
+    scheduler.report("a", report)
+    slow = Report(running=2, prefill_backlog_tokens=900, tokens_per_second=50.0, prefill_tokens_per_second=500.0)
+    scheduler.report("b", slow)
+    pace = only(TellPace, scheduler.tick(START)).pace
+    assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
+    assert (pace.running, pace.slots) == (3, 4)
+    assert (pace.prefill_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
+    assert paces(scheduler.tick(START + 0.9)) == []
+    assert paces(scheduler.tick(START + 1.0)) == [pace]
+    scheduler.report("b", Report(running=3))
+    assert [each.running for each in paces(scheduler.tick(START + 1.1))] == [4]
+
+
+def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
+    attach(scheduler, slots=2, kv_blocks=8)
+    for name, answer in (("long", 40), ("short", 10)):
+        ticket = ticket_of(name)
+        ticket.predicted_output_tokens = answer
+        scheduler.offer("q", ticket, START)
+    report = Report(steps=7, prefill_token_seconds=0.001, step_tokens=300)
+    report.decode_step_time.FromMilliseconds(10)
+    scheduler.report("w", report)
+    pace = only(TellPace, scheduler.tick(START)).pace
+    assert (pace.leases, pace.room, pace.workers) == (2, 0, 1)
+    assert (pace.held_tokens, pace.free_tokens) == (64, 64)
+    assert (pace.prefill_token_seconds, pace.step_tokens, pace.decode_step_time.ToMilliseconds()) == (0.001, 300, 10)
+    assert [(each.leases, each.after.ToMilliseconds()) for each in pace.releases] == [(1, 110), (2, 410)]
+    scheduler.started("w", "s-1")
+    scheduler.progress("w", [served("s-1", 31, 20)])
+    report.steps = 12
+    scheduler.report("w", report)
+    pace = only(TellPace, scheduler.tick(START + 0.1)).pace
+    assert [each.after.ToMilliseconds() for each in pace.releases] == [110, 150], "20 tokens were left five steps ago"
+
+
+def test_a_shard_is_told_when_a_first_token_came(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    first = served("s-1", 31, 1)
+    first.first_token_after.FromMilliseconds(120)
+    scheduler.progress("w", [first])
+    [told] = only(TellServed, scheduler.tick(START)).tickets
+    assert told.first_token_after.ToMilliseconds() == 120
+
+
+def test_a_model_without_workers_has_no_pace_and_that_is_told_once(scheduler):
+    attach(scheduler)
+    scheduler.tick(START)
+    scheduler.worker_lost("w")
+    assert [(each.model, each.slots) for each in paces(scheduler.tick(START + 1))] == [(MODEL, 0)]
+    assert paces(scheduler.tick(START + 9)) == []
+
+
+def test_a_shard_that_joins_is_told_the_pace_anew(scheduler):
+    attach(scheduler)
+    scheduler.tick(START)
+    scheduler.queue_lost("q")
+    scheduler.queue_joined("q")
+    assert len(paces(scheduler.tick(START + 0.1))) == 1
