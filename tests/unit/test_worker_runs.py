@@ -12,7 +12,7 @@ from penstock.worker.engine.interface import (
     StepResult,
 )
 from penstock.worker.leases import LeaseBook
-from penstock.worker.run import Asked, Served
+from penstock.worker.run import Served
 from penstock.worker.runs import RunBook
 from worker_runs import EDGE, expect, make_run, ready_book, refusal, running, step_of
 
@@ -54,7 +54,7 @@ def test_a_cancel_is_answered_once_the_engine_let_go():
     assert (ended.outcome, ended.step, ended.answers) == (Cancelled(run.seq_id, 1, 2), 2, True)
     assert released == LeasesReleased(("l1",), (Served("l1", 3, 1, 1.0),))
     assert (book.counts.cancels, book.counts.tokens_wasted_after_cancel) == (1, 1)
-    assert run.asked == Asked(at=0.0, step=0)  # from which the log tells how soon it was over
+    assert (run.asked_at, run.let_go_at, run.steps_since_asked) == (0.0, 1.0, 1)  # one step was under way
     assert book.is_idle
 
 
@@ -67,6 +67,26 @@ def test_what_was_made_before_the_engine_was_told_is_not_wasted_though_it_is_hea
         book.stepped(step_of(number, run), number - 1.0, float(number))
     book.stepped(StepResult(3, cancelled=[Cancelled(run.seq_id, 2, 2)]), 2.0, 3.0)
     assert (run.tokens, run.wasted, book.counts.tokens_wasted_after_cancel) == (2, 1, 1)
+    assert run.steps_since_asked == 1
+
+
+def test_a_token_heard_of_between_the_cancel_and_the_word_to_the_engine_is_not_wasted():
+    book = ready_book()
+    run = running(book)
+    book.cancel(EDGE, 1, 0.0)
+    book.stepped(step_of(1, run), 0.0, 1.0)
+    book.told(run.seq_id, 1.5)
+    book.stepped(StepResult(2, cancelled=[Cancelled(run.seq_id, 1, 2)]), 2.0, 3.0)
+    assert (run.tokens, run.wasted, run.steps_since_asked) == (1, 0, 0)
+
+
+def test_the_word_may_come_to_an_engine_that_has_let_go_already():
+    book = ready_book()
+    run = running(book)
+    book.cancel(EDGE, 1, 0.0)
+    book.stepped(StepResult(1, cancelled=[Cancelled(run.seq_id, 0, 2)]), 0.5, 1.0)
+    book.told(run.seq_id, 1.5)
+    assert run.asked_at == 0.0
 
 
 def test_a_cancel_that_comes_too_late_still_gets_its_receipt():

@@ -68,8 +68,8 @@ class RunAccounts:
             self._first.record(times.wait + times.prefill, names)
         if ended.run.tokens > 1:
             self._per_token.record(times.decode / (ended.run.tokens - 1), names)
-        if ended.run.asked:
-            self._let_go.record(max(0.0, ended.at - ended.run.asked.at), names)
+        if ended.run.asked_at is not None:
+            self._let_go.record(_let_go_after(ended, ended.run.asked_at), names)
             self._wasted.add(ended.run.wasted, names)
 
     def _trace(self, ended: Ended, reason: str) -> None:
@@ -107,15 +107,21 @@ def _stretches(ended: Ended, model: str) -> Iterator[tuple[str, float, float, di
 
 def _letting_go(ended: Ended) -> dict[str, float]:
     """How soon the engine let go of a run that was to end; empty for one that ended by itself."""
-    asked = ended.run.asked
-    if asked is None:
+    run = ended.run
+    if run.asked_at is None:
         return {}
     return {
-        "asked_at": round(asked.at, 6),
-        "let_go_s": round(max(0.0, ended.at - asked.at), 6),
-        "let_go_steps": ended.step - asked.step,
-        "wasted_tokens": ended.run.wasted,
+        "asked_at": round(run.asked_at, 6),
+        "let_go_s": round(_let_go_after(ended, run.asked_at), 6),
+        "let_go_steps": run.steps_since_asked,
+        "wasted_tokens": run.wasted,
     }
+
+
+def _let_go_after(ended: Ended, asked_at: float) -> float:
+    """Seconds, to where the engine began the step without it; a step's news come when it ends."""
+    let_go_at = ended.at if ended.run.let_go_at is None else ended.run.let_go_at
+    return max(0.0, let_go_at - asked_at)
 
 
 def _reason(ended: Ended) -> str:

@@ -246,7 +246,8 @@ class Front:
 
     def _cancel(self, effect: CancelSequence) -> None:
         self.engine.send(Cancel(effect.seq_id))
-        self.book.told(effect.seq_id, time.time())
+        # The loop writes to the pipe at the end of this turn, which a crowd of cancels can make a long one.
+        asyncio.get_running_loop().call_soon(lambda: self.book.told(effect.seq_id, time.time()))
 
     def _end(self, effect: Ended) -> None:
         if effect.answers:

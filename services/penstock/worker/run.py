@@ -44,13 +44,6 @@ class Served(NamedTuple):
         return bool(self.prompt_tokens or self.output_tokens)
 
 
-class Asked(NamedTuple):
-    """The moment at which a run was first to be taken out of the engine."""
-
-    at: float  # Unix s; once the engine has been told, when it was
-    step: int  # the engine's last that had been heard of
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Run:
     """Changed by `RunBook` alone. All moments are Unix seconds."""
@@ -74,7 +67,9 @@ class Run:
     first_token_at: float | None = None
     last_token_at: float | None = None
     ending: Ending | None = None
-    asked: Asked | None = None  # when it was first to be taken out
+    asked_at: float | None = None  # when it was first to be taken out; once the engine has been told, when it was
+    let_go_at: float | None = None  # when the engine freed what it had, as it began a step without it
+    steps_since_asked: int = 0  # that ended after `asked_at`, before the one without it
     was_given: bool = False  # to an engine
     wasted: int = 0  # tokens made in steps that ended after that
 
@@ -135,7 +130,7 @@ class Run:
         self.last_token_at = at
         if self.first_token_at is None:
             self.first_token_at = at
-        self.wasted += self.asked is not None and at > self.asked.at
+        self.wasted += self.asked_at is not None and at > self.asked_at
 
     def times(self, now: float) -> Times:
         """The three add up to the time from arrival to the last token, or to `now` for a run that had none."""

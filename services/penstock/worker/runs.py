@@ -26,7 +26,7 @@ from penstock.worker.leases import Grant, LeaseBook
 from penstock.worker.limits import Limits
 from penstock.worker.probation import Probation
 from penstock.worker.refusals import LeaseLost
-from penstock.worker.run import Asked, Ending, Run, Served
+from penstock.worker.run import Ending, Run, Served
 from penstock.worker.spread import RunCounts, spread
 from penstock.worker.timers import Timers
 
@@ -106,9 +106,8 @@ class RunBook:
 
     def told(self, seq_id: int, now: float) -> None:
         """Note that the engine has been told to let go: what steps make that end later is wasted."""
-        run = self.running[seq_id]
-        if run.asked:
-            run.asked = run.asked._replace(at=now)
+        if run := self.running.get(seq_id):
+            run.asked_at, run.wasted = now, 0
 
     # What a scheduler does.
 
@@ -160,7 +159,6 @@ class RunBook:
     def stepped(self, result: StepResult, began_at: float, now: float) -> list[Effect]:
         """`now`: when the step ended."""
         self.step = result.step
-        self.counts.engine_steps += 1
         for seq_id, cached_tokens in result.admitted:
             if seq_id in self.running:
                 self.running[seq_id].admit(cached_tokens, began_at)
@@ -171,7 +169,9 @@ class RunBook:
         outcomes: list[Finished | Cancelled] = [*result.cancelled, *result.finished]
         for outcome in outcomes:
             if run := self.running.get(outcome.seq_id):
+                run.let_go_at = began_at if isinstance(outcome, Cancelled) else now
                 effects += self._end(run, outcome_of(run, outcome._replace(output_tokens=run.tokens)), now)
+        self.counts.note_step(now)
         if self.closed:  # one that is on probation runs
             self.probation.acquit()
             effects += self._try_next()
@@ -197,11 +197,8 @@ class RunBook:
                 effects += self._take_out(self.running[key], Ending.DEADLINE, now)
             elif key[0] == "lease":
                 self._end_lease(key[1])
-            elif key[0] == "held":
-                run = next(run for run in self.probation.held if run.lease_id == key[1])
-                effects += self._end(run, refusals.too_late() if run.deadline <= now else self._unannounced(run), now)
             else:
-                run = self.parked[key[1]]
+                run = self.parked.get(key[1]) or next(r for r in self.probation.held if r.lease_id == key[1])
                 late = run.deadline <= now
                 effects += self._end(run, refusals.too_late() if late else self._unannounced(run), now)
         return effects
@@ -260,7 +257,7 @@ class RunBook:
         """Have the engine let go of a run; one that it does not have yet ends at once."""
         was_asked = run.ending is not None
         if not was_asked:
-            run.asked = Asked(now, self.step)
+            run.asked_at = now
         if not was_asked or ending.is_silent:
             run.ending = ending
         if run.seq_id not in self.running:
@@ -310,6 +307,8 @@ class RunBook:
 
     def _ended(self, run: Run, outcome: Outcome, now: float) -> Ended:
         self.counts.tokens_wasted_after_cancel += run.wasted
+        if run.asked_at is not None:
+            run.steps_since_asked = self.counts.steps_since(run.asked_at)
         handles = self.streams.get(run.stream, {})
         if handles.get(run.handle) is run:
             del handles[run.handle]

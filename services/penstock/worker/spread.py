@@ -1,11 +1,14 @@
 """One step's tokens, sorted by the edge streams that wait for them. Pure."""
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.worker.effects import Tokens
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.run import Run
+
+STEP_ENDS = 64  # a run that is let go later than that many steps after the word is let go too late in any case
 
 
 @dataclass(slots=True)
@@ -16,6 +19,15 @@ class RunCounts:
     tokens_generated: int = 0
     tokens_wasted_after_cancel: int = 0
     cancels: int = 0
+    _step_ends: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_ENDS))  # Unix s
+
+    def note_step(self, ended_at: float) -> None:
+        self.engine_steps += 1
+        self._step_ends.append(ended_at)
+
+    def steps_since(self, at: float) -> int:
+        """How many ended after `at`, of those remembered."""
+        return sum(end > at for end in self._step_ends)
 
 
 def spread(result: StepResult, running: Mapping[int, Run], counts: RunCounts, now: float) -> list[Tokens]:
