@@ -106,6 +106,7 @@ class FakeQueue(QueueServiceServicer):
         self.withdrawn = asyncio.Queue()
         self.sheds: list[PenstockError] = []
         self.closed = []  # Closed, what a shed says of others
+        self.closed_behind = []  # the same, what is said to those that wait
         self.is_holding = False  # tickets wait for ever
         self.held = asyncio.Queue()
         self.peers = set()
@@ -130,7 +131,7 @@ class FakeQueue(QueueServiceServicer):
                 shed = Shed(ticket_id=ticket.ticket_id, failure=self.sheds.pop(0).failure(), closed=self.closed)
                 peer.send(SubmitResponse(shed=shed))
                 continue
-            peer.send(SubmitResponse(queued=Queued(ticket_id=ticket.ticket_id)))
+            peer.send(SubmitResponse(queued=Queued(ticket_id=ticket.ticket_id, closed=self.closed_behind)))
             if self.is_holding:
                 self.held.put_nowait(ticket)
             else:

@@ -63,6 +63,14 @@ def test_a_refusal_says_for_how_long_it_holds_for_others_of_its_kind():
     assert (by_promise.prompt_tokens, by_promise.max_output_tokens) == (1, 1), "it is the line that lasts"
 
 
+def test_the_last_that_there_is_room_for_says_for_how_long_there_is_none_behind_it():
+    shard = shard_at_full_speed()
+    queued = [to_edge(only(out.Queued, shard.enqueue(f"t{number}"))).queued for number in range(18)]
+    assert not any(each.closed for each in queued[:-1])
+    [closed] = queued[-1].closed
+    assert to_edge(only(out.Shed, shard.enqueue("late"))).shed.closed == [closed]
+
+
 def test_a_refusal_holds_for_smaller_ones_as_long_as_they_would_be_late_and_no_longer():
     shard = shard_at_full_speed()
     report(shard, prefill_tokens_per_second=100)

@@ -18,7 +18,7 @@ from penstock.edge.refusals import Ask, Kind, Refusals, refusal_of
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.least import least_tokens
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
-from penstock.mesh.v1.queue_pb2 import Shed
+from penstock.mesh.v1.queue_pb2 import Closed, Queued, Shed
 from penstock.v1.inference_pb2 import Priority
 
 log = structlog.get_logger()
@@ -26,8 +26,6 @@ log = structlog.get_logger()
 Know = Callable[[Credential, "Priority.ValueType"], Identity | None]
 
 EDGE, QUEUE = "edge", "queue"  # who refused
-
-
 TELL_EVERY = 1.0  # s
 
 
@@ -85,10 +83,12 @@ class Door:
             ask = Ask(len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.flight.deadline - arrived)
             self._check(passage.spec, passage.credential, plan.model, ask)
 
-    def queued(self, passage: Passage) -> None:
-        """The queue took a ticket."""
-        if self._refusals and _is_fresh(passage):
+    def queued(self, passage: Passage, queued: Queued, now: float) -> None:
+        """The queue took a ticket, and may have no room behind it."""
+        if (self._refusals or queued.closed) and _is_fresh(passage):
             self._refusals.taken(*_asked(passage))
+            for each in queued.closed:
+                self._note(passage, each, Overloaded("", retry_after=seconds_of(each.lasts)), now)
 
     def shed(self, passage: Passage, shed: Shed, error: PenstockError, now: float) -> None:
         """The queue refused a ticket, or gave it up."""
@@ -97,15 +97,15 @@ class Door:
         self._counts[Count(error.reason, QUEUE, passage.flight.identity.priority)] += 1
         passage.record.refused_by(QUEUE)
         if _is_fresh(passage):
-            kind, ask = _asked(passage)
             for each in shed.closed:
-                like = ask._replace(prompt=each.prompt_tokens, output=each.max_output_tokens)
-                lasts = seconds_of(each.lasts)
-                sent = passage.flight.enqueued_at
-                refusal = refusal_of(
-                    like, asked_at=sent, lasts=lasts, by_deadline=each.by_deadline, told=error, now=now
-                )
-                self._refusals.note(kind, refusal, now)
+                self._note(passage, each, error, now)
+
+    def _note(self, passage: Passage, closed: Closed, told: Overloaded, now: float) -> None:
+        kind, ask = _asked(passage)
+        like = ask._replace(prompt=closed.prompt_tokens, output=closed.max_output_tokens)
+        sent, lasts = passage.flight.enqueued_at, seconds_of(closed.lasts)
+        refusal = refusal_of(like, asked_at=sent, lasts=lasts, by_deadline=closed.by_deadline, told=told, now=now)
+        self._refusals.note(kind, refusal, now)
 
     def _check(self, spec: RequestSpec, credential: Credential, model: str, ask: Ask) -> None:
         identity = self._know(credential, spec.priority)

@@ -125,6 +125,7 @@ class Refusals:
     def taken(self, kind: Kind, ask: Ask) -> None:
         """Hear that the queue took one in: what would have refused it holds no more."""
         if closed := self._kinds.get(kind):
+            closed.trying = -inf
             closed.refusals = [each for each in closed.refusals if not each.holds_for(ask)]
             if not closed.refusals:
                 del self._kinds[kind]

@@ -25,6 +25,7 @@ from penstock.queue.promises import Promises
 from penstock.queue.shelves import Shelves, retry_within_bounds
 from penstock.queue.waiting import WaitingTicket
 
+NEARLY = 0.5  # of what it is promised: a ticket that is predicted to take less shuts no door behind it
 SMALLER = 0.0, 0.25, 0.5, 1.0  # shares of a refused prompt that are looked at for whether they would be refused too
 
 
@@ -63,7 +64,7 @@ class Admission:
             return None if spares_others else OthersTooLate(retry_within_bounds(prediction.least))
         refusal = TooLate(prediction.least, limit, retry_within_bounds(excess))
         if not ticket.resumes:
-            refusal.closed = partial(self._closed, ticket, limit, excess, now)
+            refusal.closed = partial(self._closed, ticket, limit, now)
         return refusal
 
     def let_in(self, ticket: WaitingTicket, prediction: Prediction, now: float) -> None:
@@ -84,23 +85,31 @@ class Admission:
         usable = self._promises.headroom or self._shelves[model].forecast.usable(prediction)
         return prediction.least - limit * usable
 
-    def _closed(self, ticket: WaitingTicket, limit: float, excess: float, now: float) -> Iterator[Closed]:
-        """Yield for how long smaller ones would be refused as well, the smallest first, and the ticket's own size.
+    def closed_behind(self, ticket: WaitingTicket, now: float) -> Iterator[Closed]:
+        """Yield for how long others like a ticket that was let in a moment ago would be refused behind it."""
+        if not ticket.resumes and ticket.predicted_first > NEARLY * ticket.promised > 0:
+            behind = replace(ticket, enqueued=now, arrival=ticket.arrival + 1, listing=0)
+            yield from self._closed(behind, ticket.promised, now)
+
+    def _closed(self, ticket: WaitingTicket, limit: float, now: float) -> Iterator[Closed]:
+        """Yield for how long smaller ones would be refused, the smallest first, and the ticket's own size.
 
         What is before a ticket is served no faster than time passes, so that is their excess; but where predictions
         are corrected upwards, they fall faster than that.
         """
         pace = max(1.0, self._shelves[ticket.model].forecast.correction)
         by_deadline, longest = self._promises.is_by_deadline(ticket, now), 0.0
-        for share in SMALLER:
-            like = replace(ticket, prompt_tokens=max(1, ceil(share * ticket.prompt_tokens)), max_output_tokens=1)
-            like.predicted_output = 1
+        for like in (*(self._smaller(ticket, share) for share in SMALLER), ticket):
             lasts = self._excess(ticket.model, self._shelves.predict(like, now), limit) / pace
             if lasts > longest:
                 longest = lasts
-                yield Closed(lasts, like.prompt_tokens, 1, by_deadline)
-        if excess / pace > longest:
-            yield Closed(excess / pace, ticket.prompt_tokens, ticket.max_output_tokens, by_deadline)
+                yield Closed(lasts, like.prompt_tokens, like.max_output_tokens, by_deadline)
+
+    def _smaller(self, ticket: WaitingTicket, share: float) -> WaitingTicket:
+        prompt = max(1, ceil(share * ticket.prompt_tokens))
+        like = replace(ticket, prompt_tokens=prompt, max_output_tokens=1, predicted_output=1)
+        like.is_urgent = self._shelves[ticket.model].order.is_urgent(like)
+        return like
 
     def expiry(self, ticket: WaitingTicket, now: float) -> PenstockError:
         """Return why a ticket goes that is past its due time."""

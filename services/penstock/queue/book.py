@@ -6,6 +6,7 @@ order of its model, except for a short pause once every scheduler has declined i
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 from penstock.chassis.errors import PenstockError
@@ -25,7 +26,7 @@ from penstock.queue.effects import (
     Shed,
     Withdrawn,
 )
-from penstock.queue.errors import Evicted, NoWorker
+from penstock.queue.errors import AskClosed, Evicted, NoWorker
 from penstock.queue.forecast import Prediction
 from penstock.queue.lengths import Lengths
 from penstock.queue.placed import Placed
@@ -266,7 +267,8 @@ class TicketBook:
         self._admission.let_in(ticket, prediction, now)
         self.shelves.count(ticket, 1)
         self._show(ticket, now)
-        return [_queued(ticket, prediction), *self._match(ticket.model, now)]
+        queued = _queued(ticket, prediction, partial(self._admission.closed_behind, ticket, now))
+        return [queued, *self._match(ticket.model, now)]
 
     def _show(self, ticket: WaitingTicket, now: float) -> None:
         self._presence.await_again(ticket.model, now)
@@ -356,5 +358,5 @@ class TicketBook:
         return self.tickets.get(ticket.ticket_id) is ticket
 
 
-def _queued(ticket: WaitingTicket, prediction: Prediction) -> Queued:
-    return Queued(ticket.edge, ticket.ticket_id, prediction.ahead, prediction.wait, prediction.first_token)
+def _queued(ticket: WaitingTicket, prediction: Prediction, closed: AskClosed = tuple) -> Queued:
+    return Queued(ticket.edge, ticket.ticket_id, prediction.ahead, prediction.wait, prediction.first_token, closed)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from penstock.queue.errors import AskClosed
 from penstock.queue.policies.order import Key
 from penstock.queue.waiting import WaitingTicket
 
@@ -17,6 +18,7 @@ class Queued:
     ahead: int
     predicted_wait: float | None  # s; None: no measured rate yet
     first_token: float | None = field(default=None, compare=False)  # s; predicted as well, and not on the wire
+    closed: AskClosed = field(default=tuple, compare=False)  # to others behind it
 
 
 @dataclass(frozen=True, slots=True)

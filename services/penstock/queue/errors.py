@@ -15,10 +15,13 @@ class Closed(NamedTuple):
     by_deadline: bool = False  # what has more time may be taken
 
 
+AskClosed = Callable[[], Iterable[Closed]]  # worked out only for those who ask, before anything moves
+
+
 class AtTheDoor(Overloaded):
     """A refusal for load, by figures that others of the same kind would be refused with as well."""
 
-    closed: Callable[[], Iterable[Closed]] = tuple  # worked out only for those who ask, before anything moves
+    closed: AskClosed = tuple
 
 
 class QueueFull(AtTheDoor):

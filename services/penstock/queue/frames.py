@@ -6,7 +6,7 @@ from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
 from penstock.queue.charges import Service
-from penstock.queue.errors import AtTheDoor
+from penstock.queue.errors import AtTheDoor, Closed
 from penstock.queue.seats import Credit
 from penstock.queue.speed import Release, Speed
 from penstock.queue.waiting import NANOS, to_frame
@@ -18,6 +18,7 @@ def to_edge(effect: out.ToEdge | out.Models) -> pb.SubmitResponse:
             queued = pb.Queued(ticket_id=effect.ticket_id, ahead_hint=effect.ahead)
             if effect.predicted_wait is not None:
                 queued.predicted_wait.FromTimedelta(timedelta(seconds=effect.predicted_wait))
+            queued.closed.extend(map(_closed, effect.closed()))
             return pb.SubmitResponse(queued=queued)
         case out.Leased():
             leased = pb.Leased(lease=effect.lease)
@@ -33,10 +34,15 @@ def to_edge(effect: out.ToEdge | out.Models) -> pb.SubmitResponse:
 
 def _shed(effect: out.Shed) -> pb.Shed:
     shed = pb.Shed(ticket_id=effect.ticket_id, failure=effect.error.failure())
-    for each in effect.error.closed() if isinstance(effect.error, AtTheDoor) else ():
-        closed = shed.closed.add(by_deadline=each.by_deadline, prompt_tokens=each.prompt, max_output_tokens=each.output)
-        closed.lasts.FromTimedelta(timedelta(seconds=each.lasts))
+    if isinstance(effect.error, AtTheDoor):
+        shed.closed.extend(map(_closed, effect.error.closed()))
     return shed
+
+
+def _closed(found: Closed) -> pb.Closed:
+    closed = pb.Closed(by_deadline=found.by_deadline, prompt_tokens=found.prompt, max_output_tokens=found.output)
+    closed.lasts.FromTimedelta(timedelta(seconds=found.lasts))
+    return closed
 
 
 def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:

@@ -107,7 +107,7 @@ class QueueLinks:
             self._catalog.announce(shard, frame.catalog)
         elif kind == "queued":
             if passage := self._held_by(shard, frame.queued.ticket_id):
-                self._door.queued(passage)
+                self._door.queued(passage, frame.queued, self._control.now())
                 self._control.apply(passage, passage.flight.queued())
         elif kind == "leased":
             lease = frame.leased.lease

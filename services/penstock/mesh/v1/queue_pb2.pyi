@@ -210,6 +210,7 @@ class Queued(_message.Message):
     TICKET_ID_FIELD_NUMBER: _builtins.int
     AHEAD_HINT_FIELD_NUMBER: _builtins.int
     PREDICTED_WAIT_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Which."""
     ahead_hint: _builtins.int
@@ -218,16 +219,21 @@ class Queued(_message.Message):
     def predicted_wait(self) -> _duration_pb2.Duration:
         """Predicted time to its lease; unset when there is no measured service rate yet."""
 
+    @_builtins.property
+    def closed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Closed]:
+        """For whom and how long there is no room behind it, so that the edge may refuse them by itself. Empty: for nobody."""
+
     def __init__(
         self,
         *,
         ticket_id: _builtins.str = ...,
         ahead_hint: _builtins.int = ...,
         predicted_wait: _duration_pb2.Duration | None = ...,
+        closed: _abc.Iterable[Global___Closed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["predicted_wait", b"predicted_wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_hint", b"ahead_hint", "predicted_wait", b"predicted_wait", "ticket_id", b"ticket_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_hint", b"ahead_hint", "closed", b"closed", "predicted_wait", b"predicted_wait", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
