@@ -1,7 +1,5 @@
 """What a ticket may expect from when slots fall free, what a step takes and what else is to be prefilled."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +24,7 @@ FULL = Speed(
     step_tokens=520,
     releases=ENDS,
 )
-IDLE = replace(FULL, leases=0, releases=())
+IDLE = FULL._replace(leases=0, releases=())
 
 
 def first_token(speed, line, prompt, now=NOW, *, shorter=0.5, tokens=0):
@@ -47,8 +45,8 @@ def test_the_time_that_has_passed_since_the_report_is_not_waited_for_again():
 def test_prompts_that_go_first_are_waited_for_as_far_as_they_are_computed_meanwhile():
     alone = first_token(FULL, Line(3), 100)
     assert first_token(FULL, Line(3, prompts=600), 100) == pytest.approx(alone + 600 * TOKEN)
-    assert first_token(replace(FULL, pending_prefill=600), Line(3), 100) == pytest.approx(alone + 600 * TOKEN)
-    assert first_token(replace(FULL, pending_prefill=600, workers=2), Line(3), 100) == pytest.approx(
+    assert first_token(FULL._replace(pending_prefill=600), Line(3), 100) == pytest.approx(alone + 600 * TOKEN)
+    assert first_token(FULL._replace(pending_prefill=600, workers=2), Line(3), 100) == pytest.approx(
         alone + 300 * TOKEN
     )
 
@@ -58,20 +56,20 @@ def test_what_was_placed_since_the_report_takes_slots_of_it():
 
 
 def test_a_lease_that_waits_at_the_worker_is_given_one_slot_earlier():
-    ahead = replace(FULL, leases=9, room=0)
+    ahead = FULL._replace(leases=9, room=0)
     found = outlook(ahead, Curve(ENDS, 0.0), Line(1), Ask(10, 10, 0.5), NOW)
     assert found.wait == pytest.approx(0.2)
     assert found.first_token == pytest.approx(0.3 + STEP + 10 * TOKEN)
 
 
 def test_where_kv_is_short_a_free_slot_is_not_enough():
-    short = replace(FULL, leases=4, held_tokens=4_000, free_tokens=500)
+    short = FULL._replace(leases=4, held_tokens=4_000, free_tokens=500)
     assert first_token(short, Line(), 100, tokens=400) < 0.1
     assert first_token(short, Line(), 100, tokens=2_500) == pytest.approx(0.2 + STEP + 100 * TOKEN)
 
 
 def test_a_long_prompt_waits_for_what_passes_it_and_a_short_one_does_not():
-    busy = replace(FULL, leases=2, pending_prefill=2_000)
+    busy = FULL._replace(leases=2, pending_prefill=2_000)
     burst = NOW._replace(inflow=40_000.0, prompt=400.0)
     assert first_token(busy, Line(), 50, burst, shorter=0.02) == pytest.approx(
         first_token(busy, Line(), 50, shorter=0.02), rel=0.3
@@ -80,7 +78,7 @@ def test_a_long_prompt_waits_for_what_passes_it_and_a_short_one_does_not():
 
 
 def test_no_more_passes_a_prompt_than_there_are_slots_for():
-    last = replace(FULL, leases=7, pending_prefill=2_000)
+    last = FULL._replace(leases=7, pending_prefill=2_000)
     flood = NOW._replace(inflow=1e9)
     assert first_token(last, Line(), 400, flood, shorter=0.9) == pytest.approx(
         first_token(last, Line(), 400, shorter=0.9)
@@ -139,12 +137,12 @@ def test_a_slot_given_anew_falls_free_again():
 
 
 def test_two_schedulers_are_as_good_as_one_of_twice_the_size():
-    half = replace(FULL, pending_prefill=300, held_tokens=80, free_tokens=8)
+    half = FULL._replace(pending_prefill=300, held_tokens=80, free_tokens=8)
     both = together([half, half])
     assert both.slots == 16
     curve = merged([half.releases, half.releases])
     assert Curve(curve, 0.0).time_of(16) == pytest.approx(0.8)
-    both = replace(both, releases=curve)
+    both = both._replace(releases=curve)
     assert first_token(both, Line(7), 100, tokens=1) == pytest.approx(
         first_token(half, Line(3), 100, tokens=1), rel=0.15
     )

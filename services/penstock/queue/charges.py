@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.queue.policies.cost import cost_of, cost_so_far
 from penstock.queue.waiting import WaitingTicket
@@ -12,8 +13,7 @@ SILENCE = 300.0  # s; what runs is spoken of several times a second, but for wha
 MAX_ENDED = 4_096  # tickets; an end may be taken back when a worker turns out to live
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(NamedTuple):
     """What a scheduler says that a ticket was served so far."""
 
     ticket_id: str

@@ -1,4 +1,8 @@
-"""What the book asks its surroundings to say. Streams are named by keys that the service chose."""
+"""What the book asks its surroundings to say, as values that nobody changes. Streams are named by keys that the service
+chose.
+
+The classes are not frozen, as that takes three times as long to make one.
+"""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +13,7 @@ from penstock.queue.policies.order import Key
 from penstock.queue.waiting import WaitingTicket
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Queued:
     """To an edge: its ticket waits."""
 
@@ -21,7 +25,7 @@ class Queued:
     closed: AskClosed = field(default=tuple, compare=False)  # to others behind it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leased:
     """To an edge: its ticket has a worker."""
 
@@ -30,7 +34,7 @@ class Leased:
     waited: float  # s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shed:
     """To an edge: its ticket will not be served."""
 
@@ -39,7 +43,7 @@ class Shed:
     error: PenstockError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Withdrawn:
     """To an edge: tickets are out."""
 
@@ -47,7 +51,7 @@ class Withdrawn:
     ticket_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Models:
     """To one edge, or to every edge: the models that can be placed."""
 
@@ -55,7 +59,7 @@ class Models:
     entries: tuple[CatalogEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Offer:
     """To a scheduler: place this ticket."""
 
@@ -64,7 +68,7 @@ class Offer:
     uses_urgent_credit: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recalled:
     """To a scheduler: the clients of these tickets left."""
 
@@ -72,7 +76,7 @@ class Recalled:
     ticket_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Returned:
     """To a scheduler: credit that found no ticket."""
 
@@ -81,7 +85,7 @@ class Returned:
     tickets: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """To a scheduler: what waits most urgently for a model."""
 
@@ -95,7 +99,7 @@ class Head:
     is_urgent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Left:
     """To the record: a ticket is out of the book, by a lease where there is no reason."""
 

@@ -7,7 +7,7 @@ then the prefill backlog of the worker that is next, the own prompt and a step.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.queue.curve import Curve
@@ -131,7 +131,7 @@ class Forecast:
     def _by_law(self, ticket: WaitingTicket, ahead: Line, speeds: Sequence[Speed], now: float) -> Prediction:
         speed = together(speeds)
         if self._is_short(now) and speed.leases < speed.slots:
-            speed = replace(speed, slots=speed.leases)
+            speed = speed._replace(slots=speed.leases)
         curve = self._curve_for(speeds, speed, ahead.answer or self.answer)
         ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
         moment = Moment(max(0.0, now - speed.at), self.inflow.tokens_per_second(now), self.sizes.mean)

@@ -1,7 +1,7 @@
 """How fast a model's workers are and when their slots fall free, by what their schedulers report."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -13,8 +13,7 @@ class Release(NamedTuple):
     leases: int  # ended by then
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(NamedTuple):
     """One scheduler's workers of one model; 0: not measured yet."""
 
     at: float  # s; when it was heard
@@ -43,8 +42,7 @@ class Speed:
 
     def after(self, prompt_tokens: float) -> "Speed":
         """Count a ticket that has gone there since, as what comes before the next report must not all seem first."""
-        return replace(
-            self,
+        return self._replace(
             prefill_backlog=self.prefill_backlog + prompt_tokens,
             pending_prefill=self.pending_prefill + prompt_tokens * max(1, self.workers),
             free_slots=max(0, self.free_slots - 1),

@@ -6,7 +6,7 @@ from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Place:
     """To a queue: the ticket it offered has a worker."""
 
@@ -14,7 +14,7 @@ class Place:
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decline:
     """To a queue: the ticket it offered has none."""
 
@@ -23,7 +23,7 @@ class Decline:
     reason: str  # NO_CAPACITY or NO_WORKER
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GiveCredit:
     """To a queue: it may offer so many more."""
 
@@ -37,7 +37,7 @@ class GiveCredit:
     urgent_tickets: int = 0  # beyond those, for what goes first in its class
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TellPace:
     """To a queue: how fast the workers of a model are."""
 
@@ -45,7 +45,7 @@ class TellPace:
     pace: Pace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TellServed:
     """To a queue: what its tickets were served."""
 
@@ -53,7 +53,7 @@ class TellServed:
     tickets: tuple[ServedTicket, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TellTimes:
     """To a queue: how far other shards have come."""
 
@@ -61,14 +61,14 @@ class TellTimes:
     times: tuple[VirtualTime, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Catalog:
     """To every queue: the models that can be placed here."""
 
     entries: tuple[CatalogEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Expect:
     """To a worker: an edge will start this lease."""
 
@@ -76,7 +76,7 @@ class Expect:
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Revoke:
     """To a worker: this lease will not be started."""
 
