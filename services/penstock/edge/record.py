@@ -134,6 +134,7 @@ class Record:
             "ttft_s": _rounded(flight.first_token_at - flight.arrived),
             "tpot_s": _rounded(_per_token(flight)),
             "total_s": round(now - flight.arrived, 6),
+            "left_at": _rounded(flight.left_at),
         }
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from rich.console import Console
 
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.card import Card, Line, at_most, exactly, percentile, told
-from penstock.cli.scorecard.catalog import Wish, catalog
-from penstock.cli.scorecard.leavers import DOORS, Doors, Leaver, Visit, open_doors
+from penstock.cli.scorecard.crowd import Call, Crowd, Place, Report, open_crowd
+from penstock.cli.scorecard.leavers import DOORS, Leaver
 from penstock.cli.scorecard.logs import events, requests_by_ticket
 from penstock.cli.scorecard.rig import Rig, rig
+from penstock.cli.scorecard.standing import grown, standing
 from penstock.cli.scorecard.verdicts import residue_lines
 
 # Fewer slots than the larger crowd, so that some leave while they wait; small steps, so that a prompt takes several.
@@ -27,9 +28,7 @@ SETTINGS = (
 GOALS = {32: 0.010, 128: 0.050}  # s, P99 from client to engine, by how many leave at once
 ARRIVING = 1.5  # s, over which the clients of a crowd come, so that they leave at different states
 TOKENS = 400  # of an answer: more than anybody stays for
-STEPS = 2  # that which runs when the cancel comes, and the next, which frees
-STANDING = ("open_streams", "asyncio_tasks", "open_fds")
-SETTLE = 10.0  # s
+STEPS = 1  # that which runs when the engine is told; it begins the next without the request
 CROWD_TIMEOUT = 60.0  # s for a crowd to come, leave and be gone
 
 Ran = Mapping[str, dict[str, Any]]  # what a worker said of a run, by request
@@ -42,21 +41,26 @@ class CancelOptions:
 
 
 async def cancel(asked: CancelOptions, mesh: MeshOptions, console: Console) -> Card:
-    rng = random.Random(asked.seed)
-    crowds: dict[int, list[Leaver]] = {size: [] for size in GOALS}
-    wishes = catalog(16, TOKENS, asked.seed)
-    async with rig(mesh, console, settings=SETTINGS) as stage, open_doors(stage.mesh, stage.client) as doors:
-        await _crowd(doors, wishes, max(GOALS), rng, "warm")
+    reports: dict[int, list[Report]] = {size: [] for size in GOALS}
+    async with rig(mesh, console, settings=SETTINGS) as stage:
+        async with _doors(stage, asked.seed) as doors:
+            await _come_and_leave(doors, max(GOALS), "warm")
         await stage.residue()
-        before = await _standing(stage)
-        for number, size in enumerate(_sizes(asked.cancels)):
-            stage.say(f"{sum(map(len, crowds.values())):,} of {asked.cancels:,} cancelled, {size} at once now")
-            async with asyncio.timeout(CROWD_TIMEOUT):
-                crowds[size] += await _crowd(doors, wishes, size, rng, f"crowd-{number}")
+        before = await standing(stage)
+        async with _doors(stage, asked.seed) as doors:
+            done = 0
+            for number, size in enumerate(_sizes(asked.cancels)):
+                stage.say(f"{done:,} of {asked.cancels:,} cancelled, {size} at once now")
+                async with asyncio.timeout(CROWD_TIMEOUT):
+                    reports[size] += await _come_and_leave(doors, size, f"crowd-{number}")
+                done += size
         residue = await stage.residue()
-        grown = await _grown(stage, before)
+        more, opened = await grown(stage, before)
         folder = stage.mesh.folder
-    return _judge(crowds, _ran(folder), residue, grown)
+    card = _judge(reports, Words.read(folder), residue)
+    card.lines.append(exactly("credits, slots, streams, tasks, descriptors grown", len(more), 0))
+    card.notes += [*(f"{name} +{by:g}" for name, by in more.items()), *opened]
+    return card
 
 
 def _sizes(cancels: int) -> Iterator[int]:
@@ -68,65 +72,62 @@ def _sizes(cancels: int) -> Iterator[int]:
         yield size
 
 
-async def _crowd(doors: Doors, wishes: Sequence[Wish], size: int, rng: random.Random, name: str) -> list[Leaver]:
+@asynccontextmanager
+async def _doors(stage: Rig, seed: int) -> AsyncIterator[Mapping[str, Crowd]]:
+    """A process of clients for each door."""
+    edges, http = [each.address for each in stage.mesh.plan.of("edge")], stage.mesh.plan.http
+    place = Place(edges=edges, http=http, api_key=stage.mesh.api_key, tokens=TOKENS, seed=seed)
+    async with AsyncExitStack() as stack:
+        yield {door: await stack.enter_async_context(open_crowd(place)) for door in DOORS}
+
+
+async def _come_and_leave(doors: Mapping[str, Crowd], size: int, name: str) -> list[Report]:
     async with asyncio.TaskGroup() as group:
-        crowd = []
-        for number in range(size):
-            await asyncio.sleep(rng.uniform(0, 2) * ARRIVING / size)
-            crowd.append(Visit(doors, DOORS[number % 3], rng.choice(wishes), f"{name}-{number}", group))
-        for visit in crowd:
-            await visit.leave()
-    return [await visit.over() for visit in crowd]
+        for number, (door, crowd) in enumerate(doors.items()):
+            share = len(range(number, size, len(doors)))
+            group.create_task(crowd.come(Call(name=f"{name}-{door}", door=door, size=share, arriving=ARRIVING)))
+    return await asyncio.gather(*(crowd.leave() for crowd in doors.values()))
 
 
-def _ran(folder: Path) -> Ran:
-    requests = requests_by_ticket(folder)
-    return {requests[each["ticket_id"]]: each for each in events(folder, "worker", "run_ended") if "asked_at" in each}
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What processes said of requests whose clients left, by request."""
+
+    ran: Mapping[str, dict[str, Any]]  # workers, of those that the engine had
+    heard: Mapping[str, float]  # edges: when they heard that the client had left, in Unix s
+
+    @classmethod
+    def read(cls, folder: Path) -> "Words":
+        requests = requests_by_ticket(folder)
+        ended = (each for each in events(folder, "worker", "run_ended") if "asked_at" in each)
+        done = (each for each in events(folder, "edge", "ticket_done") if each["left_at"])
+        return cls(
+            {requests[each["ticket_id"]]: each for each in ended},
+            {each["request_id"]: each["left_at"] for each in done},
+        )
 
 
-async def _standing(stage: Rig) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for child in stage.mesh.processes.children:
-        figures = await stage.figures(child.spec.address)
-        found |= {f"{child.spec.name} {name}": figures[name] for name in STANDING}
-    held, given = await stage.total("scheduler", "credits"), await stage.total("queue", "credits")
-    found["credits that queues and schedulers count differently"] = abs(held - given)
-    found["slots taken that nobody uses"] = -await stage.total("scheduler", "room")
-    return found
-
-
-async def _grown(stage: Rig, before: Mapping[str, float]) -> dict[str, float]:
-    """What has not been back at its first value in any look: a look holds connections too, a leak holds for ever."""
-    deadline = asyncio.get_running_loop().time() + SETTLE
-    least: dict[str, float] = {}
-    while True:
-        now = await _standing(stage)
-        least = {name: min(value, least.get(name, value)) for name, value in now.items()}
-        grown = {name: value - before[name] for name, value in least.items() if value > before[name]}
-        if not grown or asyncio.get_running_loop().time() > deadline:
-            return grown
-        await asyncio.sleep(0.5)
-
-
-def _judge(crowds: Mapping[int, list[Leaver]], ran: Ran, residue: dict[str, float], grown: dict[str, float]) -> Card:
+def _judge(reports: Mapping[int, Sequence[Report]], words: Words, residue: dict[str, float]) -> Card:
+    crowds = {size: [each for report in of_size for each in report.leavers] for size, of_size in reports.items()}
     leavers = [each for crowd in crowds.values() for each in crowd if each.was_under_way]
-    runs = [ran[each.request_id] for each in leavers if each.request_id in ran]
+    runs = [words.ran[each.request_id] for each in leavers if each.request_id in words.ran]
     failures = [each.failure for crowd in crowds.values() for each in crowd if each.failure]
+    late = [each for of_size in reports.values() for report in of_size for each in report.late]
     card = Card(proof="cancel", void=_void(crowds, len(runs)))
     card.lines += [told("clients that left", len(leavers)), told("of them while the engine had them", len(runs))]
     card.lines.append(exactly("client-visible failures before", len(failures), 0))
+    card.lines.append(told("P99 by which a timer of clients that only came was late", percentile(late, 0.99), "s"))
     for size, crowd in crowds.items():
-        card.lines += _latency(size, crowd, ran)
+        card.lines += _latency(size, [each for each in crowd if each.request_id in words.ran], words)
     card.lines += [
         told("let go while not a token was made", sum(not each["output_tokens"] for each in runs)),
         told("P99 until the engine had let go", percentile([each["let_go_s"] for each in runs], 0.99), "s"),
-        at_most("most steps until it had let go", max((each["let_go_steps"] for each in runs), default=0), STEPS),
+        at_most("most steps under way until it let go", max((each["let_go_steps"] for each in runs), default=0), STEPS),
         at_most("most tokens wasted by one", max((each["wasted_tokens"] for each in runs), default=0), 1),
         told("tokens wasted by all", sum(each["wasted_tokens"] for each in runs)),
         *residue_lines(residue),
-        exactly("credits, slots, streams, tasks, descriptors grown", len(grown), 0),
     ]
-    card.notes += [*failures[:5], *residue, *(f"{name} +{more:g}" for name, more in grown.items())]
+    card.notes += [*failures[:5], *residue]
     return card
 
 
@@ -140,18 +141,19 @@ def _void(crowds: Mapping[int, list[Leaver]], runs: int) -> str:
     return ""
 
 
-def _latency(size: int, crowd: Sequence[Leaver], ran: Ran) -> list[Line]:
-    waits = {
-        door: [
-            ran[each.request_id]["asked_at"] - each.left_at
-            for each in crowd
-            if each.door == door and each.request_id in ran
-        ]
-        for door in DOORS
+def _latency(size: int, crowd: Sequence[Leaver], words: Words) -> list[Line]:
+    """Where the time went from a client's leaving to the word to the engine; each stretch by itself."""
+    asked = {each: words.ran[each.request_id]["asked_at"] for each in crowd}
+    waits = [asked[each] - each.left_at for each in crowd]
+    edge = [each for each in crowd if each.request_id in words.heard]
+    stretches = {
+        "within the client": [each.passed_at - each.left_at for each in crowd],
+        "client to edge": [words.heard[each.request_id] - each.left_at for each in edge],
+        "edge to engine": [asked[each] - words.heard[each.request_id] for each in edge],
+        **{f"by {door}": [asked[each] - each.left_at for each in crowd if each.door == door] for door in DOORS},
     }
-    everything = [wait for door in waits.values() for wait in door]
     return [
-        *(told(f"{size} at once: P99 by {door}", percentile(waits[door], 0.99), "s") for door in DOORS),
-        told(f"{size} at once: P50 client to engine", percentile(everything, 0.5), "s"),
-        at_most(f"{size} at once: P99 client to engine", percentile(everything, 0.99), GOALS[size], "s"),
+        *(told(f"{size} at once: P99 {stretch}", percentile(took, 0.99), "s") for stretch, took in stretches.items()),
+        told(f"{size} at once: P50 client to engine", percentile(waits, 0.5), "s"),
+        at_most(f"{size} at once: P99 client to engine", percentile(waits, 0.99), GOALS[size], "s"),
     ]

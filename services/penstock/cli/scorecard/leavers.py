@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
 
 from penstock.chassis.errors import PenstockError
-from penstock.cli.mesh import LocalMesh
 from penstock.cli.scorecard.catalog import Wish
 from penstock.client import Client, Options, Session
 
@@ -21,11 +20,12 @@ Read = Callable[[Wish, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaver:
-    """One client that has left."""
+    """One client that has left. Times are Unix s, by the clock of the host that the mesh is on as well."""
 
     request_id: str
     door: str
-    left_at: float  # Unix s
+    left_at: float
+    passed_at: float  # when its own event loop had handed the cancel on
     was_under_way: bool
     failure: str = ""
 
@@ -59,14 +59,14 @@ class Doors:
 
 
 @asynccontextmanager
-async def open_doors(mesh: LocalMesh, client: Client) -> AsyncIterator[Doors]:
-    headers, limits = {"authorization": f"Bearer {mesh.api_key}"}, httpx.Limits(max_connections=None)
-    base = f"http://{mesh.plan.http}/v1"
+async def open_doors(edges: Sequence[str], http: str, api_key: str) -> AsyncIterator[Doors]:
+    headers, limits = {"authorization": f"Bearer {api_key}"}, httpx.Limits(max_connections=None)
     async with (
+        Client(*edges, api_key=api_key) as client,
         client.session() as session,
-        httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=TIMEOUT) as http,
+        httpx.AsyncClient(base_url=f"http://{http}/v1", headers=headers, limits=limits, timeout=TIMEOUT) as asked,
     ):
-        yield Doors(client, session, http)
+        yield Doors(client, session, asked)
 
 
 def _named(wish: Wish, request_id: str) -> Options:
@@ -81,6 +81,7 @@ class Visit:
         self._request_id = request_id
         self._reading = group.create_task(self._read(doors.reader(door), wish))
         self._left_at = 0.0
+        self._passed_at = 0.0
         self._was_under_way = False
         self._failure = ""
 
@@ -96,6 +97,7 @@ class Visit:
             request_id=self._request_id,
             door=self._door,
             left_at=self._left_at,
+            passed_at=self._passed_at,
             was_under_way=self._was_under_way,
             failure=self._failure,
         )
@@ -105,3 +107,5 @@ class Visit:
             await read(wish, self._request_id)
         except (PenstockError, httpx.HTTPError) as error:
             self._failure = repr(error)
+        finally:
+            self._passed_at = time.time()
