@@ -223,7 +223,7 @@ async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model
         await edge.first_token(1)
         edge.start(2, prompt=[5, POISON])
         _, ends = await edge.answers(1, 2)
-        assert ends[1].failure.reason == "ENGINE_DIED"  # to go on elsewhere
+        assert ends[1].output_tokens == 400  # it was a suspect too, and lost some time
         assert (ends[2].failure.code, ends[2].failure.reason) == (
             grpc.StatusCode.INTERNAL.value[0],
             "ENGINE_CRASHED",

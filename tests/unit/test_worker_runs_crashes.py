@@ -1,7 +1,7 @@
 """The run book when an engine dies: who is to blame is found, and the others go on."""
 
 from penstock.worker import refusals
-from penstock.worker.effects import AddSequence, Ended, LeasesReleased
+from penstock.worker.effects import AddSequence, CancelSequence, Ended, LeasesReleased
 from penstock.worker.engine.interface import (
     Cancelled,
     Finished,
@@ -45,35 +45,79 @@ def made(book, *runs, step=1):
     return book.stepped(result, 1.0, 2.0)
 
 
+def let_go(book, run, step=1):
+    """A step that lets go of the run."""
+    return book.stepped(StepResult(step, cancelled=[Cancelled(run.seq_id, 0, 1)]), 1.0, 2.0)
+
+
 def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
     book = ready_book()
     old = running(book)
     made(book, old)
     poison, innocent = (running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (2, 3))
-    assert crash(book) == {1: "ENGINE_DIED"}  # it was under way: what is new is likelier to blame
+    assert crash(book) == {}
     [tried] = book.engine_ready(LIMITS)
-    assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])
+    assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])  # what is new is likelier to blame
     assert book.closed, "nobody else may be beside it"
     assert crash(book) == {2: "ENGINE_CRASHED"}
     assert book.engine_ready(LIMITS) == [AddSequence(innocent.spec)]
     made(book, innocent)
+    assert let_go(book, innocent) == [AddSequence(old.spec)]
+    _, on = made(book, old)
+    assert on == AddSequence(innocent.spec)
     assert book.closed is None
-    assert list(book.running.values()) == [innocent]
+    assert list(book.running.values()) == [old, innocent]
 
 
-def test_where_no_prompt_was_being_worked_on_each_run_is_tried_with_what_it_made():
+def test_each_run_is_tried_alone_with_what_it_made_and_waits_for_the_others_before_it_goes_on():
     book = ready_book()
-    runs = [running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2)]
+    first, second = runs = [running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2)]
     made(book, *runs)
     assert crash(book) == {}
-    assert book.engine_ready(LIMITS) == [AddSequence(runs[0].spec)]
-    spec = runs[0].spec
+    assert book.engine_ready(LIMITS) == [AddSequence(first.spec)]
+    spec = first.spec
     assert (spec.token_ids, spec.emitted, spec.max_output_tokens) == ([0, 1, 2, 40], 1, 3)
-    tokens, tried = made(book, runs[0])
+    tokens, let_it_go = made(book, first)
     assert tokens.handles == [1]
-    assert tried == AddSequence(runs[1].spec)
-    assert crash(book) == {1: "ENGINE_DIED", 2: "ENGINE_CRASHED"}
-    assert book.is_idle
+    assert let_it_go == CancelSequence(first.seq_id)
+    assert let_go(book, first) == [AddSequence(second.spec)]
+    assert book.closed, "a crash would be the fault of one of two"
+    _, on = made(book, second)
+    assert on == AddSequence(first.spec)
+    assert first.spec.emitted == 2
+    assert book.closed is None
+    assert list(book.running.values()) == [second, first]
+
+
+def test_an_acquitted_run_that_crashes_the_engine_on_its_way_out_is_tried_again_and_nobody_else_is_blamed():
+    book = ready_book()
+    first, _ = (running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2))
+    crash(book)
+    book.engine_ready(LIMITS)
+    made(book, first)
+    assert crash(book) == {}
+    book.engine_ready(LIMITS)
+    other = book.probation.tried
+    made(book, other)
+    assert let_go(book, other) == [AddSequence(first.spec)]
+    assert crash(book) == {1: "ENGINE_CRASHED", 2: "ENGINE_DIED"}  # nothing is held against the other any more
+
+
+def test_a_run_that_was_being_tried_in_an_engine_that_was_killed_is_tried_again_on_this_worker():
+    book = ready_book()
+    run = running(book)
+    crash(book)
+    book.engine_ready(LIMITS)
+    assert book.engine_lost(refusals.engine_died(), 1.0) == []
+    assert book.engine_ready(LIMITS) == [AddSequence(run.spec)]
+
+
+def test_a_revoked_lease_of_a_held_run_changes_nothing_as_it_runs_without_one():
+    book = ready_book(hold_for=5.0)
+    running(book)
+    crash(book, now=1.0)
+    assert book.revoke("l1", 1.5) == []
+    assert refusal(book.expire(6.0)) == "ENGINE_DIED"
 
 
 def test_the_end_of_a_run_that_was_tried_counts_all_that_it_made():

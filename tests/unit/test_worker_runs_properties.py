@@ -148,7 +148,9 @@ class AnyOrder(RuleBasedStateMachine):
     def nobody_is_beside_the_one_that_is_tried_who_was_not_acquitted(self):
         probation = self.book.probation
         assert bool(self.book.closed) == bool(probation)
-        assert not any(run in self.book.running.values() for run in probation.held)
+        assert not any(run in self.book.running.values() for run in probation.waiting)
+        assert probation.tried in (None, *self.book.running.values())
+        assert not probation or len(self.book.running) <= 1
 
     @invariant()
     def nothing_ends_twice(self):

@@ -14,9 +14,9 @@ from penstock.worker.cache_news import CacheNews
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.frames import report_frame, served_message
 from penstock.worker.load import Load
+from penstock.worker.news import PROGRESS_EVERY
 from penstock.worker.pace import Pace
 from penstock.worker.run import Served
-from penstock.worker.runs import PROGRESS_EVERY
 
 MODEL = "simulated"
 

@@ -46,6 +46,8 @@ class EngineLink:
         self._process: EngineProcess | None = None
         self._hung = False
         self.starts = 0
+        self.load_s = 0.0  # from the last start of one to its being ready
+        self._began = 0.0
 
     def __repr__(self) -> str:
         return f"<EngineLink pid {self.pid}, {self.starts} starts>"
@@ -61,6 +63,7 @@ class EngineLink:
     def note_ready(self) -> None:
         """Called by who understands the messages: from now on a dead engine is started again."""
         self._was_ever_ready = True
+        self.load_s = time.monotonic() - self._began
 
     def send(self, message: object) -> bool:
         """Queue a message; False when there is no engine, in which case `on_down` has come or is about to."""
@@ -79,11 +82,11 @@ class EngineLink:
         """Keep an engine until cancelled. Raises EngineFailed when the first one never became ready."""
         wait = BACKOFF[0]
         while True:
-            began = time.monotonic()
+            self._began = time.monotonic()
             status = await self._run_once()
             if not self._was_ever_ready:
                 raise EngineFailed(f"the engine could not start (exit status {status}); its log says why")
-            if time.monotonic() - began > HEALTHY_AFTER:
+            if time.monotonic() - self._began > HEALTHY_AFTER:
                 wait = BACKOFF[0]
             log.error("engine_died", status=status, restart_in_s=wait)
             await asyncio.sleep(wait)

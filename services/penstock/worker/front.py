@@ -35,6 +35,7 @@ log = structlog.get_logger()
 
 EdgePeer = Peer[pb.ExecuteResponse, pb.ExecuteRequest]
 
+HOLD_FOR = 45.0  # s; beside loading twice: how long runs on probation wait for an engine, above its longest backoff
 HAND_BACK_TIMEOUT = 1.0  # s; for edges to leave after our `end`
 
 
@@ -175,6 +176,7 @@ class Front:
     def _load(self, card: ModelCard, capacity: Capacity) -> None:
         self.state.note_ready(card, capacity)
         self.engine.note_ready()
+        self.book.hold_for = HOLD_FOR + 2 * self.engine.load_s
         self._accounts.model = card.name
         effects = self.book.engine_ready(self.state.limits)
         log.info("engine_ready", model=card.name, pid=self.engine.pid, kv_blocks=capacity.blocks, slots=capacity.slots)

@@ -1,12 +1,6 @@
-"""Runs of which one may have crashed the engine. Knows no clock and no engine.
+"""Runs of which one may have crashed the engine. Knows no clock and no engine."""
 
-Whatever crashed an engine by itself would crash the next one too, wherever it ran. So such runs stay with the worker
-whose engine it was and, once it has another, run one after another until each has come further than it had: the one
-that crashes an engine again is found, on one worker, and the others lose time and nothing else.
-"""
-
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from penstock.worker.run import Run
@@ -14,37 +8,93 @@ from penstock.worker.run import Run
 
 @dataclass(slots=True)
 class Probation:
-    held: deque[Run] = field(default_factory=deque)  # wait for their turn
+    """Who is to blame for an engine that crashed, found out at the cost of no second worker.
+
+    Whatever crashed an engine by itself would crash the next one too, wherever it ran. So:
+
+    1. Every run that an engine had when it crashed is a suspect, and none leaves this worker: nobody is left to say
+       which of them the last step was at.
+    2. The next engine has one suspect at a time and nothing else, those first whose prompts were being computed.
+    3. One that comes further than it had is acquitted. It waits outside of the engine until all are: beside another
+       suspect it would be one again, and so would the other.
+    4. One that crashes the engine before that was alone in it, and where it was when the first one crashed: it is
+       guilty. Those acquitted by then may go where they like, the others are tried yet: it need not be the only one.
+    5. An engine that is killed from outside says nothing of what it had: who was being tried is tried again.
+
+    So a run that crashes every engine at some token does so twice, on one worker, and nobody else is told it was him.
+    """
+
+    held: list[Run] = field(default_factory=list)  # wait for their turn
     tried: Run | None = None  # has it
+    acquitted: list[Run] = field(default_factory=list)  # wait for the others
     _mark: int = 0  # tokens that `tried` had before
+    _is_leaving: bool = False  # `tried` is acquitted, and the engine has been told to let go of it
 
     def __bool__(self) -> bool:
-        return bool(self.held) or self.tried is not None
+        return bool(self.held or self.acquitted) or self.tried is not None
 
-    @staticmethod
-    def suspects(running: Iterable[Run]) -> list[Run]:
-        """Return those whose prompts the engine was at, as what is new to it is likelier to crash it; else all."""
-        wanted = [run for run in running if run.ending is None]
-        return [run for run in wanted if not run.tokens] or wanted
+    @property
+    def waiting(self) -> list[Run]:
+        """Those that no engine has."""
+        return [*self.held, *self.acquitted]
+
+    def culprit(self, running: Collection[Run]) -> Run | None:
+        """Return who crashed the engine that had those runs, where that is beyond doubt."""
+        tried = self.tried
+        if tried is None or tried.ending or tried.tokens > self._mark:
+            return None
+        assert list(running) == [tried], "whoever is tried is alone"
+        return tried
+
+    def hold(self, running: Iterable[Run], *, crashed: bool) -> list[Run]:
+        """Have the next engine try those of a lost one's runs that are suspects and do not end anyway; return them."""
+        found = [run for run in running if run.ending is None and (crashed or run is self.tried)]
+        self.tried, self._is_leaving = None, False
+        self.held = sorted([*self.held, *found], key=lambda run: run.tokens)
+        return found
 
     def next(self) -> Run | None:
         """Return whose turn it is where nobody is being tried."""
         if self.tried is None and self.held:
-            self.tried = self.held.popleft()
+            self.tried = self.held.pop(0)
             self._mark = self.tried.tokens
             return self.tried
         return None
 
-    def acquit(self) -> None:
-        """Note what `tried` came to: beyond where it was, it may run on beside others."""
-        if self.tried and self.tried.tokens > self._mark:
+    def acquit(self) -> Run | None:
+        """Return `tried` where it came further than it had and has to make room for the next; the last may run on."""
+        run = self.tried
+        if run is None or run.tokens <= self._mark or self._is_leaving:
+            return None
+        if not self.held:
             self.tried = None
+            return None
+        self._is_leaving = True
+        return run
+
+    def release(self) -> list[Run]:
+        """Return who may leave, as others keep the next engine to themselves."""
+        found, self.acquitted = self.acquitted, []
+        return found
+
+    def set_aside(self, run: Run) -> bool:
+        """Have a run that the engine let go of wait for the others; False where that was not why it did."""
+        if run is not self.tried or not self._is_leaving or run.ending:
+            return False
+        self.tried, self._is_leaving = None, False
+        self.acquitted.append(run)
+        return True
+
+    def close(self) -> list[Run]:
+        """Return who may go on together, once nobody is a suspect any more."""
+        return [] if self.held or self.tried else self.release()
 
     def drop(self, run: Run) -> bool:
-        """Forget a run that is over; True where it was held."""
+        """Forget a run that is over; True where no engine had it."""
         if run is self.tried:
-            self.tried = None
-        if run not in self.held:
-            return False
-        self.held.remove(run)
-        return True
+            self.tried, self._is_leaving = None, False
+        for waiting in (self.held, self.acquitted):
+            if run in waiting:
+                waiting.remove(run)
+                return True
+        return False

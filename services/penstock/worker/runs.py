@@ -24,13 +24,12 @@ from penstock.worker.engine.errors import StartInvalid
 from penstock.worker.engine.interface import Cancelled, Finished, StepResult
 from penstock.worker.leases import Grant, LeaseBook
 from penstock.worker.limits import Limits
+from penstock.worker.news import News
 from penstock.worker.probation import Probation
 from penstock.worker.refusals import LeaseLost
 from penstock.worker.run import Ending, Run, Served
-from penstock.worker.spread import RunCounts, spread
+from penstock.worker.spread import RunCounts, note_prompts, spread
 from penstock.worker.timers import Timers
-
-PROGRESS_EVERY = 0.25  # s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class RunBook:
     _limits: Limits | None = None
     _due: Timers[tuple[str, str] | int] = field(default_factory=Timers)
     _last_seq_id: int = 0
-    _told_at: float = -math.inf
+    _news: News = field(default_factory=News)
 
     def __repr__(self) -> str:
         return (
@@ -126,27 +125,30 @@ class RunBook:
         run = self.parked.get(lease_id) or next((r for r in self.running.values() if r.lease_id == lease_id), None)
         if run is not None:
             return self._take_out(run, Ending.REVOKED, now)
-        self._end_lease(lease_id)
+        if all(run.lease_id != lease_id for run in self.probation.waiting):  # these run without any lease
+            self._end_lease(lease_id)
         return []
 
     # What the engine does.
 
     def engine_ready(self, limits: Limits) -> list[Effect]:
         self._limits, self.step = limits, 0
+        self._time_waits(math.inf)
         return self._try_next()
 
     def engine_lost(self, error: PenstockError, now: float, *, crashed: bool = False) -> list[Effect]:
         """End all runs: those to be cancelled have what they wanted, the others are refused with `error`.
 
-        Where it `crashed` by itself, the run that was tried is to blame, or some are put on probation.
+        Where it `crashed` by itself, the run that was tried is to blame, or those that it had are put on probation.
         """
         self.closed, self._limits = error, None
-        culprit = self.probation.tried if crashed else None
-        suspects = [] if culprit or not crashed else self.probation.suspects(self.running.values())
-        for run in suspects:
-            self._hold(run, now)
+        running = list(self.running.values())
+        culprit = self.probation.culprit(running) if crashed else None
+        for run in self.probation.hold([] if culprit else running, crashed=crashed):
+            self._set_aside(run)
+        self._time_waits(now + self.hold_for)
         effects: list[Effect] = []
-        for run in (*self.parked.values(), *self.running.values()):
+        for run in (*self.parked.values(), *self.running.values(), *(self.probation.release() if culprit else ())):
             why = refusals.engine_crashed() if run is culprit else error
             gone = Cancelled(run.seq_id, run.tokens, 0)
             effects += self._end(run, why if run.ending is None else outcome_of(run, gone), now)
@@ -159,33 +161,23 @@ class RunBook:
     def stepped(self, result: StepResult, began_at: float, now: float) -> list[Effect]:
         """`now`: when the step ended."""
         self.step = result.step
-        for seq_id, cached_tokens in result.admitted:
-            if seq_id in self.running:
-                self.running[seq_id].admit(cached_tokens, began_at)
-        for seq_id, tokens in result.prefilled:
-            if seq_id in self.running:
-                self.running[seq_id].prefill(tokens)
+        note_prompts(result, self.running, began_at)
         effects: list[Effect] = [*spread(result, self.running, self.counts, now)]
         outcomes: list[Finished | Cancelled] = [*result.cancelled, *result.finished]
         for outcome in outcomes:
-            if run := self.running.get(outcome.seq_id):
+            run = self.running.get(outcome.seq_id)
+            if run and isinstance(outcome, Cancelled) and self.probation.set_aside(run):
+                self._set_aside(run)
+            elif run:
                 run.let_go_at = began_at if isinstance(outcome, Cancelled) else now
                 effects += self._end(run, outcome_of(run, outcome._replace(output_tokens=run.tokens)), now)
         self.counts.note_step(now)
         if self.closed:  # one that is on probation runs
-            self.probation.acquit()
             effects += self._try_next()
         return told_at_once(effects)
 
     def progress(self, now: float) -> list[Served]:
-        """Return what runs were served so far, those of whom that is news, but not too often."""
-        if now < self._told_at + PROGRESS_EVERY:
-            return []
-        self._told_at = now
-        found = [run for run in self.running.values() if run.served.is_any and run.served != run.told]
-        for run in found:
-            run.told = run.served
-        return [run.served for run in found]
+        return self._news.due(self.running.values(), now)
 
     # What time does.
 
@@ -198,7 +190,7 @@ class RunBook:
             elif key[0] == "lease":
                 self._end_lease(key[1])
             else:
-                run = self.parked.get(key[1]) or next(r for r in self.probation.held if r.lease_id == key[1])
+                run = self.parked.get(key[1]) or next(r for r in self.probation.waiting if r.lease_id == key[1])
                 late = run.deadline <= now
                 effects += self._end(run, refusals.too_late() if late else self._unannounced(run), now)
         return effects
@@ -265,24 +257,33 @@ class RunBook:
             return [*ended, *self._try_next()]
         return [] if was_asked else [CancelSequence(run.seq_id)]
 
-    def _hold(self, run: Run, now: float) -> None:
-        """Keep a run for the next engine. Its scheduler takes this worker for gone, and its leases with it."""
+    def _set_aside(self, run: Run) -> None:
+        """Keep a run that no engine has. Its scheduler takes this worker for gone, and its leases with it."""
         del self.running[run.seq_id]
         self._due.drop(run.seq_id)
-        self._due.set(("held", run.lease_id), min(now + self.hold_for, run.deadline))
-        self.probation.held.append(run)
+        self._due.set(("held", run.lease_id), run.deadline)
+
+    def _time_waits(self, until: float) -> None:
+        for run in self.probation.waiting:
+            self._due.set(("held", run.lease_id), min(until, run.deadline))
 
     def _try_next(self) -> list[Effect]:
-        """Run the next on probation; with none left, the worker is open again."""
+        """Go on with who is on probation; with none left, the worker is open again."""
         if self._limits is None:
             return []
+        if run := self.probation.acquit():
+            return [CancelSequence(run.seq_id)]
         if run := self.probation.next():
-            self._due.drop(("held", run.lease_id))
-            run.start_over(self.new_seq_id())
-            return [self._add(run)]
+            return [self._add_again(run)]
+        effects: list[Effect] = [self._add_again(run) for run in self.probation.close()]
         if not self.probation:
             self.closed = None
-        return []
+        return effects
+
+    def _add_again(self, run: Run) -> Effect:
+        self._due.drop(("held", run.lease_id))
+        run.start_over(self.new_seq_id())
+        return self._add(run)
 
     def _end(self, run: Run, outcome: Outcome, now: float) -> list[Effect]:
         """Forget a run and its lease; only the lease of a started run is known to be held by its scheduler."""
@@ -301,9 +302,8 @@ class RunBook:
         self.leases.end(lease_id)
 
     def _forget_timers(self, lease_id: str) -> None:
-        self._due.drop(("lease", lease_id))
-        self._due.drop(("parked", lease_id))
-        self._due.drop(("held", lease_id))
+        for why in ("lease", "parked", "held"):
+            self._due.drop((why, lease_id))
 
     def _ended(self, run: Run, outcome: Outcome, now: float) -> Ended:
         self.counts.tokens_wasted_after_cancel += run.wasted

@@ -30,6 +30,16 @@ class RunCounts:
         return sum(end > at for end in self._step_ends)
 
 
+def note_prompts(result: StepResult, running: Mapping[int, Run], began_at: float) -> None:
+    """Note what the step did for runs of which it made no token yet."""
+    for seq_id, cached_tokens in result.admitted:
+        if seq_id in running:
+            running[seq_id].admit(cached_tokens, began_at)
+    for seq_id, tokens in result.prefilled:
+        if seq_id in running:
+            running[seq_id].prefill(tokens)
+
+
 def spread(result: StepResult, running: Mapping[int, Run], counts: RunCounts, now: float) -> list[Tokens]:
     """Return one `Tokens` per stream; a token that nobody waits for any more is dropped."""
     groups: dict[int, Tokens] = {}

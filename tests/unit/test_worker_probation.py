@@ -1,0 +1,150 @@
+"""Who is blamed for crashed engines: whatever runs beside whom, and whatever else happens to engines and edges."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.chassis.errors import PenstockError
+from penstock.worker import refusals
+from penstock.worker.effects import AddSequence, CancelSequence, Ended
+from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.leases import Grant, LeaseBook
+from penstock.worker.run import Run
+from penstock.worker.runs import RunBook
+from worker_runs import EDGE, LIMITS
+
+OUTPUT = 6  # tokens
+MOST_STEPS = 2_000
+
+
+def reason_of(outcome):
+    return outcome.reason if isinstance(outcome, PenstockError) else type(outcome).__name__
+
+
+class Bench:
+    """A run book and its engines, which some runs crash: `poison` says at which token, by handle."""
+
+    def __init__(self, poison):
+        self.poison = poison
+        self.book = RunBook(leases=LeaseBook("me"))
+        self.book.open_stream(EDGE)
+        self.told = {}  # by handle: how its run ended
+        self.crashes = Counter()  # by handle of who did it
+        self.engines = 0
+        self.load()
+
+    def load(self):
+        pool = BlockPool(LIMITS.blocks, LIMITS.block_size)
+        self.batch = Batch(pool=pool, batching=Continuous(token_budget=8), slots=3, context_length=64)
+        self.engines += 1
+        self.perform(self.book.engine_ready(LIMITS))
+
+    def perform(self, effects):
+        for effect in effects:
+            if isinstance(effect, AddSequence):
+                self.batch.add(effect.spec)
+            elif isinstance(effect, CancelSequence):
+                self.batch.cancel(effect.seq_id)
+            elif isinstance(effect, Ended):
+                assert effect.run.handle not in self.told
+                self.told[effect.run.handle] = reason_of(effect.outcome)
+
+    def start(self, handle, prompt):
+        lease = f"l{handle}"
+        self.book.expect(lease, Grant(f"t{handle}"), "me", 5.0, 0.0)
+        spec = SequenceSpec(
+            seq_id=self.book.new_seq_id(), token_ids=[handle] * prompt, max_output_tokens=OUTPUT, ignore_eos=True
+        )
+        self.perform(
+            self.book.start(
+                Run(stream=EDGE, handle=handle, lease_id=lease, ticket_id=f"t{handle}", spec=spec, arrived_at=0.0), 0.0
+            )
+        )
+
+    def step(self):
+        if not self.batch.has_work:
+            return
+        plan = self.batch.plan()
+        runs = self.book.running
+        culprits = {runs[each.spec.seq_id].handle for each in plan.sampled if self.is_deadly(each, runs)}
+        if culprits:
+            self.crashes.update(culprits)
+            self.lose(crashed=True)
+            return
+        count = len(plan.sampled)
+        self.perform(self.book.stepped(self.batch.commit(plan, [5] * count, [0.0] * count), 0.0, 0.0))
+
+    def is_deadly(self, sequence, runs):
+        run = runs.get(sequence.spec.seq_id)
+        return run is not None and run.tokens == self.poison.get(run.handle)
+
+    def lose(self, *, crashed):
+        self.perform(self.book.engine_lost(refusals.engine_died(), 0.0, crashed=crashed))
+        self.load()
+
+    @property
+    def tries(self):
+        """Whether an engine has a run that a crash would be held against."""
+        tried = self.book.probation.tried
+        return tried is not None and self.book.probation.culprit([tried]) is tried
+
+    def finish(self):
+        for _ in range(MOST_STEPS):
+            if self.book.is_idle:
+                return
+            self.step()
+        raise AssertionError(f"never came to rest: {self.book}")
+
+
+HANDLES = st.integers(1, 6)
+STARTS = st.tuples(st.just("start"), st.integers(1, 20))
+OTHERS = st.tuples(st.sampled_from(["step", "step", "step", "crash", "kill", "cancel"]), HANDLES)
+
+
+def play(bench, events):
+    handle = 0
+    for what, number in events:
+        if what == "start":
+            handle += 1
+            bench.start(handle, number)
+        elif what == "step":
+            bench.step()
+        elif what == "cancel":
+            bench.perform(bench.book.cancel(EDGE, number, 0.0))
+        elif what == "kill" or not bench.tries:  # one that crashes by chance under a suspect convicts it
+            bench.lose(crashed=what == "crash")
+    bench.finish()
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    poison=st.dictionaries(HANDLES, st.integers(0, OUTPUT - 1), max_size=3),
+    events=st.lists(st.one_of(STARTS, STARTS, OTHERS, OTHERS, OTHERS), max_size=40),
+)
+def test_the_guilty_crash_two_engines_of_one_worker_and_nobody_else_is_blamed(poison, events):
+    bench = Bench(poison)
+    play(bench, events)
+    assert {handle for handle, end in bench.told.items() if end == "ENGINE_CRASHED"} <= set(poison)
+    assert all(count <= 2 for count in bench.crashes.values())
+    assert all(bench.told[handle] in ("ENGINE_CRASHED", "Cancelled") for handle in bench.crashes), (
+        "one left for another"
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    culprit=HANDLES, poison_at=st.integers(0, OUTPUT - 1), prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6)
+)
+def test_where_nothing_else_goes_wrong_one_is_found_and_the_others_lose_time_and_nothing_else(
+    culprit, poison_at, prompts
+):
+    bench = Bench({culprit: poison_at})
+    play(bench, [("start", prompt) for prompt in prompts])
+    assert bench.told.pop(culprit) == "ENGINE_CRASHED"
+    assert bench.crashes == {culprit: 2}
+    assert bench.engines == 3
+    assert set(bench.told.values()) <= {"Finished", "ENGINE_DIED"}  # the latter go on elsewhere
