@@ -35,8 +35,8 @@ def worlds(monkeypatch):
     """Worlds that cost nothing; returns what was asked for, and how to have one fail."""
     asked = {"failing": ()}
 
-    def sweep(seeds, *, processes):
-        asked.update(seeds=seeds, processes=processes)
+    def sweep(seeds, *, processes, poisoned):
+        asked.update(seeds=seeds, processes=processes, poisoned=poisoned)
         broken = (Violation("changed", "ids [1], owed [2]"),)
         yield from (outcome(seed, violations=broken if seed in asked["failing"] else ()) for seed in seeds)
 
@@ -48,10 +48,16 @@ def run(*options):
     return CliRunner().invoke(cli, ["faults", *options])
 
 
+def test_every_world_may_be_asked_for_with_a_request_that_crashes_engines(worlds):
+    assert run("--poison", "--seeds", "1").exit_code == 0
+    assert worlds["poisoned"]
+    assert sum(ask.poison_at is not None for seed in range(5) for ask in plan(seed, poisoned=True).asks) == 5
+
+
 def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
     ran = run("--seeds", "5", "--seed", "100", "--processes", "2", "--json")
     assert ran.exit_code == 0, ran.output
-    assert (worlds["seeds"], worlds["processes"]) == (range(100, 105), 2)
+    assert (worlds["seeds"], worlds["processes"], worlds["poisoned"]) == (range(100, 105), 2, False)
     found = json.loads(ran.stdout)
     took, speed = found.pop("seconds"), found.pop("worlds_per_s")
     assert min(took, speed) >= 0.0
@@ -106,7 +112,7 @@ def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, 
 
 def test_a_story_of_a_broken_world_ends_with_1(monkeypatch):
     told = outcome(FAILING, violations=(Violation("leak", "edge0 has flights 1.0"),)), ["0.1 first", "0.2 second"]
-    monkeypatch.setattr(command, "replay", lambda seed: told)
+    monkeypatch.setattr(command, "replay", lambda seed, poisoned: told)
     ran = run("--seed", str(FAILING), "--story")
     assert ran.exit_code == 1
     assert ran.stdout.startswith("0.1 first\n0.2 second\n")

@@ -15,13 +15,13 @@ from penstock.faults.sweep import Tally, replay, sweep
 SHOWN = 20  # failing worlds
 
 
-def run_faults(first: int, seeds: int, processes: int, *, as_json: bool) -> None:
-    """Run seeds from `first` on; exits with 1 where a promise was broken."""
+def run_faults(seeds: range, processes: int, *, poisoned: bool, as_json: bool) -> None:
+    """Exits with 1 where a promise was broken."""
     begun, tally = time.monotonic(), Tally()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
-        line = progress.add_task("worlds", total=seeds)
-        for outcome in sweep(range(first, first + seeds), processes=processes):
+        line = progress.add_task("worlds", total=len(seeds))
+        for outcome in sweep(seeds, processes=processes, poisoned=poisoned):
             tally.add(outcome)
             found = f", {len(tally.failing)} with broken promises" if tally.failing else ""
             progress.update(line, advance=1, description=f"worlds{found}")
@@ -34,9 +34,9 @@ def run_faults(first: int, seeds: int, processes: int, *, as_json: bool) -> None
         sys.exit(1)
 
 
-def tell(seed: int) -> None:
+def tell(seed: int, *, poisoned: bool) -> None:
     """Replay one seed and print all that was said in it; exits with 1 where a promise was broken."""
-    outcome, story = replay(seed)
+    outcome, story = replay(seed, poisoned=poisoned)
     for line in story:
         print(line)
     _show_world(outcome)
@@ -84,4 +84,5 @@ def _show_world(outcome: Outcome) -> None:
         answers.print(f"  happened: {line}")
     for found in outcome.violations:
         answers.print(f"  [red]{found.kind}[/red]: {found.text}", markup=True)
-    answers.print(f"  replay: penstock faults --seed {plan.seed} --story")
+    poison = " --poison" if any(ask.poison_at is not None for ask in plan.asks) else ""
+    answers.print(f"  replay: penstock faults --seed {plan.seed}{poison} --story")

@@ -193,22 +193,20 @@ def judge_waste(all_seen: Iterable[Seen], made_at: Mapping[int, float], bound: f
 
 
 def judge_poison(
-    all_seen: Sequence[Seen], crashes: Mapping[int, Sequence[str]], *, is_alone: bool
+    all_seen: Sequence[Seen], crashes: Mapping[int, Sequence[str]], *, may_return: bool
 ) -> Iterator[Violation]:
     """Hold a request that crashes engines to one worker and to an error that says so.
 
-    crashes:  whose engines crashed each time, by the length of the prompt that did it.
-    is_alone: nothing else went wrong, which might have carried it to another worker.
+    crashes:    whose engines crashed each time, by the length of the prompt that did it.
+    may_return: its worker or its edge was harmed, so that it may have come to another worker as a request of its own.
     """
     for seen in all_seen:
         if _is_poison(seen) and seen.is_over and seen.reason:
             yield Violation("poison", f"{len(seen.ask.prompt)} prompt tokens crash every engine, and were answered")
-        if _is_poison(seen) and is_alone and seen.reason_of_failure != CRASHED:
+        if _is_poison(seen) and seen.reason_of_failure != CRASHED:
             yield Violation("poison", f"its client was told {seen.failure or 'nothing'}")
-    late = {len(seen.ask.prompt) for seen in all_seen if seen.ask.poison_at}
     for length, workers in crashes.items():
-        most = CRASHES + (len(all_seen) if length in late else 0)  # those at their prompts are tried before it is
-        if is_alone and (len(workers) > most or len(set(workers)) > 1):
+        if not may_return and (len(workers) > CRASHES or len(set(workers)) > 1):
             yield Violation("poison", f"{length} prompt tokens crashed engines of {workers}")
 
 

@@ -104,7 +104,8 @@ class Plan:
     roughness: float  # share of frames that come late
 
 
-def plan(seed: int) -> Plan:
+def plan(seed: int, *, poisoned: bool = False) -> Plan:
+    """`poisoned`: a request crashes engines in this world, whatever the seed says."""
     draw = random.Random(f"{seed} plan")
     shape = _shape(draw)
     asks = _asks(draw)
@@ -115,7 +116,7 @@ def plan(seed: int) -> Plan:
     planned = Plan(seed=seed, shape=shape, asks=asks, counts=counts, faults=broken, roughness=roughness)
     slow = random.Random(f"{seed} slow")
     poison = random.Random(f"{seed} poison")
-    if poison.random() < POISONED:
+    if poison.random() < POISONED or poisoned:
         return with_poison(planned, poison)
     return with_slow_reader(planned, slow) if slow.random() < SLOW else planned
 

@@ -98,9 +98,9 @@ class Stand:
         self.watch = Watch(self.nemesis, sum(_is_slow(ask) for ask in self.plan.asks))
 
 
-def run_seed(seed: int, *, story: list[str] | None = None) -> Outcome:
+def run_seed(seed: int, *, poisoned: bool = False, story: list[str] | None = None) -> Outcome:
     """`story` gets a line for each frame that leaves, but for heartbeats."""
-    return run_plan(plan(seed), story=story)
+    return run_plan(plan(seed, poisoned=poisoned), story=story)
 
 
 def run_plan(planned: Plan, *, story: list[str] | None = None) -> Outcome:
@@ -169,7 +169,7 @@ def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
         () if nemesis.happened else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
         stand.monitor.found,
         stand.watch.found.values(),
-        judge_poison(seen, stand.engines.poisoned, is_alone=not nemesis.happened),
+        judge_poison(seen, stand.engines.poisoned, may_return=bool(nemesis.touched & {"edge", "worker"})),
         leaks,
         crashes(stand.tiers),
     )

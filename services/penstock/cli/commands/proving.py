@@ -137,9 +137,10 @@ def simulate(
 @click.option("--seeds", type=click.IntRange(1, 10_000_000), default=500, show_default=True, help="worlds to run")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the first of them")
 @click.option("--processes", type=click.IntRange(0, 256), default=0, help="at a time; 0: one per core")
+@click.option("--poison", is_flag=True, help="have one request of every world crash the engines it runs on")
 @click.option("--story", is_flag=True, help="run --seed alone and print every frame and every fault")
 @json_option
-def faults(seeds: int, seed: int, processes: int, story: bool, as_json: bool) -> None:
+def faults(*, seeds: int, seed: int, processes: int, poison: bool, story: bool, as_json: bool) -> None:
     """Run whole meshes under virtual time on a network that each seed breaks differently, and judge what came of it.
 
     Every token, text, charge and leftover is held against what was promised. A seed replays exactly. Ends with 1 where
@@ -148,9 +149,9 @@ def faults(seeds: int, seed: int, processes: int, story: bool, as_json: bool) ->
     from penstock.cli import faults as command
 
     if story:
-        command.tell(seed)
+        command.tell(seed, poisoned=poison)
     else:
-        command.run_faults(seed, seeds, processes, as_json=as_json)
+        command.run_faults(range(seed, seed + seeds), processes, poisoned=poison, as_json=as_json)
 
 
 PROVING = (bench, scorecard, simulate, faults)
