@@ -1,10 +1,17 @@
 """The proofs themselves, short: a few streams, three kills, one rolling restart."""
 
 import asyncio
+import io
 import json
 import sys
+from dataclasses import asdict
 
 import pytest
+from rich.console import Console
+
+from penstock.cli.plan import MeshOptions
+from penstock.cli.scorecard.partition import PartitionOptions, partition
+from penstock.cli.scorecard.wires import CLIENTS, Cut
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "scorecard", "--json", "--streams", "4", "--tokens", "24")
 
@@ -51,3 +58,15 @@ async def test_a_soak_looks_at_every_process_and_leaves_nothing_behind(tiny_mode
     assert not [line for line in card["lines"] if line["goal"] == "0" and not line["is_met"]], card["notes"]
     assert lines["memory of all processes at the end"]["measured"] > 100
     assert len(card["notes"]) == 5, "one story for each process"
+
+
+async def test_links_are_cut_and_no_client_loses_a_token(tiny_model):
+    mesh = MeshOptions(model=tiny_model, engine="sim", edges=2, workers=2)
+    links, cuts = [("edge", "worker"), (CLIENTS, "edge")], [Cut.BACK]
+    card = await partition(
+        PartitionOptions(streams=4, tokens=24, links=links, cuts=cuts), mesh, Console(file=io.StringIO())
+    )
+    assert not card.void
+    assert_nothing_lost(card.to_json(), {line.figure: asdict(line) for line in card.lines})
+    noticed = [line for line in card.lines if "nobody noticed" in line.figure]
+    assert [line.measured for line in noticed] == [0]

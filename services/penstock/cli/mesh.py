@@ -7,7 +7,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -35,6 +35,7 @@ TRIES = 50
 DRAIN_ORDER = (("envoy",), ("edge",), ("queue", "scheduler", "routing"), ("worker",), ("auth",))
 
 Say = Callable[[str, str], None]  # process name, what happened to it
+Rewire = Callable[[MeshPlan], Awaitable[MeshPlan]]
 
 
 class LocalMesh:
@@ -230,8 +231,10 @@ def _quiet(_name: str, _what: str) -> None: ...
 
 
 @asynccontextmanager
-async def local_mesh(options: MeshOptions, say: Say = _quiet) -> AsyncIterator[LocalMesh]:
-    """Run a mesh for as long as the block lasts. `base_port` 0 chooses free ports.
+async def local_mesh(
+    options: MeshOptions, say: Say = _quiet, *, rewire: Rewire | None = None
+) -> AsyncIterator[LocalMesh]:
+    """Run a mesh for as long as the block lasts. `base_port` 0 chooses free ports; `rewire` changes the plan.
 
     Raises ChildFailedError, or TimeoutError, when it does not come up; no process is left behind on any path.
     """
@@ -242,6 +245,7 @@ async def local_mesh(options: MeshOptions, say: Say = _quiet) -> AsyncIterator[L
     folder.mkdir(mode=0o700)
     api_key = os.environ.get("PENSTOCK_API_KEY") or f"pk_dev_{secrets.token_hex(16)}"
     plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=os.cpu_count() or 1)
+    plan = await rewire(plan) if rewire else plan
     mesh = LocalMesh(options, plan, folder, api_key)
     try:
         await mesh.start(say)

@@ -14,6 +14,7 @@ PROOFS = (
     "cancel",
     "drain",
     "freeze",
+    "partition",
     "soak",
     "surge",
     "engine",
@@ -75,8 +76,8 @@ PROVING_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "work
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
-    """Prove promises: kill, cancel, drain, freeze, soak, surge on real processes, engine on the real engine, and
-    overload, recovery, fairness, neighbour, order under virtual time; all without a NAME.
+    """Prove promises: kill, cancel, drain, freeze, partition, soak, surge on real processes, engine on the real
+    engine, and overload, recovery, fairness, neighbour, order under virtual time; all without a NAME.
 
     Those on real processes start a mesh of their own, offer load, make faults and hold what clients saw against a run
     without faults. Those under virtual time run the mesh's own queue, scheduler and batch, beside what others do.

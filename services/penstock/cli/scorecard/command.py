@@ -19,6 +19,7 @@ from penstock.cli.scorecard.kill import KillOptions, kill
 from penstock.cli.scorecard.neighbour import NeighbourOptions, neighbour
 from penstock.cli.scorecard.order import OrderOptions, order
 from penstock.cli.scorecard.overload import OverloadOptions, overload
+from penstock.cli.scorecard.partition import PartitionOptions, partition
 from penstock.cli.scorecard.recovery import RecoveryOptions, recovery
 from penstock.cli.scorecard.soak import SoakOptions, soak
 from penstock.cli.scorecard.surge import SurgeOptions, surge
@@ -53,6 +54,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
     "cancel": (cancel, CancelOptions),
     "drain": (drain, DrainOptions),
     "freeze": (freeze, FreezeOptions),
+    "partition": (partition, PartitionOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
     "engine": (engine, EngineProofOptions),

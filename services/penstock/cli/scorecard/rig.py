@@ -15,6 +15,7 @@ from penstock.cli.mesh import LocalMesh, local_mesh
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.faults import Fault
 from penstock.cli.scorecard.load import Load
+from penstock.cli.scorecard.wires import Wires
 from penstock.client import Client
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
@@ -78,13 +79,17 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(asked: MeshOptions, console: Console, *, settings: tuple[str, ...] = ()) -> AsyncIterator[Rig]:
-    """`asked` as it is, but for ports of its own, no proxy that would hide which edge is spoken to, and `settings`."""
+async def rig(
+    asked: MeshOptions, console: Console, *, settings: tuple[str, ...] = (), wires: Wires | None = None
+) -> AsyncIterator[Rig]:
+    """`asked` as it is, but for ports of its own, no proxy that would hide which edge is spoken to, and `settings`;
+    with `wires`, all that its processes and clients say goes over these.
+    """
     own = replace(asked, base_port=0, envoy=False, settings=(*SETTINGS, *settings, *asked.settings))
     with Live(console=console, transient=True, auto_refresh=False) as live:
         live.update("starting a mesh", refresh=True)
-        async with local_mesh(own) as mesh:
-            addresses = [each.address for each in mesh.plan.of("edge")]
+        async with local_mesh(own, rewire=wires.rewire if wires else None) as mesh:
+            addresses = wires.doors if wires else [each.address for each in mesh.plan.of("edge")]
             async with Client(*addresses, api_key=mesh.api_key) as client:
                 yield Rig(mesh, client, live)
             live.update("draining the mesh", refresh=True)

@@ -1,0 +1,127 @@
+"""Wires of a local mesh: what they carry, what a cut holds back, and that no connection of a plan goes around them."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from penstock.cli.plan import MeshOptions, plan_mesh
+from penstock.cli.scorecard.wires import CLIENTS, Cut, Ends, Wire, Wires
+
+PATIENCE = 5.0  # s
+
+
+@asynccontextmanager
+async def echo_behind_wire():
+    """A server that answers each line with itself, its count of lines, and a connection to it over a wire."""
+    heard = []
+
+    async def echo(reader, writer):
+        while line := await reader.readline():
+            heard.append(line)
+            writer.write(line)
+        heard.append(b"")
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as far:
+        host, port = far.sockets[0].getsockname()
+        wire = Wire(Ends("clients", "edge-1"), f"{host}:{port}")
+        async with wire.laid(), connection(wire) as ends:
+            yield wire, ends, heard
+
+
+@asynccontextmanager
+async def connection(wire):
+    host, _, port = wire.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def said(reader):
+    async with asyncio.timeout(PATIENCE):
+        return await reader.readline()
+
+
+async def until(is_so):
+    async with asyncio.timeout(PATIENCE):
+        while not is_so():  # noqa: ASYNC110  # what is looked at has no event
+            await asyncio.sleep(0)
+
+
+async def test_a_whole_wire_carries_both_ways_and_the_end():
+    async with echo_behind_wire() as (wire, (reader, writer), heard):
+        writer.write(b"a\n")
+        assert await said(reader) == b"a\n"
+        writer.write_eof()
+        assert await said(reader) == b""
+        assert heard == [b"a\n", b""]
+        assert not wire.has_held_back
+
+
+@pytest.mark.parametrize(
+    ("cut", "arrives"), [(Cut.BOTH, []), (Cut.THERE, []), (Cut.BACK, [b"a\n"])], ids=["both", "there", "back"]
+)
+async def test_what_a_cut_holds_back_comes_once_the_wire_is_whole(cut, arrives):
+    async with echo_behind_wire() as (wire, (reader, writer), heard):
+        wire.cut(cut)
+        writer.write(b"a\n")
+        await until(lambda: wire.has_held_back)
+        assert heard == arrives
+        assert not reader._buffer
+        wire.mend()
+        assert await said(reader) == b"a\n"
+
+
+async def test_nobody_hears_over_a_cut_wire_that_the_other_has_closed():
+    async with echo_behind_wire() as (wire, (reader, writer), heard):
+        writer.write(b"a\n")
+        await said(reader)
+        wire.cut(Cut.BOTH)
+        writer.write(b"b\n")
+        writer.close()
+        await until(lambda: wire.has_held_back)
+        assert heard == [b"a\n"]
+        wire.mend()
+        await until(lambda: heard == [b"a\n", b"b\n", b""])
+
+
+async def test_a_connection_made_over_a_cut_wire_is_open_and_silent():
+    async with echo_behind_wire() as (wire, (_, first), heard):
+        wire.cut(Cut.BOTH)
+        async with connection(wire) as (reader, writer):
+            writer.write(b"a\n")
+            first.write(b"b\n")
+            await until(lambda: wire.has_held_back)
+            assert heard == []
+            wire.mend()
+            assert await said(reader) == b"a\n"
+
+
+async def test_no_connection_of_a_mesh_goes_around_the_wires(tmp_path):
+    options = MeshOptions(edges=2, queues=2, schedulers=2, workers=3, engine="sim", envoy=False)
+    plan = plan_mesh(options, tmp_path, "pk_dev_x")
+    async with AsyncExitStack() as stack:
+        laid = Wires(stack)
+        rewired = await laid.rewire(plan)
+        servers = {each.address for each in plan.processes}
+        for spec in rewired.processes:
+            others = servers - {spec.address}
+            named = {part for value in spec.environment.values() for part in value.split(",")}
+            assert not named & others, spec
+        counts = {
+            (opener, server): len(laid.of(opener, server))
+            for opener, server in [
+                (CLIENTS, "edge"),
+                ("edge", "queue"),
+                ("edge", "auth"),
+                ("edge", "worker"),
+                ("scheduler", "queue"),
+                ("worker", "scheduler"),
+            ]
+        }
+        assert list(counts.values()) == [2, 4, 2, 3, 4, 6]
+        assert sum(counts.values()) == len(laid.all)
+        assert len(laid.doors) == 2
