@@ -27,6 +27,8 @@ class Call:
         self.traceparent = traceparent
         self.stream = AnswerStream()
         self.left = asyncio.Event()
+        self.stream.leave = lambda: self.told.append(self.left.is_set())
+        self.told = []  # that the client has left, each time: whether the block had been left by then
         self.said = 0
 
     def accept(self):

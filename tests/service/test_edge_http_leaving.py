@@ -30,6 +30,7 @@ async def test_a_client_that_leaves_cancels_its_request(is_stream, is_accepted):
         await call.is_left()
         with pytest.raises(asyncio.CancelledError):
             await asked
+        assert call.told == [False]  # before all that had to unwind
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten():

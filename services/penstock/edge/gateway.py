@@ -8,21 +8,20 @@ from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
-from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
+from penstock.chassis.errors import error_from_failure, failure_from
 from penstock.edge.catalog import Catalog
 from penstock.edge.config import EdgeConfig
 from penstock.edge.flight.flight import Flight
 from penstock.edge.outlets.outlet import AnswerStream, Outlet
 from penstock.edge.passage import Passage
 from penstock.edge.planning import plan_for
-from penstock.edge.record import Record, trace_refusal
+from penstock.edge.record import Record
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.threads import SMALL, Threads
 from penstock.edge.tower import Tower
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
-from penstock.v1.inference_pb2 import Accepted, CountTokensResponse, Delta, Finished, Model
+from penstock.v1.inference_pb2 import CountTokensResponse, Model
 
-Answer = AsyncIterator[Accepted | Delta | Finished]
 Parsed = TypeVar("Parsed")
 
 BYTES_PER_ID = 4  # as the edge's own arrays have them
@@ -57,7 +56,7 @@ class Gateway:
         traceparent: str = "",
         time_left: float | None = None,  # s, of the call's own deadline; the earlier of it and the spec's counts
         let_in: Callable[[], Awaitable[object]] = _at_once,  # awaited for those not refused at the door
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[AnswerStream]:
         """Run one request: `accepted` first, then deltas, then `finished`.
 
         async with gateway.generate(spec, credential) as answer:
@@ -68,6 +67,7 @@ class Gateway:
         """
         stream = AnswerStream()
         passage = self.open(spec, credential, stream, traceparent=traceparent, time_left=time_left)
+        stream.leave = partial(self._tower.leave, passage)
         try:
             await let_in()
             await self.prepare(passage)
@@ -93,7 +93,7 @@ class Gateway:
         self._tower.flights.check_room(size)
         now = self._tower.now()
         time = self._time(spec.timeout_s, time_left)
-        self._check_door(spec, credential, traceparent, now, time)
+        self._tower.door.check(spec, credential, traceparent, now, time)
         ticket_id = uuid4().hex
         request_id = spec.request_id or ticket_id
         passage = Passage(
@@ -107,13 +107,6 @@ class Gateway:
         )
         self._tower.open(passage)
         return passage
-
-    def _check_door(self, spec: RequestSpec, credential: Credential, traceparent: str, now: float, time: float) -> None:
-        try:
-            self._tower.door.check(spec, credential, now, time)
-        except PenstockError as error:
-            trace_refusal(spec, traceparent, now, error)
-            raise
 
     async def prepare(self, passage: Passage) -> None:
         """Tokenize, then set the flight on its way. What is wrong with the request is told through its outlet."""

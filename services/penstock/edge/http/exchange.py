@@ -51,6 +51,7 @@ class Exchange:
         self._written_at = 0.0  # s, the loop's clock
         self._life: asyncio.Timeout | None = None
         self._ended_by: Exception | None = None
+        self.when_gone: Callable[[], None] = lambda: None  # done first when the client leaves, before all that unwinds
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.method} {self.path} {self.status}>"
@@ -163,6 +164,7 @@ class Exchange:
                 due = await self._speak(loop.time())
                 continue
             if message["type"] == "http.disconnect":
+                self.when_gone()
                 self.cut(ClientGone())
                 return
 

@@ -115,6 +115,7 @@ class HttpFront:
             request.spec, exchange.credential, traceparent=exchange.header("traceparent")
         )
         async with background(exchange.attend()), generating as events:
+            exchange.when_gone = events.leave
             await answer(exchange, shape, events)
 
     async def _list_models(self, exchange: Exchange) -> None:

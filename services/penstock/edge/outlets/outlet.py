@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from penstock.chassis.errors import PenstockError
@@ -29,9 +30,13 @@ class Outlet(Protocol):
 
 
 class AnswerStream:
-    """An answer as one reader iterates it: what came while the reader was busy comes as one delta."""
+    """An answer as one reader iterates it: what came while the reader was busy comes as one delta.
+
+    `leave` cancels the request at once; a reader that is left by its client may take turns of the loop to unwind.
+    """
 
     def __init__(self) -> None:
+        self.leave: Callable[[], None] = lambda: None
         self._backlog = Backlog()
         self._before: deque[Accepted] = deque()
         self._ending: Finished | PenstockError | None = None
