@@ -17,7 +17,7 @@ from penstock.cli.scorecard.leavers import DOORS, Leaver
 from penstock.cli.scorecard.logs import events, requests_by_ticket
 from penstock.cli.scorecard.rig import Rig, rig
 from penstock.cli.scorecard.standing import grown, standing
-from penstock.cli.scorecard.verdicts import residue_lines
+from penstock.cli.scorecard.verdicts import host_load, residue_lines
 
 # Fewer slots than the larger crowd, so that some leave while they wait; small steps, so that a prompt takes several.
 SETTINGS = (
@@ -42,6 +42,7 @@ class CancelOptions:
 
 async def cancel(asked: CancelOptions, mesh: MeshOptions, console: Console) -> Card:
     reports: dict[int, list[Report]] = {size: [] for size in GOALS}
+    load = host_load()
     async with rig(mesh, console, settings=SETTINGS) as stage:
         async with _doors(stage, asked.seed) as doors:
             await _come_and_leave(doors, max(GOALS), "warm")
@@ -58,6 +59,7 @@ async def cancel(asked: CancelOptions, mesh: MeshOptions, console: Console) -> C
         more, opened = await grown(stage, before)
         folder = stage.mesh.folder
     card = _judge(reports, Words.read(folder), residue)
+    card.lines.append(load)
     card.lines.append(exactly("credits, slots, streams, tasks, descriptors grown", len(more), 0))
     card.notes += [*(f"{name} +{by:g}" for name, by in more.items()), *opened]
     return card
@@ -75,8 +77,9 @@ def _sizes(cancels: int) -> Iterator[int]:
 @asynccontextmanager
 async def _doors(stage: Rig, seed: int) -> AsyncIterator[Mapping[str, Crowd]]:
     """A process of clients for each door."""
-    edges, http = [each.address for each in stage.mesh.plan.of("edge")], stage.mesh.plan.http
-    place = Place(edges=edges, http=http, api_key=stage.mesh.api_key, tokens=TOKENS, seed=seed)
+    edges = stage.mesh.plan.of("edge")
+    addresses, fronts = [each.address for each in edges], [each.http for each in edges]
+    place = Place(edges=addresses, fronts=fronts, api_key=stage.mesh.api_key, tokens=TOKENS, seed=seed)
     async with AsyncExitStack() as stack:
         yield {door: await stack.enter_async_context(open_crowd(place)) for door in DOORS}
 

@@ -32,7 +32,7 @@ class Place:
     """Where the clients ask, and for what."""
 
     edges: list[str]
-    http: str
+    fronts: list[str]
     api_key: str
     tokens: int  # of an answer
     seed: int
@@ -59,7 +59,7 @@ class Report:
 
 async def serve(place: Place) -> None:
     """Do what the lines on the standard input say, to their end."""
-    async with open_doors(place.edges, place.http, place.api_key) as doors:
+    async with open_doors(place.edges, place.fronts, place.api_key) as doors:
         while line := await _line():
             report = await _visit(doors, place, Call(**line))
             _say(orjson.dumps(report) + b"\n")

@@ -1,8 +1,9 @@
 """Clients that come, stay until they are told, and leave by one of the doors: gRPC cancel, session frame, HTTP cut."""
 
 import asyncio
+import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ class Doors:
     client: Client
     session: Session
     http: httpx.AsyncClient
+    bases: Iterator[str]  # of the API at each edge in turn, as a proxy would have it
 
     def reader(self, door: str) -> Read:
         return {"grpc": self._read_grpc, "session": self._read_session, "http": self._read_http}[door]
@@ -52,21 +54,23 @@ class Doors:
     async def _read_http(self, wish: Wish, request_id: str) -> None:
         body = {"prompt": wish.prompt, "max_tokens": wish.options["max_output_tokens"], "stream": True}
         named = {"x-request-id": request_id}
-        async with self.http.stream("POST", "/completions", json={**body, "ignore_eos": True}, headers=named) as answer:
+        url = f"{next(self.bases)}/completions"
+        async with self.http.stream("POST", url, json={**body, "ignore_eos": True}, headers=named) as answer:
             answer.raise_for_status()
             async for _ in answer.aiter_raw():
                 pass
 
 
 @asynccontextmanager
-async def open_doors(edges: Sequence[str], http: str, api_key: str) -> AsyncIterator[Doors]:
+async def open_doors(edges: Sequence[str], fronts: Sequence[str], api_key: str) -> AsyncIterator[Doors]:
+    """`edges` answer gRPC and `fronts` HTTP, each host:port."""
     headers, limits = {"authorization": f"Bearer {api_key}"}, httpx.Limits(max_connections=None)
     async with (
         Client(*edges, api_key=api_key) as client,
         client.session() as session,
-        httpx.AsyncClient(base_url=f"http://{http}/v1", headers=headers, limits=limits, timeout=TIMEOUT) as asked,
+        httpx.AsyncClient(headers=headers, limits=limits, timeout=TIMEOUT) as http,
     ):
-        yield Doors(client, session, asked)
+        yield Doors(client, session, http, itertools.cycle(f"http://{each}/v1" for each in fronts))
 
 
 def _named(wish: Wish, request_id: str) -> Options:
