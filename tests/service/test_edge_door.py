@@ -14,6 +14,7 @@ from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, GenerateRequest, Resume, TokenIds
 
 TOKENS = TokenIds(ids=[5] * 20)
+TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
 FULL = Overloaded("full", retry_after=PATIENCE)
 
 
@@ -63,10 +64,11 @@ async def test_a_look_at_the_edge_shows_what_it_refused_alone(mesh):
 
 async def test_of_many_refusals_one_is_logged(mesh):
     with structlog.testing.capture_logs() as lines:
-        outcomes = [await outcome(ask(mesh)) for _ in range(5)]
+        outcomes = [await outcome(ask(mesh, request_id=f"r{each}", traceparent=TRACE)) for each in range(5)]
     assert outcomes == [("OVERLOADED", "edge")] * 5
     told = [line for line in lines if line["event"] == "refusing"]
     assert 1 <= len(told) < 5
+    assert (told[0]["request_id"], told[0]["trace_id"]) == ("r0", "a" * 32)
     assert not [line for line in lines if line["event"] == "ticket_done"]
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chassis.errors import Overloaded
-from penstock.edge.refusals import HOLD, LONGEST, PROBE_EVERY, SIZES, SLACK, Ask, Kind, Refusals, refusal_of
+from penstock.edge.refusals import HOLD, LONGEST, PROBE_EVERY, SIZES, SLACK, Ask, Closing, Kind, Refusals, refusal_of
 
 ANNA = Kind("anna", "m", 2)
 ASK = Ask(100, 50, arrived=10.0, time=60.0)
@@ -18,7 +18,8 @@ def later(ask=ASK, by=SHORT / 2, **fields):
 
 
 def refusal(ask=ASK, *, lasts=SHORT, by_deadline=False):
-    return refusal_of(ask, asked_at=ask.arrived, lasts=lasts, by_deadline=by_deadline, told=TOLD, now=ask.arrived)
+    closing = Closing(lasts, ask.prompt, ask.output, by_deadline)
+    return refusal_of(ask, closing, asked_at=ask.arrived, told=TOLD, now=ask.arrived)
 
 
 def refused(*given, kind=ANNA, **fields):

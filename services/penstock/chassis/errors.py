@@ -20,6 +20,7 @@ from penstock.v1.failure_pb2 import Failure, FieldViolation, QuotaViolation
 log = structlog.get_logger()
 
 DOMAIN = "penstock"
+NANOS = 1_000_000_000
 PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRFC A6: what gRPC's own retries obey; RetryInfo is for applications
 
 
@@ -85,17 +86,21 @@ class PenstockError(Exception):
         return (("grpc-status-details-bin", self.status().SerializeToString()), (PUSHBACK_KEY, str(pushback)))
 
     def failure(self) -> Failure:
-        failure = Failure(
-            code=self.code.value[0],
-            reason=self.reason,
-            message=self.message,
-            metadata=self.metadata,
-            field_violations=self.field_violations,
-            quota_violations=self.quota_violations,
-        )
-        if self.retry_after is not None:
-            failure.retry_after.FromTimedelta(timedelta(seconds=self.retry_after))
+        failure = Failure()
+        self.write(failure)
         return failure
+
+    def write(self, failure: Failure) -> None:
+        """Set what is set of an empty one, where it stands: whole messages in others are copied."""
+        failure.code, failure.reason, failure.message = self.code.value[0], self.reason, self.message
+        for key, value in self.metadata.items():
+            failure.metadata[key] = value
+        if self.field_violations:
+            failure.field_violations.extend(self.field_violations)
+        if self.quota_violations:
+            failure.quota_violations.extend(self.quota_violations)
+        if self.retry_after is not None:
+            failure.retry_after.FromNanoseconds(round(self.retry_after * NANOS))
 
 
 class InvalidArgument(PenstockError):

@@ -1,7 +1,7 @@
 """Where a request is refused before anything is spent on it: no token, no reservation, no ticket."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import structlog
@@ -10,11 +10,11 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from penstock.chassis import semconv
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.chassis.telemetry import meter
+from penstock.chassis.telemetry import meter, trace_id_of
 from penstock.edge.catalog import Catalog
 from penstock.edge.flight.plan import Plan
 from penstock.edge.passage import Passage
-from penstock.edge.refusals import Ask, Kind, Refusals, refusal_of
+from penstock.edge.refusals import Ask, Closing, Kind, Refusals
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.least import least_tokens
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
@@ -65,8 +65,11 @@ class Door:
             if count.by == EDGE
         ]
 
-    def check(self, spec: RequestSpec, credential: Credential, arrived: float, time: float) -> None:
-        """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to."""
+    def check(self, spec: RequestSpec, credential: Credential, traceparent: str, arrived: float, time: float) -> None:
+        """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to.
+
+        Nothing is kept of it but a count: no span, and a line in the log for one of many.
+        """
         if not self._refusals or spec.resume_ids or spec.answer_id:
             return
         model, prompt = self._catalog.at_hand(spec.model), least_tokens(spec.input)
@@ -74,21 +77,20 @@ class Door:
             return
         output = spec.max_output_tokens or min(self._default_output_tokens, model.context_length - prompt)
         if output >= 1 and prompt + output <= model.context_length:
-            self._check(spec, credential, model.name, Ask(prompt, output, arrived, time))
+            self._check(spec, credential, model.name, Ask(prompt, output, arrived, time), traceparent)
 
     def check_planned(self, passage: Passage, plan: Plan) -> None:
         """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
         if self._refusals and _is_fresh(passage):
             arrived = passage.flight.arrived
             ask = Ask(len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.flight.deadline - arrived)
-            self._check(passage.spec, passage.credential, plan.model, ask)
+            self._check(passage.spec, passage.credential, plan.model, ask, passage.record.traceparent)
 
     def queued(self, passage: Passage, queued: Queued, now: float) -> None:
         """The queue took a ticket, and may have no room behind it."""
         if (self._refusals or queued.closed) and _is_fresh(passage):
             self._refusals.taken(*_asked(passage))
-            for each in queued.closed:
-                self._note(passage, each, Overloaded("", retry_after=seconds_of(each.lasts)), now)
+            self._closed(passage, queued.closed, None, now)
 
     def shed(self, passage: Passage, shed: Shed, error: PenstockError, now: float) -> None:
         """The queue refused a ticket, or gave it up."""
@@ -97,30 +99,38 @@ class Door:
         self._counts[Count(error.reason, QUEUE, passage.flight.identity.priority)] += 1
         passage.record.refused_by(QUEUE)
         if _is_fresh(passage):
-            for each in shed.closed:
-                self._note(passage, each, error, now)
+            self._closed(passage, shed.closed, error, now)
 
-    def _note(self, passage: Passage, closed: Closed, told: Overloaded, now: float) -> None:
-        kind, ask = _asked(passage)
-        like = ask._replace(prompt=closed.prompt_tokens, output=closed.max_output_tokens)
-        sent, lasts = passage.flight.enqueued_at, seconds_of(closed.lasts)
-        refusal = refusal_of(like, asked_at=sent, lasts=lasts, by_deadline=closed.by_deadline, told=told, now=now)
-        self._refusals.note(kind, refusal, now)
+    def _closed(self, passage: Passage, closed: Iterable[Closed], told: Overloaded | None, now: float) -> None:
+        closings = [
+            Closing(seconds_of(each.lasts), each.prompt_tokens, each.max_output_tokens, each.by_deadline)
+            for each in closed
+        ]
+        sent = passage.flight.enqueued_at
+        self._refusals.closed(*_asked(passage), closings, asked_at=sent, told=told, now=now)
 
-    def _check(self, spec: RequestSpec, credential: Credential, model: str, ask: Ask) -> None:
+    def _check(self, spec: RequestSpec, credential: Credential, model: str, ask: Ask, traceparent: str) -> None:
         identity = self._know(credential, spec.priority)
         if identity is None:
             return
         if refusal := self._refusals.find(Kind(identity.tenant_id, model, identity.priority), ask):
             self._counts[Count(refusal.reason, EDGE, identity.priority)] += 1
-            self._tell(refusal.reason, identity, model, ask.arrived)
+            if ask.arrived - self._told_at >= TELL_EVERY:
+                self._told_at = ask.arrived
+                self._tell(spec, identity, model, refusal.reason, traceparent)
             raise refusal.error(ask.arrived)
 
-    def _tell(self, reason: str, identity: Identity, model: str, now: float) -> None:
-        """Log one refusal of many: a line for each would cost more than to refuse."""
-        if now - self._told_at >= TELL_EVERY:
-            self._told_at = now
-            log.info("refusing", reason=reason, tenant=identity.tenant_id, model=model, refused=self.refused(EDGE))
+    def _tell(self, spec: RequestSpec, identity: Identity, model: str, reason: str, traceparent: str) -> None:
+        """Log one refusal as an example of all since the last."""
+        log.info(
+            "refusing",
+            reason=reason,
+            tenant=identity.tenant_id,
+            model=model,
+            request_id=spec.request_id,
+            trace_id=trace_id_of(traceparent),
+            refused=self.refused(EDGE),
+        )
 
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
         for count, requests in self._counts.items():

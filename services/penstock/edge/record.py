@@ -17,7 +17,6 @@ log = structlog.get_logger()
 
 PROVIDER = "penstock"
 SPAN_TOKENIZE = "edge.tokenize"
-NOT_SAMPLED = "-00"  # flags of a traceparent
 FAULTS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "UNKNOWN"})  # ours, not the caller's
 
 _time_to_first_token = meter().create_histogram(
@@ -136,16 +135,6 @@ class Record:
             "total_s": round(now - flight.arrived, 6),
             "left_at": _rounded(flight.left_at),
         }
-
-
-def trace_refusal(spec: RequestSpec, traceparent: str, arrived: float, error: PenstockError) -> None:
-    """Leave one short span of a request that got no further than the door; nothing else is told of each."""
-    if traceparent.endswith(NOT_SAMPLED):
-        return
-    operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
-    came_of_it = {semconv.ERROR_TYPE: error.code.name, semconv.PENSTOCK_REASON: error.reason}
-    asked = _asked(spec, operation, "", spec.request_id) | came_of_it | {semconv.PENSTOCK_REFUSED_BY: "edge"}
-    start_span(semconv.SPAN_EDGE_GENERATE, traceparent, start_time=round(arrived * 1e9), attributes=asked).end()
 
 
 def _per_token(flight: Flight) -> float:

@@ -7,6 +7,7 @@ on. No I/O; `now` comes in.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -41,6 +42,15 @@ class Ask(NamedTuple):
     @property
     def deadline(self) -> float:
         return self.arrived + self.time
+
+
+class Closing(NamedTuple):
+    """For how long the queue takes nothing of a kind that asks for as much; it says so as it refuses or takes one."""
+
+    lasts: float  # s from when a request came that it was told with
+    prompt: int  # tokens
+    output: int
+    by_deadline: bool = False  # what has more time may be taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +140,21 @@ class Refusals:
             if not closed.refusals:
                 del self._kinds[kind]
 
+    def closed(
+        self, kind: Kind, ask: Ask, closings: Iterable[Closing], *, asked_at: float, told: Overloaded | None, now: float
+    ) -> None:
+        """Hear for whom the door is shut; with a refusal that was `told`, or behind a request that was taken in."""
+        for each in closings:
+            like = ask._replace(prompt=each.prompt, output=each.output)
+            error = told or Overloaded("", retry_after=each.lasts)
+            self.note(kind, refusal_of(like, each, asked_at=asked_at, told=error, now=now), now)
 
-def refusal_of(ask: Ask, *, asked_at: float, lasts: float, by_deadline: bool, told: Overloaded, now: float) -> Refusal:
-    """What is kept of a refusal that the queue says holds for `lasts` s; it was asked no earlier than at `asked_at`."""
-    until = ask.arrived + lasts - SLACK if by_deadline else asked_at + lasts
+
+def refusal_of(ask: Ask, closing: Closing, *, asked_at: float, told: Overloaded, now: float) -> Refusal:
+    """What is kept of what the queue says; it was asked no earlier than at `asked_at`."""
+    until = ask.arrived + closing.lasts - SLACK if closing.by_deadline else asked_at + closing.lasts
     until = min(until, asked_at + LONGEST)
-    return Refusal(ask, until, by_deadline, told.reason, now + (told.retry_after or 0.0))
+    return Refusal(ask, until, closing.by_deadline, told.reason, now + (told.retry_after or 0.0))
 
 
 def _covers(newer: Refusal, older: Refusal) -> bool:

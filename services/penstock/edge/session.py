@@ -9,7 +9,7 @@ from penstock.chassis.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.chassis.lifecycle import this_stop
 from penstock.chassis.streams import Peer
 from penstock.edge.gateway import Gateway
-from penstock.edge.outlets.session_outlet import SessionOutlet, step_of
+from penstock.edge.outlets.session_outlet import SessionOutlet, failed_of, step_of
 from penstock.edge.passage import Passage
 from penstock.edge.wire import spec_of
 from penstock.mesh.v1.admission_pb2 import Credential
@@ -57,9 +57,8 @@ class Session:
     # What a request's outlet tells.
 
     def say(self, frame: pb.SessionResponse) -> None:
-        if (
-            not self._is_left
-        ):  # whoever loses its stream is to go on elsewhere; a receipt would say that it had cancelled
+        # Whoever loses its stream is to go on elsewhere; a receipt would say that it had cancelled.
+        if not self._is_left:
             self._peer.send(frame)
 
     def has_piece(self, outlet: SessionOutlet) -> None:
@@ -102,7 +101,7 @@ class Session:
                 traceparent=asked.request.traceparent or self._traceparent,
             )
         except PenstockError as error:
-            outlet.failed(error)
+            self.say(failed_of(asked.handle, error))
             return
         self._running[asked.handle] = passage
         self._is_idle.clear()

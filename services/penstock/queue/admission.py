@@ -26,7 +26,7 @@ from penstock.queue.shelves import Shelves, retry_within_bounds
 from penstock.queue.waiting import WaitingTicket
 
 NEARLY = 0.5  # of what it is promised: a ticket that is predicted to take less shuts no door behind it
-SMALLER = 0.0, 0.25, 0.5, 1.0  # shares of a refused prompt that are looked at for whether they would be refused too
+SIZES = 0.0, 0.5, 1.0, 2.0, 4.0  # of a prompt; for these it is worked out for how long there is no room
 
 
 class Admission:
@@ -92,20 +92,20 @@ class Admission:
             yield from self._closed(behind, ticket.promised, now)
 
     def _closed(self, ticket: WaitingTicket, limit: float, now: float) -> Iterator[Closed]:
-        """Yield for how long smaller ones would be refused, the smallest first, and the ticket's own size.
+        """Yield for how long others would be refused, the smallest first, and the ticket itself.
 
         What is before a ticket is served no faster than time passes, so that is their excess; but where predictions
         are corrected upwards, they fall faster than that.
         """
         pace = max(1.0, self._shelves[ticket.model].forecast.correction)
         by_deadline, longest = self._promises.is_by_deadline(ticket, now), 0.0
-        for like in (*(self._smaller(ticket, share) for share in SMALLER), ticket):
+        for like in (*(self._like(ticket, share) for share in SIZES), ticket):
             lasts = self._excess(ticket.model, self._shelves.predict(like, now), limit) / pace
             if lasts > longest:
                 longest = lasts
                 yield Closed(lasts, like.prompt_tokens, like.max_output_tokens, by_deadline)
 
-    def _smaller(self, ticket: WaitingTicket, share: float) -> WaitingTicket:
+    def _like(self, ticket: WaitingTicket, share: float) -> WaitingTicket:
         prompt = max(1, ceil(share * ticket.prompt_tokens))
         like = replace(ticket, prompt_tokens=prompt, max_output_tokens=1, predicted_output=1)
         like.is_urgent = self._shelves[ticket.model].order.is_urgent(like)

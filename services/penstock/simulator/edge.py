@@ -1,15 +1,18 @@
 """Edges and their clients in one: requests come, are refused, tried again, given up, resumed and answered."""
 
+from collections.abc import Iterable
 from random import Random
 from typing import NamedTuple, Protocol
 
-from penstock.chassis.errors import PenstockError
+from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.cli.bench.history import CANCELLED, OK, History
 from penstock.edge.links.prefix import MAX_HASHES
 from penstock.mesh.v1.ticket_pb2 import Lease
+from penstock.queue.errors import Closed
 from penstock.queue.waiting import WaitingTicket
 from penstock.simulator.beginnings import packed_hashes, salt_of
 from penstock.simulator.demand import Ask
+from penstock.simulator.door import SimDoor
 from penstock.simulator.engine import Run, Text
 from penstock.simulator.heap import Events
 from penstock.simulator.ledger import Ledger
@@ -51,9 +54,17 @@ class SimEdge:
     """
 
     def __init__(
-        self, scenario: Scenario, events: Events, peers: EdgePeers, ledger: Ledger, *, minds_clients: bool
+        self,
+        scenario: Scenario,
+        events: Events,
+        peers: EdgePeers,
+        ledger: Ledger,
+        *,
+        door: SimDoor | None,  # None: every request is put to the queue
+        minds_clients: bool,
     ) -> None:
         self.open = 0  # requests that have not ended
+        self.door = door
         self._events = events
         self._peers = peers
         self._ledger = ledger
@@ -86,7 +97,11 @@ class SimEdge:
         now, client = self._events.now, request.tenant.client
         request.tries += 1
         request.submitted = now
-        self._enqueue(request, self._ticket(request))
+        ticket = self._ticket(request)
+        if self.door and (error := self.door.check(ticket, now)):
+            self._refused(request, error)
+            return
+        self._enqueue(request, ticket)
         if client.patience:
             self._events.at(now + client.patience, self._lose_patience, request, request.tries)
 
@@ -135,13 +150,23 @@ class SimEdge:
             self._ledger.note_left(run, 0)
         self._peers.start(lease.worker_id, lease.lease_id, run)
 
-    def shed(self, ticket_id: str, error: PenstockError) -> None:
+    def closed_behind(self, ticket_id: str, closed: Iterable[Closed]) -> None:
+        """The queue took a ticket, and says for whom there is no room behind it."""
+        if self.door and (found := self._waiting.get(ticket_id)):
+            self.door.queued(found[1], closed, self._events.now)
+
+    def shed(self, ticket_id: str, error: PenstockError, closed: Iterable[Closed]) -> None:
         if ticket_id not in self._waiting:
             return
         request, ticket = self._no_longer_waits(ticket_id)
-        if request.ticket is not ticket:
-            return
-        request.ticket, code = None, error.code.name
+        if self.door and isinstance(error, Overloaded):
+            self.door.shed(ticket, closed, error, self._events.now)
+        if request.ticket is ticket:
+            request.ticket = None
+            self._refused(request, error)
+
+    def _refused(self, request: Request, error: PenstockError) -> None:
+        code = error.code.name
         if code in RETRIED and request.tries <= request.tenant.client.retries:
             self._try_later(request, error.retry_after or 0.0)
         else:

@@ -10,12 +10,14 @@ from penstock.mesh.v1 import queue_pb2
 from penstock.mesh.v1.queue_pb2 import DispatchResponse
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report, ServedLease
 from penstock.queue import effects as queue_out
+from penstock.queue.errors import AtTheDoor
 from penstock.queue.frames import credit_of
 from penstock.queue.waiting import WaitingTicket
 from penstock.scheduler import effects as scheduler_out
 from penstock.scheduler.frames import to_queue
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.baselines.plain_vtc import PlainVtc
+from penstock.simulator.door import SimDoor
 from penstock.simulator.edge import SimEdge
 from penstock.simulator.engine import NEVER, Run
 from penstock.simulator.heap import Events
@@ -40,8 +42,9 @@ class SimMesh:
             name: SimScheduler(name, scenario.schedulers, events, self)
             for name in _names("scheduler", scenario.schedulers.count)
         }
-        minds = POLICIES[queues.policy].minds_clients
-        self.edge = SimEdge(scenario, events, self, self.ledger, minds_clients=minds)
+        policy = POLICIES[queues.policy]
+        door = SimDoor(queues.let_in) if policy.make is None else None
+        self.edge = SimEdge(scenario, events, self, self.ledger, door=door, minds_clients=policy.minds_clients)
         self._charging = queues.policy == "vtc"
         zones = {each.name: each.zone for each in scenario.tenants}
         self._zones = zones if any(zones.values()) else {}
@@ -119,12 +122,15 @@ class SimMesh:
     def to_edge(self, effect: queue_out.ToEdge) -> None:
         match effect:
             case queue_out.Queued():
-                # Nobody acts on it, so it need not be under way.
+                # Nobody but its door acts on it, so the rest need not be under way.
                 self.edge.queued(effect.ticket_id, effect.predicted_wait, effect.first_token)
+                if self.edge.door:
+                    self._send(self.edge.closed_behind, effect.ticket_id, tuple(effect.closed()))
             case queue_out.Leased():
                 self._send(self.edge.leased, effect.lease, effect.waited)
             case queue_out.Shed():
-                self._send(self.edge.shed, effect.ticket_id, effect.error)
+                closed = effect.error.closed() if isinstance(effect.error, AtTheDoor) else ()
+                self._send(self.edge.shed, effect.ticket_id, effect.error, tuple(closed))
             case _:
                 pass
 

@@ -41,7 +41,7 @@ class SessionOutlet:
         self._end(pb.SessionResponse(finished=pb.SessionFinished(handle=self.handle, finished=finished)))
 
     def failed(self, error: PenstockError) -> None:
-        self._end(pb.SessionResponse(failed=pb.SessionFailed(handle=self.handle, failure=error.failure())))
+        self._end(failed_of(self.handle, error))
 
     def cancelled(self, receipt: Cancelled) -> None:
         told = pb.SessionCancelled(
@@ -54,6 +54,13 @@ class SessionOutlet:
             self._stream.say(step_of([self]))
         self._stream.is_over(self)
         self._stream.say(frame)
+
+
+def failed_of(handle: int, error: PenstockError) -> pb.SessionResponse:
+    frame = pb.SessionResponse()
+    frame.failed.handle = handle
+    error.write(frame.failed.failure)
+    return frame
 
 
 def step_of(outlets: list[SessionOutlet]) -> pb.SessionResponse:
