@@ -1,10 +1,7 @@
 """The process of auth: what it refuses to start with, and what it keeps over a kill."""
 
 import asyncio
-import json
-import os
 import signal
-import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -23,6 +20,7 @@ from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminStub
+from tier_process import address_of, tier_process
 
 
 @pytest.mark.parametrize("key", ["dev", "pk_dev_short", "sk-1234567890123456789012345678"])
@@ -56,28 +54,7 @@ async def test_the_process_keeps_its_books_over_a_kill_and_drains_with_status_0(
 
 @asynccontextmanager
 async def auth_process(folder):
-    settings = {
-        "PENSTOCK_AUTH_LISTEN": "127.0.0.1:0",
-        "PENSTOCK_AUTH_STORE": str(folder / "auth.sqlite"),
-        "PENSTOCK_AUTH_DEV_KEY": DEV_KEY,
-    }
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | settings
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.auth", env=environment, stderr=asyncio.subprocess.PIPE
-    )
-    try:
+    async with tier_process("auth", STORE=str(folder / "auth.sqlite"), DEV_KEY=DEV_KEY) as process:
         address = await address_of(process)
         async with channel(address) as to_auth:
             yield process, Auth(None, address, Clock(), AdminStub(to_auth), AdmissionServiceStub(to_auth))
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def address_of(process) -> str:
-    async for line in process.stderr:
-        if b'"listening"' in line:
-            return json.loads(line)["address"]
-    message = f"auth ended with {await process.wait()}"
-    raise AssertionError(message)

@@ -1,42 +1,19 @@
 """Queue and scheduler as real processes between an edge and workers in the test's hand: what a kill of either costs."""
 
-import asyncio
-import json
-import os
 import signal
-import sys
 from contextlib import asynccontextmanager
 
 import pytest
 
 from queue_streams import edge_at, ticket
 from scheduler_streams import worker_at
-
-PATIENCE = 60.0  # s
+from tier_process import address_of, logged, tier_process
 
 
 @asynccontextmanager
 async def process_of(tier, **settings):
-    """One process of a tier that listens, and its address."""
-    own = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in {"LISTEN": "127.0.0.1:0", **settings}.items()}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"penstock.{tier}"), env=os.environ | own, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        yield process, (await logged(process, "listening"))["address"]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def logged(process, event):
-    async with asyncio.timeout(PATIENCE):
-        async for line in process.stderr:
-            found = json.loads(line) if line.startswith(b"{") else {}
-            if found.get("event") == event:
-                return found
-    raise AssertionError(f"a process ended without saying {event}")
+    async with tier_process(tier, **settings) as process:
+        yield process, await address_of(process)
 
 
 async def known_at(edge, *models):

@@ -1,10 +1,7 @@
 """A queue shard as its own process: it stays small under many tickets, and ends as it is asked to."""
 
 import asyncio
-import json
-import os
 import signal
-import sys
 from contextlib import asynccontextmanager
 
 import psutil
@@ -16,6 +13,7 @@ from penstock.chassis.channels import channel
 from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
 from queue_streams import edge_at, scheduler_at, ticket
+from tier_process import address_of, logged, tier_process
 
 PATIENCE = 60.0  # s
 TICKETS = 100_000
@@ -26,26 +24,8 @@ PREFIX_HASHES = 32  # of a prompt of 512 tokens
 
 @asynccontextmanager
 async def queue_process(**settings):
-    """A shard that listens, and its address."""
-    environment = os.environ | {"PENSTOCK_QUEUE_LISTEN": "127.0.0.1:0", **settings}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.queue"), env=environment, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        yield process, (await logged(process, "listening"))["address"]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def logged(process, event):
-    async with asyncio.timeout(PATIENCE):
-        async for line in process.stderr:
-            found = json.loads(line) if line.startswith(b"{") else {}
-            if found.get("event") == event:
-                return found
-    raise AssertionError(f"the shard ended without saying {event}")
+    async with tier_process("queue", **settings) as process:
+        yield process, await address_of(process)
 
 
 async def figures_of(address):

@@ -1,7 +1,6 @@
 """A worker as its own processes, under real signals: no engine outlives its front."""
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -10,6 +9,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
+from tier_process import logged, tier_process
 from tiny_model import write_tiny_model
 
 PATIENCE = 60.0  # s
@@ -18,31 +18,8 @@ PATIENCE = 60.0  # s
 @asynccontextmanager
 async def worker_process(model, **settings):
     """A worker that is ready, and the process of its engine."""
-    environment = {
-        "PENSTOCK_WORKER_LISTEN": "127.0.0.1:0",
-        "PENSTOCK_WORKER_ENGINE": "sim",
-        "PENSTOCK_WORKER_MODEL": str(model),
-        **settings,
-    }
-    front = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.worker"), env=os.environ | environment, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        ready = await logged(front, "engine_ready")
-        yield front, psutil.Process(ready["pid"])
-    finally:
-        if front.returncode is None:
-            front.kill()
-        await front.communicate()
-
-
-async def logged(process, event):
-    async with asyncio.timeout(PATIENCE):
-        async for line in process.stderr:
-            found = json.loads(line) if line.startswith(b"{") else {}
-            if found.get("event") == event:
-                return found
-    raise AssertionError(f"the worker ended without saying {event}")
+    async with tier_process("worker", **{"ENGINE": "sim", "MODEL": str(model), **settings}) as front:
+        yield front, psutil.Process((await logged(front, "engine_ready"))["pid"])
 
 
 @pytest.fixture(scope="module")

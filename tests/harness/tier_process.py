@@ -1,0 +1,39 @@
+"""One tier as a process of its own, under real signals, and what it says in its log."""
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import asynccontextmanager
+
+PATIENCE = 60.0  # s
+
+
+@asynccontextmanager
+async def tier_process(tier, **settings):
+    """Listens on a free port where `settings` (PENSTOCK_<TIER>_*) name none; this environment's own are left out."""
+    own = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in {"LISTEN": "127.0.0.1:0", **settings}.items()}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | own
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"penstock.{tier}"), env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def logged(process, event):
+    """The next line of the log that tells of `event`."""
+    async with asyncio.timeout(PATIENCE):
+        async for line in process.stderr:
+            found = json.loads(line) if line.startswith(b"{") else {}
+            if found.get("event") == event:
+                return found
+    raise AssertionError(f"a process ended with {await process.wait()} without saying {event}")
+
+
+async def address_of(process):
+    return (await logged(process, "listening"))["address"]
