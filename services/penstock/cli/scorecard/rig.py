@@ -1,6 +1,7 @@
 """What every proof stands on: a mesh of its own, a client of all its edges, and a line that says what happens."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,6 +1,7 @@
 """What processes hold when nothing runs, against what they held before: streams, tasks, descriptors, credits."""
 
 import asyncio
+import gc
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +44,7 @@ async def grown(stage: Rig, before: Standing) -> tuple[dict[str, float], list[st
         least = _least(least, await _figures(stage))
         more = {name: value - before.figures[name] for name, value in least.items() if value > before.figures[name]}
         if not more or asyncio.get_running_loop().time() > deadline:
-            return more, _new(before.descriptors, _descriptors(stage), {name.split()[0] for name in more})
+            return more, opened(before.descriptors, _descriptors(stage), {name.split()[0] for name in more})
         await asyncio.sleep(BETWEEN)
 
 
@@ -52,6 +53,7 @@ def _least(least: Mapping[str, float], now: Mapping[str, float]) -> dict[str, fl
 
 
 async def _figures(stage: Rig) -> dict[str, float]:
+    gc.collect()  # a channel of ours that is closed keeps its connection until the cycle it is part of is found
     found: dict[str, float] = {}
     for child in stage.mesh.processes.children:
         figures = await stage.figures(child.spec.address)
@@ -78,7 +80,7 @@ def descriptors(pid: int) -> Descriptors:
     return found
 
 
-def _new(before: Mapping[str, Descriptors], now: Mapping[str, Descriptors], processes: set[str]) -> list[str]:
+def opened(before: Mapping[str, Descriptors], now: Mapping[str, Descriptors], processes: set[str]) -> list[str]:
     return [
         f"{process} opened {what}"
         for process in sorted(processes & now.keys())

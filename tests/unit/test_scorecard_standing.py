@@ -1,0 +1,35 @@
+"""What a process has open is named, so that what grew can be told from what was there."""
+
+import os
+import socket
+import sys
+
+import pytest
+
+from penstock.cli.scorecard.standing import descriptors, opened
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell by /proc")
+
+
+def test_a_connection_is_named_by_both_its_ends(tmp_path):
+    before = {"auth": descriptors(os.getpid())}
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        (tmp_path / "left-open").open("w"),
+    ):
+        found = opened(before, {"auth": descriptors(os.getpid())}, {"auth"})
+        here, there = client.getsockname()[1], server.getsockname()[1]
+    assert any(str(here) in line and str(there) in line for line in found)
+    assert any("left-open" in line for line in found)
+    assert all(line.startswith("auth opened ") for line in found)
+
+
+def test_only_processes_that_grew_are_told_of():
+    assert opened(
+        {"auth": {}, "edge-1": {}}, {"auth": {"3 pipe": "pipe"}, "edge-1": {"4 pipe": "pipe"}}, {"edge-1"}
+    ) == ["edge-1 opened pipe"]
+
+
+def test_a_process_that_is_gone_has_nothing_open():
+    assert descriptors(2**22 + 1) == {}
