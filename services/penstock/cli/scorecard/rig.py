@@ -90,6 +90,7 @@ async def rig(
     with Live(console=console, transient=True, auto_refresh=False) as live:
         live.update("starting a mesh", refresh=True)
         async with local_mesh(own, rewire=wires.rewire if wires else None) as mesh:
+            gc.collect()  # the channels that watched the start are closed, and yet their connections wait for this
             addresses = wires.doors if wires else [each.address for each in mesh.plan.of("edge")]
             async with Client(*addresses, api_key=mesh.api_key) as client:
                 yield Rig(mesh, client, live)
