@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 import psutil
 from rich.console import Console
@@ -15,6 +14,7 @@ from penstock.cli.processes import Child
 from penstock.cli.scorecard.card import Card, Line, at_most, exactly, told
 from penstock.cli.scorecard.catalog import Wish, catalog
 from penstock.cli.scorecard.rig import Rig, rig
+from penstock.cli.scorecard.slope import Slope, fitted
 from penstock.cli.scorecard.verdicts import residue_lines
 from penstock.client import Answer, Client, Options, Session
 
@@ -23,11 +23,11 @@ STREAMS = 32
 TOKENS = 12  # of an answer, at most
 LEAVING = 0.25  # of the clients
 LEAVE_WITHIN = 0.1  # s
-LOOKS = 20
+LOOKS = 60
 WARM = 0.4  # of the requests: of 50,000, those with which all that is remembered within bounds has filled
-ENDS = 4  # looks at either end of the rest, whose medians are compared
-GROWTH = 5.0  # % of a process's memory
-MIB = 2**20
+ENDS = 4  # looks at either end, of which the descriptors are compared
+GROWTH = 5.0  # % of a process's memory, over the rest of the run
+KIB, MIB = 2**10, 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +38,22 @@ class SoakOptions:
 
 @dataclass(slots=True)
 class Looks:
-    """What one process and its children held, look by look."""
+    """What one process and its children held and had used, look by look."""
 
+    at: list[int] = field(default_factory=list)  # requests made by then
     memory: list[int] = field(default_factory=list)  # bytes, resident
     descriptors: list[int] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # s
 
-    def grown(self) -> float:
-        """Return the % by which memory grew after the warm-up."""
-        rest = self.memory[int(WARM * len(self.memory)) :]
-        before, after = median(rest[:ENDS]), median(rest[-ENDS:])
-        return 100 * (after - before) / before
+    def growth(self) -> Slope:
+        """Bytes for each request after the warm-up."""
+        rest = slice(int(WARM * len(self.at)), None)
+        return fitted(self.at[rest], self.memory[rest])
+
+    def share(self, bytes_per_request: float) -> float:
+        """What so much for each request makes over all after the warm-up, in % of what was held before."""
+        first = int(WARM * len(self.at))
+        return 100 * bytes_per_request * (self.at[-1] - self.at[first]) / self.memory[first]
 
 
 @dataclass(slots=True)
@@ -115,28 +121,43 @@ async def _look_on(stage: Rig, crowd: Crowd, running: "asyncio.Task[None]") -> d
             stage.say(f"{crowd.made:,} of {crowd.wanted:,} requests, {crowd.left:,} left, {len(crowd.failures)} failed")
             await asyncio.sleep(0.1)
         for child in stage.mesh.processes.children:
-            _look_at(child, found.setdefault(child.spec.name, Looks()))
+            _look_at(child, found.setdefault(child.spec.name, Looks()), crowd.made)
     return found
 
 
-def _look_at(child: Child, looks: Looks) -> None:
+def _look_at(child: Child, looks: Looks, made: int) -> None:
     process = psutil.Process(child.process.pid)
     family = [process, *process.children(recursive=True)]
+    looks.at.append(made)
+    looks.cpu.append(sum(sum(each.cpu_times()[:2]) for each in family))
     looks.memory.append(sum(each.memory_info().rss for each in family))
     looks.descriptors.append(sum(each.num_fds() for each in family))
 
 
 def growth_lines(found: dict[str, Looks]) -> list[Line]:
     """The process that grew most is judged, by its own size."""
-    grown = {name: looks.grown() for name, looks in found.items()}
+    slopes = {name: looks.growth() for name, looks in found.items()}
+    most = max(found, key=lambda name: found[name].share(slopes[name].rise))
     widest = max(max(looks.descriptors[-ENDS:]) - max(looks.descriptors[:ENDS]) for looks in found.values())
     return [
         told("memory of all processes at the end", sum(looks.memory[-1] for looks in found.values()) / MIB, "MiB"),
-        at_most("growth of the process that grew most", max(grown.values()), GROWTH, "%"),
+        at_most("growth of the process that grew most", found[most].share(slopes[most].rise), GROWTH, "%"),
+        told("its standard error", found[most].share(slopes[most].error), "%"),
         at_most("descriptors more than at the start, of any process", widest, 0),
+        told("CPU for each request, of all processes", sum(map(_cpu, found.values())), "ms"),
     ]
 
 
+def _cpu(looks: Looks) -> float:
+    """Milliseconds for each request."""
+    return 1e3 * (looks.cpu[-1] - looks.cpu[0]) / max(1, looks.at[-1] - looks.at[0])
+
+
 def _story(name: str, looks: Looks) -> str:
-    sizes = [looks.memory[int(share * (len(looks.memory) - 1))] / MIB for share in (0.0, WARM, 0.5, 1.0)]
-    return f"{name}: {' -> '.join(f'{size:.0f}' for size in sizes)} MiB, {looks.descriptors[-1]} descriptors"
+    sizes = [looks.memory[int(share * (len(looks.memory) - 1))] / MIB for share in (0.0, WARM, 0.7, 1.0)]
+    slope = looks.growth()
+    return (
+        f"{name}: {' -> '.join(f'{size:.0f}' for size in sizes)} MiB, {slope.rise * 1e3 / KIB:+.0f} ± "
+        f"{slope.error * 1e3 / KIB:.0f} KiB per 1,000 requests after the warm-up, {looks.descriptors[-1]} descriptors, "
+        f"{_cpu(looks):.2f} ms of CPU for each"
+    )

@@ -1,0 +1,59 @@
+"""Whether memory grew: a line through all looks, so that neither end's chance decides."""
+
+import random
+
+import pytest
+
+from penstock.cli.scorecard.slope import fitted
+from penstock.cli.scorecard.soak import GROWTH, Looks, growth_lines
+
+MIB = 2**20
+
+
+def looks_of(memory, descriptors=20):
+    made = range(100, 100 * len(memory) + 1, 100)
+    return Looks(at=list(made), memory=memory, descriptors=[descriptors] * len(memory), cpu=[0.01 * at for at in made])
+
+
+def line_of(found, figure):
+    return next(line for line in growth_lines(found) if line.figure.startswith(figure))
+
+
+def test_a_line_through_points_on_a_line_is_that_line():
+    assert fitted([0, 1, 2, 3], [5, 7, 9, 11]) == pytest.approx((2.0, 0.0))
+
+
+def test_the_error_is_that_of_the_textbook():
+    # residuals -0.5, 1.0, -0.5; 1.5 left over one degree of freedom, a spread of x of 2
+    assert fitted([0, 1, 2], [0, 2, 1]) == pytest.approx((0.5, (1.5 / 2) ** 0.5))
+
+
+@pytest.mark.parametrize("x", [[], [1], [1, 2], [3, 3, 3]])
+def test_too_few_looks_say_nothing(x):
+    assert fitted(x, x) == (0.0, 0.0)
+
+
+def test_what_fills_in_the_warm_up_and_then_stays_has_not_grown():
+    memory = [100 * MIB] * 10 + [150 * MIB] * 50
+    assert line_of({"edge-1": looks_of(memory)}, "growth").measured == 0.0
+
+
+def test_a_leak_is_judged_by_what_it_makes_over_the_rest_of_the_run():
+    memory = [100 * MIB + number * MIB for number in range(60)]
+    found = {"edge-1": looks_of(memory), "auth": looks_of([50 * MIB] * 60)}
+    line = line_of(found, "growth")
+    assert line.measured == pytest.approx(100 * 35 / 124)
+    assert not line.is_met
+    assert line_of(found, "its standard error").measured == pytest.approx(0.0)
+
+
+def test_one_last_look_that_is_large_does_not_make_a_leak():
+    rng = random.Random(1)
+    memory = [100 * MIB + rng.randrange(MIB) for _ in range(59)] + [106 * MIB]
+    line = line_of({"worker-1": looks_of(memory)}, "growth")
+    assert line.measured < GROWTH / 2
+    assert line.is_met
+
+
+def test_cpu_is_told_for_each_request():
+    assert line_of({"edge-1": looks_of([MIB] * 60), "auth": looks_of([MIB] * 60)}, "CPU").measured == pytest.approx(20)
