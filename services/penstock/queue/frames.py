@@ -1,5 +1,6 @@
 """Effects of the book as frames, and what schedulers report as the book keeps it."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 from penstock.chassis.durations import seconds_of
@@ -55,10 +56,10 @@ def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:
         case out.Returned():
             return pb.DispatchResponse(returned=pb.Returned(model=effect.model, tickets=effect.tickets))
         case out.Head():
-            return pb.DispatchResponse(head=_head(effect))
+            return pb.DispatchResponse(head=head_message(effect))
 
 
-def _head(effect: out.Head) -> pb.Head:
+def head_message(effect: out.Head) -> pb.Head:
     head = pb.Head(model=effect.model, waiting=effect.waiting, waiting_tokens=effect.waiting_tokens)
     if effect.key:
         head.tokens = effect.tokens
@@ -97,7 +98,7 @@ def speed_of(frame: pb.Pace, now: float) -> Speed:
     )
 
 
-def services_of(frame: pb.Served) -> list[Service]:
+def services_of(tickets: Iterable[pb.ServedTicket]) -> list[Service]:
     return [
         Service(
             each.ticket_id,
@@ -107,5 +108,5 @@ def services_of(frame: pb.Served) -> list[Service]:
             each.attempt,
             seconds_of(each.first_token_after),
         )
-        for each in frame.tickets
+        for each in tickets
     ]

@@ -138,7 +138,7 @@ class QueueService(QueueServiceServicer):
             case "virtual_times":
                 return self._book.virtual_times(frame.virtual_times.times)
             case "served":
-                return self._book.served(services_of(frame.served))
+                return self._book.served(services_of(frame.served.tickets))
             case "place":
                 return self._book.place(scheduler, frame.place.lease, now)
             case "decline":

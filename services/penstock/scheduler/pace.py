@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.chassis.durations import seconds_of
+from penstock.chassis.durations import seconds_of, set_seconds
 from penstock.mesh.v1.queue_pb2 import Pace
 from penstock.scheduler.effects import TellPace
 from penstock.scheduler.leases import LeaseEntry
@@ -62,10 +62,10 @@ def pace_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn: int 
         free_tokens=sum(each.free_blocks * each.profile.block_size for each in workers),
     )
     if decode_step := _mean([_decode_step(each) for each in workers]):
-        pace.decode_step_time.FromNanoseconds(round(decode_step * 1e9))
+        set_seconds(pace.decode_step_time, decode_step)
     if following:
         pace.prefill_backlog_tokens = following.prefill_tokens
-        pace.step_time.FromNanoseconds(round(_rounded(following.step_s) * 1e9))
+        set_seconds(pace.step_time, _rounded(following.step_s))
     return pace
 
 

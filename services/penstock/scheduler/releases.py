@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from penstock.chassis.durations import seconds_of
+from penstock.chassis.durations import seconds_of, set_seconds
 from penstock.mesh.v1.queue_pb2 import Release
 from penstock.scheduler.leases import LeaseEntry
 from penstock.scheduler.worker import Worker
@@ -34,7 +34,7 @@ def releases_of(workers: Sequence[Worker], leases: Mapping[str, LeaseEntry], tur
         if count >= following or count == len(ends):
             following = max(count + 1, count * GROWTH)
             release = Release(leases=round(count * scale))
-            release.after.FromNanoseconds(round(after * 1e9))
+            set_seconds(release.after, after)
             found.append(release)
     return found
 

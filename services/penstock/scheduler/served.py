@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 
+from penstock.chassis.durations import set_seconds
 from penstock.mesh.v1.queue_pb2 import ServedTicket
 from penstock.scheduler.effects import TellServed
 from penstock.scheduler.leases import LeaseEntry
@@ -33,7 +34,7 @@ class ServedBook:
             ended=ended,
         )
         if entry.first_token_after:
-            told.first_token_after.FromNanoseconds(round(entry.first_token_after * 1e9))
+            set_seconds(told.first_token_after, entry.first_token_after)
         self._pending.setdefault(entry.queue, {})[entry.ticket_id, entry.attempt] = told
 
     def take(self, joined: Container[str], now: float) -> list[TellServed]:

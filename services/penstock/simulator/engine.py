@@ -63,6 +63,13 @@ class Stepped(NamedTuple):
     cache_news: Mapping[bytes, bool] = NO_NEWS  # names of blocks that can be found, or no more
 
 
+class Quiet(NamedTuple):
+    """Steps of which all is known."""
+
+    decodes: int = 0  # of each
+    durations: Sequence[float] = ()  # s
+
+
 class Fill(NamedTuple):
     """How full an engine is, as a worker reports it."""
 
@@ -78,6 +85,12 @@ class SimulatedEngine(Protocol):
         """Take effect before the next step, which tells of it."""
 
     def step(self) -> Stepped: ...
+
+    def quiet(self, most: int) -> "Quiet":
+        """Foresee the next steps, `most` at most, that do nothing but decode who decodes already and end no run."""
+
+    def skip(self) -> None:
+        """Make the first of those steps."""
 
     def fill(self) -> Fill: ...
 
@@ -135,6 +148,12 @@ class ExactEngine:
             run.last = NEVER if run.first == NEVER else result.step - 2
         counts = result.prefill_tokens, result.decode_seqs
         return Stepped(self._duration(plan), *counts, finished, cancelled, result.cache_news)
+
+    def quiet(self, most: int) -> Quiet:
+        return Quiet()
+
+    def skip(self) -> None:
+        raise NotImplementedError("an exact engine makes every step: call `step`")
 
     def fill(self) -> Fill:
         capacity = self._batch.capacity()

@@ -6,9 +6,10 @@ blocks it can grow to, which `add` insists on. A test holds it against the exact
 
 from collections import deque
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from itertools import chain
 
-from penstock.simulator.engine import NEVER, Fill, Run, Stepped
+from penstock.simulator.engine import NEVER, Fill, Quiet, Run, Stepped
 from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.step_law import Work, prefill_reads
 
@@ -24,6 +25,7 @@ class FastEngine:
         self._decoding: dict[int, Run] = {}
         self._context = 0  # tokens known of all that decode
         self._ends: dict[int, list[Run]] = {}  # by step
+        self._stops: list[int] = []  # those steps and some that are over, a heap
         self._leaving: list[Run] = []
         self._promised = 0  # blocks that all here can grow to
         self._running_promised = 0  # and those of them that run
@@ -64,6 +66,21 @@ class FastEngine:
         work = Work(prefill, decodes, context, reads)
         duration = self._kind.law.duration_s(work) if decodes or prefill else 0.0
         return Stepped(duration, prefill, decodes, finished, cancelled)
+
+    def quiet(self, most: int) -> Quiet:
+        if self._waiting or self._prefilling or self._leaving or not self._decoding:
+            return Quiet()
+        while self._stops[0] <= self._steps:
+            heappop(self._stops)
+        count, decodes, law = min(most, self._stops[0] - self._steps - 1), len(self._decoding), self._kind.law
+        if not law.per_context_token_s:
+            return Quiet(decodes, [law.duration_s(Work(0, decodes, 0, 0))] * count)
+        contexts = range(self._context, self._context + count * decodes, decodes)
+        return Quiet(decodes, [law.duration_s(Work(0, decodes, context, 0)) for context in contexts])
+
+    def skip(self) -> None:
+        self._steps += 1
+        self._context += len(self._decoding)
 
     def _let_go(self) -> list[Run]:
         leaving, self._leaving = [run for run in self._leaving if run.last == NEVER], []
@@ -123,11 +140,17 @@ class FastEngine:
             self._decoding[run.run_id] = run
             self._context += run.prompt + 1
             if run.output > 1:
-                self._ends.setdefault(self._steps + run.output - 1, []).append(run)
+                self._stop(run, self._steps + run.output - 1)
         over = [run for run in done if run.output == 1]
         for run in over:
             self._end(run)
         return over
+
+    def _stop(self, run: Run, step: int) -> None:
+        if step not in self._ends:
+            self._ends[step] = []
+            heappush(self._stops, step)
+        self._ends[step].append(run)
 
     def _end(self, run: Run) -> None:
         run.last = self._steps - 1

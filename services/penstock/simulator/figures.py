@@ -63,7 +63,7 @@ def _work(simulation: Simulation) -> dict[str, Any]:
         "engine_tokens": made,
         "engine_tokens_wasted": made - useful,
         "engine_tokens_wasted_share": _share(made - useful, made),
-        "engine_busy_share": busy / (simulation.events.now * simulation.scenario.worker_count),
+        "engine_busy_share": _share(busy, simulation.events.now * simulation.scenario.worker_count),
     }
 
 

@@ -6,15 +6,13 @@ A link takes `link_delay` each way and keeps the order. Nothing else happens her
 from collections.abc import Callable, Sequence
 
 from penstock.edge.links.shards import home
-from penstock.mesh.v1 import queue_pb2
-from penstock.mesh.v1.queue_pb2 import DispatchResponse
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report, ServedLease
 from penstock.queue import effects as queue_out
 from penstock.queue.errors import AtTheDoor
-from penstock.queue.frames import credit_of
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.frames import head_message
+from penstock.queue.seats import Credit
+from penstock.queue.waiting import WaitingTicket, to_frame
 from penstock.scheduler import effects as scheduler_out
-from penstock.scheduler.frames import to_queue
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.baselines.plain_vtc import PlainVtc
 from penstock.simulator.door import SimDoor
@@ -134,17 +132,29 @@ class SimMesh:
             case _:
                 pass
 
-    def to_scheduler(self, shard: str, scheduler: str, frame: DispatchResponse) -> None:
-        if self._zones and frame.HasField("offer"):
-            frame.offer.ticket.zone = self._zones[frame.offer.ticket.tenant_id]
-        self._send(self.schedulers[scheduler].hear, shard, frame)
+    def to_scheduler(self, shard: str, effect: queue_out.ToScheduler) -> None:
+        """Send messages without their envelopes."""
+        scheduler = self.schedulers[effect.scheduler]
+        match effect:
+            case queue_out.Offer():
+                ticket = to_frame(effect.ticket)
+                if self._zones:
+                    ticket.zone = self._zones[ticket.tenant_id]
+                self._send(scheduler.offer, shard, ticket, effect.uses_urgent_credit)
+            case queue_out.Head():
+                self._send(scheduler.head, shard, head_message(effect))
+            case queue_out.Recalled():
+                self._send(scheduler.recalled, shard, effect.ticket_ids)
+            case queue_out.Returned():
+                self._send(scheduler.returned, shard, effect.model, effect.tickets)
 
     # From schedulers.
 
     def to_shards(self, scheduler: str, effect: scheduler_out.ToQueue | scheduler_out.Catalog) -> None:
         match effect:
             case scheduler_out.GiveCredit():
-                given = credit_of(to_queue(effect).credit)
+                room, urgent = effect.total_tokens or None, effect.urgent_tickets
+                given = Credit(effect.tickets, effect.max_tokens, effect.tokens_per_second, room, urgent)
                 self._send(self.shards[effect.queue].credit, scheduler, effect.model, given, effect.once)
             case scheduler_out.Place():
                 self._send(self.shards[effect.queue].place, scheduler, effect.lease)
@@ -153,9 +163,9 @@ class SimMesh:
             case scheduler_out.TellPace():
                 self._send(self.shards[effect.queue].pace, scheduler, effect.pace)
             case scheduler_out.TellTimes():
-                self._send(self.shards[effect.queue].virtual_times, queue_pb2.VirtualTimes(times=effect.times))
+                self._send(self.shards[effect.queue].virtual_times, effect.times)
             case scheduler_out.TellServed():
-                self._send(self.shards[effect.queue].served, queue_pb2.Served(tickets=effect.tickets))
+                self._send(self.shards[effect.queue].served, effect.tickets)
             case scheduler_out.Catalog():
                 for shard in self.shards.values():
                     self._send(shard.catalog, scheduler, effect.entries)
@@ -182,6 +192,10 @@ class SimMesh:
 
     def run_over(self, worker: SimWorker, run: Run) -> None:
         self._send(self.edge.run_over, worker, run)
+
+    @property
+    def watches_steps(self) -> bool:
+        return self._charging
 
     def stepped(self, worker: SimWorker) -> None:
         """Tell an order that charges every token who got one in the step that is just over."""

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from penstock.mesh.v1.queue_pb2 import DispatchResponse
+from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, ServedLease
+from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler import effects as out
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
@@ -37,18 +38,22 @@ class SimScheduler:
     def queue_joined(self, shard: str) -> None:
         self._perform(self.dispatcher.queue_joined(shard))
 
-    def hear(self, shard: str, frame: DispatchResponse) -> None:
-        core = self.dispatcher
-        match frame.WhichOneof("frame"):
-            case "offer":
-                offer, now = frame.offer, self._events.now
-                self._perform(core.offer(shard, offer.ticket, now, on_urgent_credit=offer.uses_urgent_credit))
-            case "head":
-                self._perform(core.head(shard, frame.head))
-            case "recalled":
-                self._perform(core.recalled(shard, frame.recalled.ticket_ids))
-            case "returned":
-                self._perform(core.returned(shard, frame.returned.model, frame.returned.tickets))
+    # What shards do.
+
+    def offer(self, shard: str, ticket: Ticket, is_on_urgent_credit: bool) -> None:
+        now = self._events.now
+        self._perform(self.dispatcher.offer(shard, ticket, now, on_urgent_credit=is_on_urgent_credit))
+
+    def head(self, shard: str, head: Head) -> None:
+        self._perform(self.dispatcher.head(shard, head))
+
+    def recalled(self, shard: str, ticket_ids: Iterable[str]) -> None:
+        self._perform(self.dispatcher.recalled(shard, ticket_ids))
+
+    def returned(self, shard: str, model: str, tickets: int) -> None:
+        self._perform(self.dispatcher.returned(shard, model, tickets))
+
+    # What workers do.
 
     def attached(self, worker: str, profile: Profile, zone: str) -> None:
         self._perform(self.dispatcher.worker_attached(worker, worker, worker, profile, zone=zone))

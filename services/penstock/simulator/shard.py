@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.mesh.v1.queue_pb2 import DispatchResponse, Pace, Served, VirtualTimes
+from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
 from penstock.queue.book import TicketBook
 from penstock.queue.bounds import Bounds
-from penstock.queue.frames import services_of, speed_of, to_scheduler
+from penstock.queue.frames import services_of, speed_of
 from penstock.queue.placed import Placed
 from penstock.queue.presence import Presence
 from penstock.queue.seats import Credit
@@ -28,7 +28,7 @@ class ShardPeers(Protocol):
 
     def to_edge(self, effect: out.ToEdge) -> None: ...
 
-    def to_scheduler(self, shard: str, scheduler: str, frame: DispatchResponse) -> None: ...
+    def to_scheduler(self, shard: str, effect: out.ToScheduler) -> None: ...
 
 
 class SimShard:
@@ -74,11 +74,11 @@ class SimShard:
     def pace(self, scheduler: str, pace: Pace) -> None:
         self._perform(self.book.pace(scheduler, pace.model, speed_of(pace, self._events.now)))
 
-    def virtual_times(self, times: VirtualTimes) -> None:
-        self._perform(self.book.virtual_times(times.times))
+    def virtual_times(self, times: Iterable[VirtualTime]) -> None:
+        self._perform(self.book.virtual_times(times))
 
-    def served(self, served: Served) -> None:
-        self._perform(self.book.served(services_of(served)))
+    def served(self, tickets: Iterable[ServedTicket]) -> None:
+        self._perform(self.book.served(services_of(tickets)))
 
     def place(self, scheduler: str, lease: Lease) -> None:
         self._perform(self.book.place(scheduler, lease, self._events.now))
@@ -95,7 +95,7 @@ class SimShard:
     def _tell_heads(self) -> None:
         self._is_telling_heads = False
         for head in self.book.shelves.heads():
-            self._peers.to_scheduler(self.name, head.scheduler, to_scheduler(head))
+            self._peers.to_scheduler(self.name, head)
 
     # Effects.
 
@@ -105,7 +105,7 @@ class SimShard:
                 case out.Leased() | out.Shed() | out.Queued():
                     self._peers.to_edge(effect)
                 case out.Offer() | out.Recalled() | out.Returned():
-                    self._peers.to_scheduler(self.name, effect.scheduler, to_scheduler(effect))
+                    self._peers.to_scheduler(self.name, effect)
                 case _:
                     pass  # models, receipts of withdrawals and the record have nobody here
         self._shed_dropped()

@@ -51,6 +51,8 @@ class Simulation:
             if progress:
                 progress(self)
         self.mesh.edge.close()
+        for worker in self.workers:
+            worker.catch_up()
         return self
 
     def _arrive_next(self, arrived: tuple[Tenant, Ask] | None = None) -> None:

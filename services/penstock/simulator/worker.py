@@ -9,13 +9,13 @@ from penstock.mesh.v1.scheduler_pb2 import Profile, Report, ServedLease
 from penstock.simulator.engine import NEVER, ExactEngine, Run, SimulatedEngine, Stepped
 from penstock.simulator.fast_engine import FastEngine
 from penstock.simulator.heap import Events
+from penstock.simulator.leap import Leap, SteadyPace
 from penstock.simulator.scenario import WorkerKind
 from penstock.worker.cache_news import CacheNews
 from penstock.worker.engine.interface import StepResult
-from penstock.worker.frames import report_frame, served_message
+from penstock.worker.frames import report_message, served_message
 from penstock.worker.load import Load
 from penstock.worker.news import PROGRESS_EVERY
-from penstock.worker.pace import Pace
 from penstock.worker.run import Served
 
 MODEL = "simulated"
@@ -37,6 +37,10 @@ class WorkerPeers(Protocol):
     def run_over(self, worker: "SimWorker", run: Run) -> None:
         """A run has ended or was let go; its edge hears."""
 
+    @property
+    def watches_steps(self) -> bool:
+        """Tell whether to be called at each single step."""
+
     def stepped(self, worker: "SimWorker") -> None:
         """A step is over, and what it ended is still here."""
 
@@ -47,6 +51,12 @@ class Tally:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     busy: float = 0.0  # s
+
+    def note(self, prefill_tokens: int, decodes: int, duration: float) -> None:
+        self.steps += 1
+        self.prefill_tokens += prefill_tokens
+        self.decode_tokens += decodes
+        self.busy += duration
 
 
 class SimWorker:
@@ -65,7 +75,8 @@ class SimWorker:
         self._events = events
         self._peers = peers
         self._is_stepping = False
-        self._pace = Pace()
+        self._pace = SteadyPace()
+        self._leap: Leap | None = None
         self._cache = CacheNews()
         self._shares = False  # has kept anything for others
         self._told: Load | None = None
@@ -88,18 +99,21 @@ class SimWorker:
     def start(self, lease_id: str, run: Run) -> None:
         self.leases[run.run_id], self.runs[run.run_id] = lease_id, run
         self._arrived[run.run_id] = self._events.now
+        self._break_leap()
         self.engine.add(run)
         self._peers.started(self.name, lease_id)
         self._go_on()
 
     def cancel(self, run: Run) -> None:
         if self.is_alive and run.run_id in self.runs:
+            self._break_leap()
             self.engine.cancel(run)
             self._go_on()
 
     def die(self) -> list[Run]:
         """Stop for good; returns what ran, the step under way lost."""
-        self.is_alive = False
+        self.catch_up()
+        self.is_alive, self._leap = False, None
         return list(self.runs.values())
 
     # What a run has come to.
@@ -108,6 +122,7 @@ class SimWorker:
         """Tokens that have left: those of steps that are over."""
         if run.first == NEVER:
             return 0
+        self.catch_up()
         last = len(self.ends) - 1 if run.last == NEVER else min(run.last, len(self.ends) - 1)
         return max(0, last - run.first + 1)
 
@@ -115,23 +130,62 @@ class SimWorker:
         """Positions that the engine has computed for it, the step under way included."""
         if run.first == NEVER:
             return run.prefilled
+        self.catch_up()
         return run.prefilled + (self.tally.steps - 1 if run.last == NEVER else run.last) - run.first
 
     # What time does.
 
     def _go_on(self) -> None:
         if not self._is_stepping and self.engine.has_work:
-            self._step()
+            self._is_stepping = True
+            if leap := self._foresee():
+                self._skip(leap)
+                self._set_out(leap)
+            else:
+                self._step()
 
     def _step(self) -> None:
-        self._is_stepping = True
         stepped = self.engine.step()
-        tally = self.tally
-        tally.steps += 1
-        tally.prefill_tokens += stepped.prefill_tokens
-        tally.decode_tokens += stepped.decode_seqs
-        tally.busy += stepped.duration
+        self.tally.note(stepped.prefill_tokens, stepped.decode_seqs, stepped.duration)
         self._events.at(self._events.now + stepped.duration, self._stepped, stepped)
+
+    def _foresee(self) -> Leap | None:
+        if self._told is None or self._peers.watches_steps:
+            return None
+        decodes, durations = self.engine.quiet(self._pace.unheard(self._told))
+        if len(durations) < 2:
+            return None
+        return self._pace.leap(decodes, durations, self._told, self._events.now, self._told_at + PROGRESS_EVERY)
+
+    def _skip(self, leap: Leap) -> None:
+        self.engine.skip()
+        self.tally.note(0, leap.decodes, leap.durations[leap.over])
+
+    def _set_out(self, leap: Leap) -> None:
+        self._leap = leap
+        self._events.at(leap.ends[-1], self._arrive, leap)
+
+    def _arrive(self, leap: Leap) -> None:
+        if leap is self._leap:
+            self.catch_up()
+            self._leap = None
+            self._stepped(Stepped(leap.durations[-1], 0, leap.decodes, (), ()))
+
+    def catch_up(self) -> None:
+        """Let those steps of a leap be over that are by now."""
+        leap = self._leap
+        while leap and not leap.is_last and leap.ends[leap.over] <= self._events.now:
+            self.ends.append(leap.ends[leap.over])
+            self._note(0, leap.decodes, leap.durations[leap.over])
+            leap.over += 1
+            self._skip(leap)
+
+    def _break_leap(self) -> None:
+        """Let what comes now come before the step after the one that is under way."""
+        if self._leap:
+            self.catch_up()
+            if not self._leap.is_last:
+                self._set_out(self._leap.under_way())
 
     def _stepped(self, stepped: Stepped) -> None:
         if not self.is_alive:
@@ -167,9 +221,12 @@ class SimWorker:
         if served := [self._served(run) for run in self.runs.values() if run.prefilled]:
             self._peers.progress(self.name, served)
 
+    def _note(self, prefill_tokens: int, decodes: int, duration: float) -> None:
+        self._noted.prefill_tokens, self._noted.decode_seqs = prefill_tokens, decodes
+        self._pace.note(self._noted, duration)
+
     def _report(self, stepped: Stepped) -> None:
-        self._noted.prefill_tokens, self._noted.decode_seqs = stepped.prefill_tokens, stepped.decode_seqs
-        self._pace.note(self._noted, stepped.duration)
+        self._note(stepped.prefill_tokens, stepped.decode_seqs, stepped.duration)
         pace = self._pace
         load = Load(
             *self.engine.fill(),
@@ -183,4 +240,4 @@ class SimWorker:
         )
         if load.is_news_after(self._told):
             self._told = load
-            self._peers.report(self.name, report_frame(load).report)
+            self._peers.report(self.name, report_message(load))

@@ -4,8 +4,8 @@ import hashlib
 import math
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
+from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
@@ -139,6 +139,10 @@ def released_frame(released: LeasesReleased) -> scheduler_pb2.AttachRequest:
 
 
 def report_frame(load: Load) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(report=report_message(load))
+
+
+def report_message(load: Load) -> scheduler_pb2.Report:
     report = scheduler_pb2.Report(
         running=load.running,
         free_kv_blocks=load.free_blocks,
@@ -150,10 +154,10 @@ def report_frame(load: Load) -> scheduler_pb2.AttachRequest:
         step_tokens=load.step_tokens,
     )
     if load.step_time is not None:
-        _set_duration(report.step_time, load.step_time)
+        set_seconds(report.step_time, load.step_time)
     if load.decode_step_time is not None:
-        _set_duration(report.decode_step_time, load.decode_step_time)
-    return scheduler_pb2.AttachRequest(report=report)
+        set_seconds(report.decode_step_time, load.decode_step_time)
+    return report
 
 
 def _running_lease(run: Run, block_size: int) -> scheduler_pb2.RunningLease:
@@ -171,17 +175,13 @@ def served_message(served: Served) -> scheduler_pb2.ServedLease:
         lease_id=served.lease_id, prompt_tokens=served.prompt_tokens, output_tokens=served.output_tokens
     )
     if served.first_token_after is not None:
-        _set_duration(message.first_token_after, served.first_token_after)
+        set_seconds(message.first_token_after, served.first_token_after)
     return message
-
-
-def _set_duration(duration: Any, seconds: float) -> None:
-    duration.FromNanoseconds(round(seconds * 1e9))  # in less than half the time of FromTimedelta
 
 
 def _times(times: Times) -> pb.RunTimes:
     message = pb.RunTimes()
-    _set_duration(message.wait, times.wait)
-    _set_duration(message.prefill, times.prefill)
-    _set_duration(message.decode, times.decode)
+    set_seconds(message.wait, times.wait)
+    set_seconds(message.prefill, times.prefill)
+    set_seconds(message.decode, times.decode)
     return message

@@ -26,9 +26,9 @@ class Load:
         if told is None or self.counts != told.counts or self.steps >= told.steps + STEPS:
             return True
         return (
-            _moved(self.step_time or 0.0, told.step_time or 0.0)
-            or _moved(self.tokens_per_second, told.tokens_per_second)
-            or _moved(self.prefill_tokens_per_second, told.prefill_tokens_per_second)
+            moved(self.step_time or 0.0, told.step_time or 0.0)
+            or moved(self.tokens_per_second, told.tokens_per_second)
+            or moved(self.prefill_tokens_per_second, told.prefill_tokens_per_second)
         )
 
     @property
@@ -52,5 +52,5 @@ def load_of(capacity: Capacity, pace: Pace) -> Load:
     )
 
 
-def _moved(value: float, before: float) -> bool:
+def moved(value: float, before: float) -> bool:
     return abs(value - before) > NEWS * max(value, before)

@@ -39,6 +39,10 @@ class WatchedMesh(SimMesh):
         self._began: dict[str, float] = {}
         super().__init__(scenario, events)
 
+    @property
+    def watches_steps(self) -> bool:
+        return True
+
     def stepped(self, worker: SimWorker) -> None:
         super().stepped(worker)
         now = self._events.now

@@ -1,0 +1,50 @@
+"""Steps of which a worker tells nobody before the last is over: one event for all, where nobody comes amid them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.worker.load import STEPS, Load, moved
+from penstock.worker.pace import MEMORY, Pace
+
+
+@dataclass(slots=True)
+class Leap:
+    """Steps that do nothing but decode who decodes already. Values are of all of them, whether they are over or not."""
+
+    decodes: int  # of each
+    durations: Sequence[float]  # s
+    ends: Sequence[float]  # s
+    over: int = 0  # steps; the next is under way
+
+    @property
+    def is_last(self) -> bool:
+        return self.over + 1 == len(self.ends)
+
+    def under_way(self) -> "Leap":
+        """Return a leap of the step that is under way alone."""
+        under_way = slice(self.over, self.over + 1)
+        return Leap(self.decodes, self.durations[under_way], self.ends[under_way])
+
+
+class SteadyPace(Pace):
+    """A pace that foresees when steps that only decode come to news."""
+
+    __slots__ = ()
+
+    def unheard(self, told: Load) -> int:
+        """Return how many steps it takes until their number alone is news."""
+        return told.steps + STEPS - self.steps
+
+    def leap(self, decodes: int, durations: Sequence[float], told: Load, began: float, due: float) -> Leap:
+        """Return the steps up to the first that ends at `due` or later, or is news after `told`."""
+        ends = list[float]()
+        step_time, tokens = self.step_time or 0.0, self._tokens_per_step
+        for duration in durations:
+            began += duration
+            ends.append(began)
+            step_time = MEMORY * step_time + (1 - MEMORY) * duration
+            tokens = MEMORY * tokens + (1 - MEMORY) * decodes
+            rate = tokens / step_time
+            if began >= due or moved(step_time, told.step_time or 0.0) or moved(rate, told.tokens_per_second):
+                break
+        return Leap(decodes, durations[: len(ends)], ends)

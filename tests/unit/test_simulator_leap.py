@@ -1,0 +1,69 @@
+"""Steps that nobody hears of are gone through at once, and come to what they do one by one."""
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.simulator.figures import figures_of
+from penstock.simulator.mesh import SimMesh
+from penstock.simulator.reading import scenario_of
+from penstock.simulator.simulation import Simulation
+
+
+class SteppedMesh(SimMesh):
+    """Has every step made by itself."""
+
+    @property
+    def watches_steps(self):
+        return True
+
+
+def world(*, rate, output, client=None, **fields):
+    chat = {
+        "name": "chat",
+        "arrivals": {"rate": rate},
+        "prompt": {"kind": "uniform", "low": 1, "high": 300},
+        "output": {"kind": "uniform", "low": 1, "high": output},
+        "client": client or {},
+    }
+    return scenario_of({"tenants": [chat], **fields})
+
+
+def seen(run):
+    """Return all that clients and figures show of a run, but for what its events were."""
+    figures = {name: value for name, value in figures_of(run).items() if name != "events"}
+    return figures, [
+        (each.history, each.tries, each.predicted_wait, each.engine_tokens, each.cached_tokens)
+        for each in run.ledger.requests
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    rate=st.sampled_from([2.0, 10.0, 60.0]),
+    workers=st.integers(1, 3),
+    context=st.sampled_from([0.0, 0.002]),
+    loses=st.booleans(),
+)
+@example(seed=435, rate=2.0, workers=1, context=0.0, loses=False)  # nobody comes
+def test_leaping_over_steps_comes_to_what_they_do_one_by_one(seed, rate, workers, context, loses):
+    scenario = world(
+        rate=rate,
+        output=150,
+        client={"patience": 0.5, "leave_share": 0.3, "leave_within": 1.0, "retries": 1, "deadline": 3.0},
+        seed=seed,
+        duration=2.0,
+        drain=3.0,
+        workers=[{"count": workers, "slots": 8, "step_law": {"context_token_ms": context}}],
+        schedulers={"count": 2},
+        losses=[{"worker": 0, "at": 1.0, "back_after": 0.5}] if loses else [],
+    )
+    assert seen(Simulation(scenario).run()) == seen(Simulation(scenario, SteppedMesh).run())
+
+
+def test_a_lone_answer_costs_an_event_for_each_report_and_not_for_each_step():
+    scenario = world(rate=1.0, output=2_000, seed=4, duration=1.0, workers=[{"slots": 4}])
+    one_by_one, leaping = Simulation(scenario, SteppedMesh).run(), Simulation(scenario).run()
+    steps = leaping.workers[0].tally.steps
+    assert steps > 500
+    assert leaping.events.past < one_by_one.events.past - steps / 2
