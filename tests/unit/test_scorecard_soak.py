@@ -10,8 +10,9 @@ from penstock.cli.scorecard.soak import GROWTH, Looks, growth_lines
 MIB = 2**20
 
 
-def looks_of(memory, descriptors=20):
-    made = range(100, 100 * len(memory) + 1, 100)
+def looks_of(memory, descriptors=20, each=1_000):
+    """`each`: requests between two looks."""
+    made = range(each, each * len(memory) + 1, each)
     return Looks(at=list(made), memory=memory, descriptors=[descriptors] * len(memory), cpu=[0.01 * at for at in made])
 
 
@@ -35,22 +36,29 @@ def test_too_few_looks_say_nothing(x):
 
 def test_what_fills_in_the_warm_up_and_then_stays_has_not_grown():
     memory = [100 * MIB] * 10 + [150 * MIB] * 50
-    assert line_of({"edge-1": looks_of(memory)}, "growth").measured == 0.0
+    assert line_of({"edge-1": looks_of(memory)}, "growth of").measured == 0.0
 
 
 def test_a_leak_is_judged_by_what_it_makes_over_the_rest_of_the_run():
     memory = [100 * MIB + number * MIB for number in range(60)]
-    found = {"edge-1": looks_of(memory), "auth": looks_of([50 * MIB] * 60)}
-    line = line_of(found, "growth")
+    found = {"edge-1": looks_of(memory, each=1_000), "auth": looks_of([50 * MIB] * 60, each=1_000)}
+    line = line_of(found, "growth beyond")
     assert line.measured == pytest.approx(100 * 35 / 124)
     assert not line.is_met
     assert line_of(found, "its standard error").measured == pytest.approx(0.0)
 
 
+def test_what_a_short_run_remembers_of_each_request_is_no_leak_and_that_of_a_long_one_is():
+    memory = [50 * MIB + 1_000 * 300 * number for number in range(60)]
+    assert line_of({"auth": looks_of(memory, each=300)}, "growth of").measured > GROWTH
+    assert line_of({"auth": looks_of(memory, each=300)}, "growth beyond").measured == 0.0
+    assert not line_of({"auth": looks_of([3 * each for each in memory], each=900)}, "growth beyond").is_met
+
+
 def test_one_last_look_that_is_large_does_not_make_a_leak():
     rng = random.Random(1)
     memory = [100 * MIB + rng.randrange(MIB) for _ in range(59)] + [106 * MIB]
-    line = line_of({"worker-1": looks_of(memory)}, "growth")
+    line = line_of({"worker-1": looks_of(memory)}, "growth beyond")
     assert line.measured < GROWTH / 2
     assert line.is_met
 
