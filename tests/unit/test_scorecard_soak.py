@@ -10,10 +10,11 @@ from penstock.cli.scorecard.soak import GROWTH, Looks, growth_lines
 MIB = 2**20
 
 
-def looks_of(memory, descriptors=20, each=1_000):
+def looks_of(memory, descriptors=None, each=1_000):
     """`each`: requests between two looks."""
     made = range(each, each * len(memory) + 1, each)
-    return Looks(at=list(made), memory=memory, descriptors=[descriptors] * len(memory), cpu=[0.01 * at for at in made])
+    cpu = [0.01 * at for at in made]
+    return Looks(at=list(made), memory=memory, descriptors=descriptors or [20] * len(memory), cpu=cpu)
 
 
 def line_of(found, figure):
@@ -65,3 +66,15 @@ def test_one_last_look_that_is_large_does_not_make_a_leak():
 
 def test_cpu_is_told_for_each_request():
     assert line_of({"edge-1": looks_of([MIB] * 60), "auth": looks_of([MIB] * 60)}, "CPU").measured == pytest.approx(20)
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "more"),
+    [
+        ([20] * 10 + [22] * 50, 0),  # opened in the warm-up: whom it needs, a process finds then
+        ([20] * 55 + [21, 20, 21, 20, 20], 0),  # whoever is looked at holds one for a moment
+        ([20] * 40 + [21] * 20, 1),
+    ],
+)
+def test_a_descriptor_leaked_is_one_that_is_there_in_every_last_look(descriptors, more):
+    assert line_of({"auth": looks_of([MIB] * 60, descriptors)}, "descriptors").measured == more
