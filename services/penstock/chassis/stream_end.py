@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from penstock.chassis.outbox import Outbox
 from penstock.v1.stream_pb2 import Heartbeat, Hello
 
-TICK = 0.4  # s; a heartbeat is due in a tick in which nothing else was sent
-SILENT_TICKS = 4  # dead after 1.6 to 2.0 s without a frame
+TICK = 0.38  # s; a heartbeat is due in a tick in which nothing else was sent
+SILENT_TICKS = 4  # dead after 1.52 to 1.9 s without a frame: within 2 s where five timers are each a little late
 FLUSH_TIMEOUT = 1.0  # s; for what is still in the outbox when a stream is closed on purpose
 
 Out = TypeVar("Out", bound=Message)
