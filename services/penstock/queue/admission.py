@@ -99,17 +99,20 @@ class Admission:
         """
         pace = max(1.0, self._shelves[ticket.model].forecast.correction)
         by_deadline, longest = self._promises.is_by_deadline(ticket, now), 0.0
-        for like in (*(self._like(ticket, share) for share in SIZES), ticket):
+        for like in self._sizes(ticket):
             lasts = self._excess(ticket.model, self._shelves.predict(like, now), limit) / pace
             if lasts > longest:
                 longest = lasts
                 yield Closed(lasts, like.prompt_tokens, like.max_output_tokens, by_deadline)
 
-    def _like(self, ticket: WaitingTicket, share: float) -> WaitingTicket:
-        prompt = max(1, ceil(share * ticket.prompt_tokens))
-        like = replace(ticket, prompt_tokens=prompt, max_output_tokens=1, predicted_output=1)
-        like.is_urgent = self._shelves[ticket.model].order.is_urgent(like)
-        return like
+    def _sizes(self, ticket: WaitingTicket) -> Iterator[WaitingTicket]:
+        """Yield tickets like this one, smaller and larger, and itself at last; the others are one that changes."""
+        like, order = replace(ticket, max_output_tokens=1, predicted_output=1), self._shelves[ticket.model].order
+        for share in SIZES:
+            like.prompt_tokens = max(1, ceil(share * ticket.prompt_tokens))
+            like.is_urgent = order.is_urgent(like)
+            yield like
+        yield ticket
 
     def expiry(self, ticket: WaitingTicket, now: float) -> PenstockError:
         """Return why a ticket goes that is past its due time."""

@@ -98,6 +98,10 @@ class Head:
     resumes: bool = False
     is_urgent: bool = False
 
+    def to(self, scheduler: str) -> "Head":
+        told = self.waiting, self.waiting_tokens, self.key, self.tokens, self.resumes, self.is_urgent
+        return Head(scheduler, self.model, *told)
+
 
 @dataclass(slots=True)
 class Left:

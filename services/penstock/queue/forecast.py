@@ -8,6 +8,7 @@ then the prefill backlog of the worker that is next, the own prompt and a step.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import NamedTuple
 
 from penstock.queue.curve import Curve
@@ -130,7 +131,7 @@ class Forecast:
 
     def _by_law(self, ticket: WaitingTicket, ahead: Line, speeds: Sequence[Speed], now: float) -> Prediction:
         speed = together(speeds)
-        if self._is_short(now) and speed.leases < speed.slots:
+        if speed.leases < speed.slots and self._is_short(now):
             speed = speed._replace(slots=speed.leases)
         curve = self._curve_for(speeds, speed, ahead.answer or self.answer)
         ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
@@ -138,30 +139,17 @@ class Forecast:
         found = outlook(speed, curve, ahead, ask, moment)
         tickets, correction = round(ahead.tickets), self.correction
         if not found.waits:
-            return Prediction(
-                tickets,
-                found.wait,
-                found.first_token,
-                found.first_token - found.wait,
-                undisturbed=found.undisturbed,
-                takes=found.takes,
-            )
+            after = found.first_token - found.wait
+            return Prediction(tickets, found.wait, found.first_token, after, 0.0, 0.0, found.undisturbed, found.takes)
         wait, first = correction * found.wait, correction * found.first_token
-        return Prediction(
-            tickets,
-            wait,
-            first,
-            first - wait,
-            raw_first=found.first_token,
-            undisturbed=correction * found.undisturbed,
-            takes=found.takes,
-        )
+        undisturbed = correction * found.undisturbed
+        return Prediction(tickets, wait, first, first - wait, 0.0, found.first_token, undisturbed, found.takes)
 
     def _curve_for(self, speeds: Sequence[Speed], speed: Speed, answer: float) -> Curve:
         """Return the curve of reports, `speed` all together, where answers have so many tokens."""
         mean = speed.decode_step * answer
         curves = [each.releases for each in speeds]
-        is_known = list(map(id, curves)) == list(map(id, self._curve_of))
+        is_known = len(curves) == len(self._curve_of) and all(map(is_, curves, self._curve_of))
         if not is_known or abs(mean - self._curve_mean) > MEAN_NEWS * mean:
             self._curve_of, self._curve_mean = curves, mean
             self._curve = Curve(merged(curves), mean, max(0, speed.slots - speed.leases))

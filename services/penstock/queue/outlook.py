@@ -56,6 +56,17 @@ class Rivals(NamedTuple):
     most: float  # of these, until there is no slot for more
 
 
+class Steps(NamedTuple):
+    """What steps are like, and what they have before them."""
+
+    budget: float  # prompt tokens of one
+    decode: float  # s of one that prefills nothing
+    token: float  # s by which a prompt token makes one longer
+    full: float  # s of one that spends its budget
+    workers: int
+    pending: float  # prompt tokens, on all workers
+
+
 class Outlook(NamedTuple):
     """In s from now, at least 0."""
 
@@ -68,28 +79,33 @@ class Outlook(NamedTuple):
 
 def outlook(speed: Speed, curve: Curve, line: Line, ask: Ask, now: Moment) -> Outlook:
     """Tell what a ticket may expect; the report must have a law."""
+    steps = _steps(speed)
     slot = _releases(speed, line, ask)
     ahead_of_slots = max(0, speed.room + speed.leases - speed.slots)  # leases that wait at a worker for the next one
-    wait, _ = _reach(speed, curve, line, slot - ahead_of_slots)
-    at, left = _reach(speed, curve, line, slot)
+    wait, left = _reach(steps, curve, line, slot - ahead_of_slots)
+    at = wait
+    if ahead_of_slots:
+        at, left = _reach(steps, curve, line, slot)
     at -= now.elapsed
-    full_step = speed.decode_step + speed.prefill_token * _budget(speed)
     if at < 0:
-        left = max(0.0, left + at * _budget(speed) / full_step)
+        left = max(0.0, left + at * steps.budget / steps.full)
     if slot > 0:
-        after = Rivals(left, _inflow(speed, curve, line, slot), inf)
+        inflow, most = _inflow(steps, curve, line, slot), inf
     else:
         at = max(0.0, at) + (speed.step_time / 2 if speed.leases else 0.0)  # a step is under way
-        workers = max(1, speed.workers)
-        after = Rivals(left, KEEPS * now.inflow * full_step / workers, -slot * now.prompt / workers)
-    first, alone = _own(speed, ask, after), _own(speed, ask, after._replace(inflow=0.0, most=0.0))
-    takes = 0.0 if slot > 0 else full_step * ask.prompt / _budget(speed) / max(1, speed.workers)
-    return Outlook(max(0.0, wait - now.elapsed), max(0.0, at) + first, slot > 0, max(0.0, at) + alone, takes)
+        inflow, most = KEEPS * now.inflow * steps.full / steps.workers, -slot * now.prompt / steps.workers
+    first = _own(steps, ask, Rivals(left, inflow, most))
+    alone = _own(steps, ask, Rivals(left, 0.0, 0.0)) if inflow else first
+    takes = 0.0 if slot > 0 else steps.full * ask.prompt / steps.budget / steps.workers
+    at = max(0.0, at)
+    return Outlook(max(0.0, wait - now.elapsed), at + first, slot > 0, at + alone, takes)
 
 
-def _budget(speed: Speed) -> float:
-    """Return the prompt tokens of a step."""
-    return max(1.0, speed.step_tokens - min(speed.leases, speed.slots) / max(1, speed.workers))
+def _steps(speed: Speed) -> Steps:
+    workers = max(1, speed.workers)
+    budget = max(1.0, speed.step_tokens - min(speed.leases, speed.slots) / workers)
+    decode, token = speed.decode_step, speed.prefill_token
+    return Steps(budget, decode, token, decode + token * budget, workers, speed.pending_prefill)
 
 
 def _releases(speed: Speed, line: Line, ask: Ask) -> float:
@@ -101,30 +117,31 @@ def _releases(speed: Speed, line: Line, ask: Ask) -> float:
     return max(slots, speed.placed + (line.tokens + ask.tokens - speed.free_tokens) / mean)
 
 
-def _reach(speed: Speed, curve: Curve, line: Line, count: float) -> tuple[float, float]:
+def _reach(steps: Steps, curve: Curve, line: Line, count: float) -> tuple[float, float]:
     """Return the s until so many slots have fallen free, and the prompt tokens of a worker not done by then."""
     decoding = curve.time_of(count)
-    prompts = (speed.pending_prefill + line.prompts) / max(1, speed.workers)
-    done = min(prompts, _budget(speed) * decoding / speed.decode_step)
-    return decoding + speed.prefill_token * done, prompts - done
+    prompts = (steps.pending + line.prompts) / steps.workers
+    done = min(prompts, steps.budget * decoding / steps.decode)
+    return decoding + steps.token * done, prompts - done
 
 
-def _inflow(speed: Speed, curve: Curve, line: Line, count: float) -> float:
+def _inflow(steps: Steps, curve: Curve, line: Line, count: float) -> float:
     """Return the prompt tokens that come to a worker with each step while tickets wait."""
     if count <= 0 or not line.tickets:
         return 0.0
     took = curve.time_of(count + AHEAD) - curve.time_of(count)
-    slots = AHEAD * speed.decode_step / took if took > 0 else 0.0
-    return slots * line.prompts / line.tickets / max(1, speed.workers)
+    slots = AHEAD * steps.decode / took if took > 0 else 0.0
+    return slots * line.prompts / line.tickets / steps.workers
 
 
-def _own(speed: Speed, ask: Ask, rivals: Rivals) -> float:
+def _own(steps: Steps, ask: Ask, rivals: Rivals) -> float:
     """Return the s from a slot to the first token."""
-    budget, shorter = _budget(speed), ask.share_of_shorter
-    is_shared = rivals.left > 0 and rivals.left + ask.prompt > budget
+    budget, prompt, shorter = steps.budget, ask.prompt, ask.share_of_shorter
+    left, inflow, most = rivals
+    is_shared = left > 0 and left + prompt > budget
     share = 1 - OLDEST * (1 - shorter) if is_shared else 1.0
-    free = max(LEAST * budget, share * budget - shorter * rivals.inflow)
-    needed = shorter * rivals.left + ask.prompt
-    steps = max(1, ceil(min(needed / free, (needed + shorter * rivals.most) / (share * budget))))
-    beside = min(rivals.left + ask.prompt + min(rivals.inflow * (steps - 1), rivals.most), steps * budget)
-    return steps * speed.decode_step + speed.prefill_token * beside
+    free = max(LEAST * budget, share * budget - shorter * inflow)
+    needed = shorter * left + prompt
+    count = max(1, ceil(min(needed / free, (needed + shorter * most) / (share * budget))))
+    beside = min(left + prompt + min(inflow * (count - 1), most), count * budget)
+    return count * steps.decode + steps.token * beside

@@ -47,8 +47,9 @@ class Credit:
     @property
     def largest(self) -> int | None:
         """Tokens of the largest ticket that it can be used for; None: any."""
-        bounds = [self.max_tokens] if self.max_tokens else []
-        return min([*bounds, self.room] if self.room is not None else bounds, default=None)
+        if self.room is None:
+            return self.max_tokens or None
+        return min(self.max_tokens, self.room) if self.max_tokens else self.room
 
 
 @dataclass(slots=True)
@@ -93,11 +94,11 @@ class Seats(dict[str, Seat]):
 
     def speeds(self, model: str, since: float) -> list[Speed]:
         """Return what schedulers have said of a model's workers, but for what is older than `since`."""
-        found = (seat.speeds.get(model) for seat in self.values())
+        found = [seat.speeds.get(model) for seat in self.values()]
         return [speed for speed in found if speed and speed.at >= since]
 
     def credit_for(self, model: str) -> int:
-        return sum(seat.credits[model].tickets for seat in self.values() if model in seat.credits)
+        return sum([seat.credits[model].tickets for seat in self.values() if model in seat.credits])
 
     def with_credit(self, model: str, others_than: Container[str]) -> tuple[str, Credit] | None:
         """Return the scheduler with most credit for `model`."""

@@ -1,6 +1,6 @@
 """All that a shard keeps about one model."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from penstock.queue.effects import Head
 from penstock.queue.forecast import Forecast
@@ -43,10 +43,12 @@ class Shelf:
     def news(self) -> Head | None:
         """Return the head where schedulers are to hear of it; they are then taken to know it."""
         found, load = self.order.head(), self.order.load
-        ticket, key = found or (None, None)
-        head = Head("", self.model, load.tickets, load.tokens, key)
-        if ticket:
-            head = replace(head, tokens=ticket.tokens, resumes=ticket.resumes, is_urgent=ticket.is_urgent)
+        if found:
+            ticket, key = found
+            of_it = ticket.tokens, ticket.resumes, ticket.is_urgent
+            head = Head("", self.model, load.tickets, load.tokens, key, *of_it)
+        else:
+            head = Head("", self.model, load.tickets, load.tokens, None)
         if not self._is_due and (head == self._told or (self._told is None and not found)):
             return None
         self._told, self._is_due = head, False

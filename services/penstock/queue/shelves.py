@@ -1,11 +1,10 @@
 """What waits in one shard, by model, and how it meets the credit of schedulers."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from penstock.queue.effects import Effect, Head, Offer
 from penstock.queue.forecast import Prediction
-from penstock.queue.policies.order import Load, Order
+from penstock.queue.policies.order import NOTHING, Load, Order
 from penstock.queue.seats import Seats, fit_of, urgent_fit_of
 from penstock.queue.shelf import Shelf
 from penstock.queue.speed import Speed
@@ -20,13 +19,13 @@ class Shelves:
     """Counts what waits, and lists it for offers; a ticket that pauses counts and is not listed."""
 
     def __init__(self, seats: Seats, new_order: Callable[[], Order]) -> None:
-        self.waiting = Load(0, 0)
         self.by_class: dict[int, int] = {}  # tickets waiting, by priority
         self.by_tenant: dict[tuple[str, int, str], Load] = {}  # by model, priority and tenant, where any wait
         self._seats = seats
         self._new_order = new_order
         self._shelves: dict[str, Shelf] = {}
         self._changed: set[str] = set()  # models whose head may have to be told
+        self._tickets = self._tokens = 0  # waiting
 
     def __getitem__(self, model: str) -> Shelf:
         if model not in self._shelves:
@@ -36,15 +35,22 @@ class Shelves:
     def __iter__(self) -> Iterator[Shelf]:
         return iter(self._shelves.values())
 
+    @property
+    def waiting(self) -> Load:
+        return Load(self._tickets, self._tokens)
+
     def count(self, ticket: WaitingTicket, sign: int) -> None:
-        self.waiting = Load(self.waiting.tickets + sign, self.waiting.tokens + sign * ticket.tokens)
+        change = sign * ticket.tokens
+        self._tickets += sign
+        self._tokens += change
         self[ticket.model].count(ticket, sign)
         self.by_class[ticket.priority] = self.by_class.get(ticket.priority, 0) + sign
         whose = ticket.model, ticket.priority, ticket.tenant_id
-        tickets, tokens = self.by_tenant.get(whose, (0, 0))
-        self.by_tenant[whose] = Load(tickets + sign, tokens + sign * ticket.tokens)
-        if not self.by_tenant[whose].tickets:
-            del self.by_tenant[whose]
+        tickets, tokens = self.by_tenant.get(whose, NOTHING)
+        if tickets + sign:
+            self.by_tenant[whose] = Load(tickets + sign, tokens + change)
+        else:
+            self.by_tenant.pop(whose, None)
 
     def show(self, ticket: WaitingTicket) -> None:
         self[ticket.model].order.push(ticket)
@@ -108,7 +114,7 @@ class Shelves:
         for model in sorted(changed):
             if head := self[model].news():
                 for scheduler in self._seats.serving(model):
-                    yield replace(head, scheduler=scheduler)
+                    yield head.to(scheduler)
 
     def keep_up(self, model: str, priority: int, virtual_tokens: float) -> None:
         """Hear how far other shards have come with one class of a model."""

@@ -5,9 +5,9 @@ from itertools import chain
 
 from penstock.queue.lazy_heap import LazyHeap
 from penstock.queue.policies.cost import cost_so_far
-from penstock.queue.policies.lane import Lane, Taken, is_current
+from penstock.queue.policies.lane import Lane, Taken, is_current, pass_by
 from penstock.queue.policies.line import Line
-from penstock.queue.policies.order import NOTHING, Ahead, FitOf, Key, Load
+from penstock.queue.policies.order import Ahead, FitOf, Key, Load
 from penstock.queue.policies.urgency import UrgentLane
 from penstock.queue.waiting import WaitingTicket
 
@@ -22,9 +22,29 @@ class ClassLine:
         self.line = line
         self.resumed = Lane()
         self.urgent = UrgentLane()
-        self.load = self.fresh = NOTHING  # all, and what does not resume
+        self.tickets = self.tokens = 0  # all
+        self._fresh_tickets = self._fresh_tokens = 0  # what does not resume
         self.owed = 0.0  # tokens of work that its share has come to while others were served
         self._newest: LazyHeap[Newest] | None = None
+
+    @property
+    def fresh(self) -> Load:
+        return Load(self._fresh_tickets, self._fresh_tokens)
+
+    @property
+    def work(self) -> int:
+        return self.resumed.work + self.urgent.work + self.line.work
+
+    def ahead(self, ticket: WaitingTicket) -> Ahead:
+        """Return what of the class goes before one of its tickets that comes now."""
+        tickets, work = self.resumed.tickets, self.resumed.work
+        if ticket.resumes:
+            return Ahead(tickets, work)
+        tickets, work = tickets + self.urgent.tickets, work + self.urgent.work
+        if ticket.is_urgent:
+            return Ahead(tickets, work)
+        ahead = self.line.ahead(ticket)
+        return Ahead(tickets + ahead.tickets, work + ahead.work)
 
     def push(self, ticket: WaitingTicket) -> None:
         assert not ticket.is_listed, "a ticket stands in one place"
@@ -55,8 +75,10 @@ class ClassLine:
         return None
 
     def take(self, fit: FitOf) -> Taken:
-        late: list[WaitingTicket] = []
+        found, late = Taken(), list[WaitingTicket]()
         for place in (self.resumed, self.urgent, self.line):
+            if not place.tickets:
+                continue
             found = place.take(fit)
             found.late += late
             late = found.late
@@ -85,10 +107,13 @@ class ClassLine:
         return self.urgent if ticket.is_urgent else self.line
 
     def _count(self, ticket: WaitingTicket, sign: int) -> None:
-        self.load = _plus(self.load, ticket, sign)
+        tokens = sign * ticket.tokens
+        self.tickets += sign
+        self.tokens += tokens
         if not ticket.resumes:
-            self.fresh = _plus(self.fresh, ticket, sign)
-        if not self.load.tickets:
+            self._fresh_tickets += sign
+            self._fresh_tokens += tokens
+        if not self.tickets:
             self.owed = 0.0
 
 
@@ -106,7 +131,11 @@ class Classes:
 
     @property
     def load(self) -> Load:
-        return _sum([each.load for each in self._classes.values()])
+        tickets = tokens = 0
+        for each in self._classes.values():
+            tickets += each.tickets
+            tokens += each.tokens
+        return Load(tickets, tokens)
 
     def __getitem__(self, priority: int) -> ClassLine:
         if priority not in self._classes:
@@ -129,7 +158,7 @@ class Classes:
         for each in self._turns():
             found = each.take(fit)
             if found.ticket:
-                Taken(late=late).passed()
+                pass_by(late)
                 self._note_served(each, found.ticket.work)
             if found.ticket or found.is_barred:
                 return found.ticket
@@ -154,17 +183,14 @@ class Classes:
         for each in self._classes.values():
             if each.priority > ticket.priority:
                 break
-            is_own = each.priority == ticket.priority
-            for place in (each.resumed, each.urgent, each.line):
-                ahead = place.ahead(ticket) if is_own and place is each.line else place
-                tickets += ahead.tickets
-                work += ahead.work
-                if is_own and place is each.place_of(ticket):
-                    break
+            ahead = each.ahead(ticket) if each.priority == ticket.priority else each
+            tickets += ahead.tickets
+            work += ahead.work
         return Ahead(tickets, work)
 
     def evictable(self, priority: int) -> Load:
-        return _sum([each.fresh for each in self._classes.values() if each.priority > priority])
+        lower = [each.fresh for each in self._classes.values() if each.priority > priority]
+        return Load(sum(each.tickets for each in lower), sum(each.tokens for each in lower))
 
     def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
         for each in reversed(self._classes.values()):
@@ -173,7 +199,7 @@ class Classes:
         return None
 
     def _turns(self) -> list[ClassLine]:
-        waiting = [each for each in self._classes.values() if each.load.tickets]
+        waiting = [each for each in self._classes.values() if each.tickets]
         owed = [each for each in waiting[1:] if self._is_owed(each)]
         return [*owed, *waiting] if owed else waiting
 
@@ -184,9 +210,9 @@ class Classes:
     def _note_served(self, served: ClassLine, work: int) -> None:
         """Note what went, or with a negative sign came back."""
         for each in self._classes.values():
-            if each.load.tickets:
+            if each.tickets:
                 each.owed = max(0.0, each.owed + work * self._floor)
-        if work > 0 or any(each.load.tickets for each in self._above(served)):
+        if work > 0 or any(each.tickets for each in self._above(served)):
             served.owed = max(0.0, served.owed - work)
 
     def _above(self, other: ClassLine) -> Iterator[ClassLine]:
@@ -195,11 +221,3 @@ class Classes:
 
 def _newest(ticket: WaitingTicket) -> Newest:
     return (-ticket.enqueued, -ticket.arrival, ticket.listing, ticket)
-
-
-def _plus(load: Load, ticket: WaitingTicket, sign: int) -> Load:
-    return Load(load.tickets + sign, load.tokens + sign * ticket.tokens)
-
-
-def _sum(loads: list[Load]) -> Load:
-    return Load(sum(load.tickets for load in loads), sum(load.tokens for load in loads))

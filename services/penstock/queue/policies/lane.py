@@ -1,6 +1,6 @@
 """Tickets in one line, by rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -26,9 +26,7 @@ class Taken:
     looked_at: int = 0
 
     def passed(self) -> None:
-        """Remember who was passed, now that somebody went."""
-        for ticket in self.late:
-            ticket.passed_by += 1
+        pass_by(self.late)
 
 
 class Lane:
@@ -93,6 +91,12 @@ class Lane:
         ticket.listing += 1
         self.tickets += sign
         self.work += sign * ticket.work
+
+
+def pass_by(late: Iterable[WaitingTicket]) -> None:
+    """Remember who was passed, now that somebody went."""
+    for ticket in late:
+        ticket.passed_by += 1
 
 
 def is_current(entry: Entry) -> bool:

@@ -21,6 +21,7 @@ LOOK_PER_TENANT = 8  # tickets of one tenant that are looked at for one that fit
 LEAD = 0.2  # of what a ticket costs that does not fit yet, by which others may come to be ahead of its tenant
 SAMPLE = 32  # tenants that are looked at to tell how much goes before a ticket
 SWEEP = 1_024  # accounts not worth sweeping
+NOBODY = Ahead(0, 0)
 
 Turn = tuple[float, int, int, "Account"]  # counter, arrival of the ticket that is first, turn, whose
 
@@ -173,12 +174,15 @@ class FairTenants:
     def ahead(self, ticket: WaitingTicket) -> Ahead:
         """Say what goes until the ticket's tenant has come to it and no other is owed more; many, by a sample."""
         own = self._accounts.get(ticket.tenant_id, self._last)
-        before = own.lane.ahead(ticket) if own.lane else Ahead(0, 0)
+        before = own.lane.ahead(ticket) if own.lane else NOBODY
         counter = own.counter if own.waits else max(own.counter, self.floor - self._burst)
         if own.lane:
             counter += own.virtual * before.work / max(1, own.lane.work)
+        rivals = self._tenants - own.waits
+        if not rivals:
+            return before
         others = [each[-1] for each in self._waiting.sample(SAMPLE) if each[-1] is not own]
-        scale = (self._tenants - own.waits) / max(1, len(others))
+        scale = rivals / max(1, len(others))
         tickets = work = 0.0
         for other in others:
             if other.lane and other.counter < counter:
