@@ -163,3 +163,13 @@ async def test_the_first_ask_to_stop_is_the_one_that_counts():
 
 def test_instance_ids_are_unique():
     assert len({new_instance_id("queue") for _ in range(100)}) == 100
+
+
+def test_collections_of_garbage_do_not_walk_what_was_loaded():
+    body = """
+    import gc
+    assert gc.get_freeze_count() > 10_000
+    assert len(gc.get_objects()) < gc.get_freeze_count() / 10
+"""
+    with process(body) as child:
+        assert child.wait(20) == 0, child.stderr.read()

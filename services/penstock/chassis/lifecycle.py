@@ -1,6 +1,7 @@
 """A process's life: read settings, start, be asked to stop, drain, end. Owns signals and nothing else."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -126,6 +127,7 @@ def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Corou
         return
     config = replace(config, instance_id=config.instance_id or new_instance_id(tier))
     observed = _observe_or_exit(config, tier)
+    spare_what_is_loaded()
     try:
         run(lambda: run_tier(config))
     except Exception:
@@ -133,6 +135,12 @@ def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Corou
         sys.exit(1)
     finally:
         observed.shutdown()
+
+
+def spare_what_is_loaded() -> None:
+    """Have no collection of garbage look at what was imported and is to stay: that holds all up for 40 to 110 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 def _load_or_exit(config_cls: type[Config], tier: str) -> Config:

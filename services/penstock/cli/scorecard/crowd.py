@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from penstock.chassis.lifecycle import background
+from penstock.chassis.lifecycle import background, spare_what_is_loaded
 from penstock.cli.scorecard.catalog import catalog
 from penstock.cli.scorecard.leavers import Doors, Leaver, Visit, open_doors
 
@@ -156,4 +156,5 @@ async def open_crowd(place: Place) -> AsyncIterator[Crowd]:
 
 
 if __name__ == "__main__":
+    spare_what_is_loaded()
     uvloop.run(serve(Place(**orjson.loads(sys.stdin.buffer.readline()))))

@@ -1,5 +1,6 @@
 """The engine's process: steps while there is work, sleeps on its pipe while there is none, ends when the pipe does."""
 
+import gc
 import os
 import time
 
@@ -21,6 +22,9 @@ def engine_main(pipe: FrontPipe) -> None:
 
     try:
         engine, card = build_engine(_options(pipe))
+        # A collection of garbage that walks all that is loaded, and stays, would hold up a step for every sequence.
+        gc.collect()
+        gc.freeze()
         pipe.send(Ready(card, engine.capacity()))
         while True:
             _hear(pipe, engine)
