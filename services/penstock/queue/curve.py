@@ -25,16 +25,17 @@ class Curve:
 
         `free` slots are taken at once, and fall free again.
         """
-        last = releases[-1] if releases else Release(0.0, 0)
-        self._rate = (last.leases + free) / mean if mean else last.leases / (last.after or 1.0)
-        points = [Release(0.0, 0), *releases]
-        if not mean:
-            self._times, self._counts = [each.after for each in points], [float(each.leases) for each in points]
-            return
-        points += [Release(last.after + share * mean, last.leases) for share in TAIL]
-        self._times = [each.after for each in points]
-        followers = _Integral([Release(each.after, each.leases + free) for each in points])
-        self._counts = [each.leases + followers(each.after - YOUNGEST * mean) / mean for each in points]
+        last, ended = releases[-1] if releases else Release(0.0, 0)
+        self._rate = (ended + free) / mean if mean else ended / (last or 1.0)
+        self._times, self._counts = [0.0, *[after for after, _ in releases]], [0.0, *[count for _, count in releases]]
+        if mean:
+            self._times += [last + share * mean for share in TAIL]
+            self._counts += [ended] * len(TAIL)
+            followers = _Integral(self._times, [count + free for count in self._counts])
+            self._counts = [
+                count + followers(time - YOUNGEST * mean) / mean
+                for time, count in zip(self._times, self._counts, strict=True)
+            ]
 
     def time_of(self, count: float) -> float:
         """Return when so many slots have fallen free; a slot that is free already is none of them."""
@@ -51,12 +52,12 @@ class Curve:
 class _Integral:
     """Integral of a curve from 0 to a time."""
 
-    def __init__(self, points: Sequence[Release]) -> None:
-        self._times = [each.after for each in points]
-        self._heights = [each.leases for each in points]
-        self._sums = [0.0]
-        for one, two in pairwise(points):
-            self._sums.append(self._sums[-1] + (two.after - one.after) * (one.leases + two.leases) / 2)
+    def __init__(self, times: Sequence[float], heights: Sequence[float]) -> None:
+        self._times, self._heights = times, heights
+        self._sums, total = [0.0], 0.0
+        for (since, low), (until, high) in pairwise(zip(times, heights, strict=True)):
+            total += (until - since) * (low + high) / 2
+            self._sums.append(total)
 
     def __call__(self, time: float) -> float:
         if time <= 0:

@@ -40,9 +40,10 @@ class Space(NamedTuple):
         """
         return max(self.largest, round(self.tokens - size * self.open))
 
-    def without(self, kept: int) -> "Space":
-        """Return what is left of it to tickets that are not urgent."""
-        return self._replace(room=self.room - kept) if self.room > kept else self._replace(room=0, tokens=0)
+    def without(self, kept: int, size: float) -> "Space":
+        """Return what is left of it to tickets that are not urgent, and of at most `size` tokens."""
+        room, tokens = (self.room - kept, self.packed(size)) if self.room > kept else (0, 0)
+        return Space(room, tokens, self.largest, self.open, self.ever, self.slots)
 
 
 class Grant(NamedTuple):
@@ -137,7 +138,7 @@ class CreditBook:
         """Give credit for what there is space for; what is returned counts as held from now."""
         kept = self.reserve.of(space.slots)
         urgent = self._urgent(min(kept, space.room), space.largest)
-        space = space._replace(tokens=space.packed(self.large)).without(kept)
+        space = space.without(kept, self.large)
         waiting = [queue for queue, shard in self.shards.items() if shard.waits]
         if not waiting:
             found = self._standing(space)
@@ -149,6 +150,8 @@ class CreditBook:
 
     def _urgent(self, room: int, largest: int) -> list[Grant]:
         """Have every shard hold what is kept; where urgent tickets wait, the first of them, and no other shard."""
+        if room <= 0 and not any(shard.urgent for shard in self.shards.values()):
+            return []
         shards = {queue: shard for queue, shard in self.shards.items() if shard.waits and shard.goes_first}
         if shards:
             first = min(shards, key=lambda queue: shards[queue].urgency)
@@ -207,12 +210,13 @@ class CreditBook:
 
     def _renewals(self, found: list[Grant], space: Space) -> list[Grant]:
         """Renew the bounds of what lies unused where more fits by now, or lift them once to try the head."""
-        told = {grant.queue for grant in found}
         idle = [
             (queue, shard)
             for queue, shard in self.shards.items()
-            if shard.held and shard.waits and not shard.is_asked and queue not in told
+            if shard.held and shard.waits and not shard.is_asked and not any(grant.queue == queue for grant in found)
         ]
+        if not idle:
+            return []
         probed = [Grant(queue).lifted(shard) for queue, shard in idle if shard.is_to_be_probed(space.ever)]
         tried = {grant.queue for grant in probed}
         renewed = [

@@ -11,18 +11,15 @@ from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
-from penstock.scheduler.credit import CreditBook, Grant, Space
-from penstock.scheduler.effects import Catalog, Decline, Effect, Expect, GiveCredit, Place, Revoke, TellTimes
+from penstock.scheduler.credit import CreditBook
+from penstock.scheduler.effects import Catalog, Decline, Effect, Expect, Place, Revoke, TellTimes
 from penstock.scheduler.fleet import Fleet
+from penstock.scheduler.granting import credit_for
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
 from penstock.scheduler.pace import PaceBook
-from penstock.scheduler.pool import Pool
 from penstock.scheduler.served import ServedBook
 from penstock.scheduler.times import TimeBook
 from penstock.scheduler.worker import Worker, tokens_of
-
-NOTHING_FITS = 1  # token; the smallest ticket has two
-FULL = Space(0, 0, NOTHING_FITS)
 
 
 @dataclass(kw_only=True)
@@ -75,7 +72,7 @@ class Dispatcher:
             return self._decline(queue, ticket)  # its edge has moved on; this shard has not heard of that yet
         ended = self._end_unstarted([former]) if former else []
         pool = None if self.is_draining else self.fleet.pools.get(ticket.model)
-        worker = pool.place(ticket) if pool else None
+        worker = pool.place(ticket) if pool is not None else None
         if worker is None:
             return [*ended, *self._decline(queue, ticket)]
         lease = self._issue(queue, worker, ticket, now)
@@ -205,7 +202,7 @@ class Dispatcher:
     def _decline(self, queue: str, ticket: Ticket) -> list[Effect]:
         self.declines += 1
         pool = self.fleet.pools.get(ticket.model)
-        if pool and not self.is_draining and not pool.can_ever_run(ticket):
+        if pool is not None and not self.is_draining and not pool.can_ever_run(ticket):
             return [Decline(queue, ticket.ticket_id, "NO_WORKER"), *self._grant(ticket.model)]
         self._credit(ticket.model).voided(queue)
         return [Decline(queue, ticket.ticket_id, "NO_CAPACITY"), *self._grant(ticket.model)]
@@ -272,9 +269,10 @@ class Dispatcher:
     # Credit.
 
     def _credit(self, model: str) -> CreditBook:
-        if model not in self.credits:
-            self.credits[model] = CreditBook(self.queues, self.reserve_share)
-        return self.credits[model]
+        found = self.credits.get(model)
+        if found is None:
+            found = self.credits[model] = CreditBook(self.queues, self.reserve_share)
+        return found
 
     def _freed(self, *models: str) -> list[Effect]:
         for model in models:
@@ -284,27 +282,5 @@ class Dispatcher:
     def _grant(self, *models: str) -> list[Effect]:
         if self.is_draining:
             return []
-        return [effect for model in models for effect in self._grant_one(model)]
-
-    def _grant_one(self, model: str) -> list[Effect]:
-        pool = self.fleet.pools.get(model)
-        space, rate = (_space(pool), pool.totals.tokens_per_second) if pool else (FULL, 0.0)
-        return [_give(grant, model, space.largest, rate) for grant in self._credit(model).grants(space)]
-
-
-def _space(pool: Pool) -> Space:
-    totals, largest = pool.totals, pool.largest
-    return Space(totals.room, totals.tokens, largest or NOTHING_FITS, totals.is_open, pool.ever, totals.slots)
-
-
-def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:
-    return GiveCredit(
-        queue=grant.queue,
-        model=model,
-        tickets=grant.tickets,
-        max_tokens=0 if grant.is_unbounded else largest,
-        tokens_per_second=rate,
-        total_tokens=grant.tokens,
-        once=grant.once,
-        urgent_tickets=grant.urgent,
-    )
+        pools = self.fleet.pools
+        return [each for model in models for each in credit_for(model, pools.get(model), self._credit(model))]

@@ -9,7 +9,6 @@ from penstock.scheduler.effects import TellPace
 from penstock.scheduler.leases import LeaseEntry
 from penstock.scheduler.pool import Pool
 from penstock.scheduler.releases import releases_of
-from penstock.scheduler.worker import Worker
 
 RENEW_AFTER = 1.0  # s; an unchanged pace is told again, as an old one is not believed for ever
 DIGITS = 3  # of a rate; its noise is no news
@@ -45,32 +44,29 @@ class PaceBook:
 
 def pace_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn: int = 0) -> Pace:
     totals, following, workers = pool.totals, pool.best(), list(pool)
+    reports = [each.report for each in workers]
     pace = Pace(
         model=model,
         tokens_per_second=_rounded(totals.tokens_per_second),
-        prefill_tokens_per_second=_mean([each.report.prefill_tokens_per_second for each in workers]),
+        prefill_tokens_per_second=_mean([each.prefill_tokens_per_second for each in reports]),
         running=totals.running,
         slots=totals.slots,
-        leases=sum(len(each.promised) for each in workers),
+        leases=sum([len(each.promised) for each in workers]),
         room=totals.room,
         workers=len(workers),
-        pending_prefill_tokens=sum(each.prefill_tokens for each in workers),
-        prefill_token_seconds=_mean([each.report.prefill_token_seconds for each in workers]),
+        pending_prefill_tokens=sum([each.prefill_tokens for each in workers]),
+        prefill_token_seconds=_mean([each.prefill_token_seconds for each in reports]),
         releases=releases_of(workers, leases, turn),
-        step_tokens=max((each.report.step_tokens for each in workers), default=0),
-        held_tokens=sum(each.promised_blocks * each.profile.block_size for each in workers),
-        free_tokens=sum(each.free_blocks * each.profile.block_size for each in workers),
+        step_tokens=max([each.step_tokens for each in reports], default=0),
+        held_tokens=sum([each.promised_blocks * each.block_size for each in workers]),
+        free_tokens=sum([each.free_blocks * each.block_size for each in workers]),
     )
-    if decode_step := _mean([_decode_step(each) for each in workers]):
+    if decode_step := _mean([seconds_of(each.decode_step_time) for each in reports]):
         set_seconds(pace.decode_step_time, decode_step)
     if following:
         pace.prefill_backlog_tokens = following.prefill_tokens
         set_seconds(pace.step_time, _rounded(following.step_s))
     return pace
-
-
-def _decode_step(worker: Worker) -> float:
-    return seconds_of(worker.report.decode_step_time)
 
 
 def _mean(measured: Sequence[float]) -> float:
@@ -80,4 +76,4 @@ def _mean(measured: Sequence[float]) -> float:
 
 
 def _rounded(rate: float) -> float:
-    return float(f"{rate:.{DIGITS}g}")
+    return float(f"{rate:.{DIGITS}g}") if rate else 0.0

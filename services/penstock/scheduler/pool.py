@@ -42,10 +42,11 @@ class Pool:
     def remove(self, worker: Worker) -> None:
         self._settle()
         del self._workers[worker.key]
-        for ranking in self._rankings(worker):
-            ranking.remove(worker.key)
-        if worker.zone and not self._zones[worker.zone]:
-            del self._zones[worker.zone]
+        self._ranking.remove(worker.key)
+        if worker.zone:
+            self._zones[worker.zone].remove(worker.key)
+            if not self._zones[worker.zone]:
+                del self._zones[worker.zone]
         self.prefixes.forget(worker.key)
         self._totals.swap(self._counted.pop(worker.key), NOTHING)
         worker.changed = []
@@ -71,17 +72,19 @@ class Pool:
     def place(self, ticket: Ticket) -> Worker | None:
         """Return the worker for a ticket; None when none can take it now."""
         self._settle()
-        found = [*islice(self._able(ticket, self._ranking), CANDIDATES), *islice(self._acquainted(ticket), CANDIDATES)]
+        hashes = ticket.prefix_hashes
+        found = [*islice(self._able(ticket, self._ranking), CANDIDATES)]
+        if hashes:
+            found += islice(self._acquainted(ticket), CANDIDATES)
         if len(self._zones) > 1 and (near := self._zones.get(ticket.zone)):
             found += islice(self._able(ticket, near), CANDIDATES)
         if not found:
             return None
-        hashes = ticket.prefix_hashes
         return self._placement.choose(found, ticket, lambda worker: self._cached(worker, hashes) if hashes else 0)
 
     def cached(self, worker: Worker, ticket: Ticket) -> int:
         """Tokens at the beginning of a ticket's prompt that a worker has in its cache."""
-        return self._cached(worker, ticket.prefix_hashes)
+        return self._cached(worker, ticket.prefix_hashes) if ticket.prefix_hashes else 0
 
     def _cached(self, worker: Worker, hashes: Sequence[int]) -> int:
         return self.prefixes.blocks(worker.key, hashes) * worker.block_size
@@ -97,7 +100,7 @@ class Pool:
     def _acquainted(self, ticket: Ticket) -> Iterator[Worker]:
         """Yield those that can take it now, of those that have most of its prompt in their caches."""
         tokens = tokens_of(ticket)
-        for key in self.prefixes.longest(ticket.prefix_hashes) if ticket.prefix_hashes else ():
+        for key in self.prefixes.longest(ticket.prefix_hashes):
             worker = self._workers[key]
             if tokens <= worker.largest and worker.worker_id not in ticket.avoid_workers:
                 yield worker
@@ -117,13 +120,11 @@ class Pool:
     def _settle(self) -> None:
         for worker in self._changed:
             worker.settle()
-            share = worker.share
-            self._totals.swap(self._counted.get(worker.key, NOTHING), share)
-            self._counted[worker.key] = share
+            key, share = worker.key, worker.share
+            self._totals.swap(self._counted.get(key, NOTHING), share)
+            self._counted[key] = share
             load = self._placement.load(worker)
-            for ranking in self._rankings(worker):
-                ranking.put(worker.key, load, worker.largest)
+            self._ranking.put(key, load, worker.largest)
+            if worker.zone:
+                self._zones.setdefault(worker.zone, Ranking()).put(key, load, worker.largest)
         self._changed.clear()
-
-    def _rankings(self, worker: Worker) -> list[Ranking]:
-        return [self._ranking, self._zones.setdefault(worker.zone, Ranking())] if worker.zone else [self._ranking]

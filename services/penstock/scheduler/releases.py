@@ -1,7 +1,8 @@
 """When the leases that a model's workers hold are likely to end, as a curve of few points. Pure arithmetic."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from math import ceil
 
 from penstock.chassis.durations import seconds_of, set_seconds
 from penstock.mesh.v1.queue_pb2 import Release
@@ -12,6 +13,7 @@ WORKERS = 8  # that are looked at; more are taken to be like them
 GROWTH = 1.3  # from one point's leases to the next one's: fine where the next tickets wait, coarse beyond
 UNPREDICTED = 256  # tokens of an answer of which nothing is known
 OVERDUE = 0.5  # of what an answer has, when it has more than was predicted: long answers tend to go on for long
+UNKNOWN = LeaseEntry("", "", 0, "", "", "", 0)  # a lease that came along with its worker
 
 
 def steps_left(entry: LeaseEntry, steps: int) -> float:
@@ -29,20 +31,26 @@ def releases_of(workers: Sequence[Worker], leases: Mapping[str, LeaseEntry], tur
     seen = list(islice(workers, turn % every, None, every))
     ends = sorted(end for worker in seen for end in _ends(worker, leases))
     scale = len(workers) / max(1, len(seen))
-    found, following = [], 1.0
-    for count, after in enumerate(ends, start=1):
-        if count >= following or count == len(ends):
-            following = max(count + 1, count * GROWTH)
-            release = Release(leases=round(count * scale))
-            set_seconds(release.after, after)
-            found.append(release)
+    found = []
+    for count in _counts(len(ends)):
+        release = Release(leases=round(count * scale))
+        set_seconds(release.after, ends[count - 1])
+        found.append(release)
     return found
 
 
+def _counts(most: int) -> Iterator[int]:
+    count = 1
+    while count < most:
+        yield count
+        count = max(count + 1, ceil(count * GROWTH))
+    if most:
+        yield most
+
+
 def _ends(worker: Worker, leases: Mapping[str, LeaseEntry]) -> list[float]:
-    """Return s for each lease; one that came along with the worker may be known by its id alone."""
+    """Return s for each lease."""
     step, steps = seconds_of(worker.report.decode_step_time), worker.report.steps
     if not step:
         return []
-    nothing = LeaseEntry("", "", 0, "", worker.key, worker.worker_id, 0)
-    return [step * steps_left(leases.get(lease_id, nothing), steps) for lease_id in worker.promised]
+    return [step * steps_left(leases.get(lease_id, UNKNOWN), steps) for lease_id in worker.promised]

@@ -118,9 +118,9 @@ class Worker:
 
     @property
     def share(self) -> Share:
-        tokens = self.free_blocks * self.block_size if self.room else 0
-        rate = round(self.report.tokens_per_second)
-        return Share(self.room, tokens, int(self.room > 0), self.report.running, self._slots, rate)
+        room, report = self.room, self.report
+        tokens = self.free_blocks * self.block_size if room else 0
+        return Share(room, tokens, int(room > 0), report.running, self._slots, round(report.tokens_per_second))
 
     def blocks_for(self, ticket: Ticket) -> int:
         return -(-tokens_of(ticket) // self.block_size)
@@ -137,5 +137,5 @@ class Worker:
         leases, free_blocks = len(self.promised), self.free_blocks
         self.room = max(0, self._slots + self.look_ahead - leases) if free_blocks else 0
         self.largest = min(free_blocks * self.block_size, self.ever) if self.room else 0
-        self.used_share = max(leases / max(1, self._slots), self.promised_blocks / max(1, self._kv_blocks))
+        self.used_share = max(leases / (self._slots or 1), self.promised_blocks / (self._kv_blocks or 1))
         self.list()

@@ -22,11 +22,16 @@ class Events:
         self._number += 1
         heappush(self._heap, (when, self._number, call, args))
 
+    def after(self, delay: float, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._number += 1
+        heappush(self._heap, (self.now + delay, self._number, call, args))
+
     def run(self, until: float) -> None:
         """Let everything happen that is due by `until`, and let the time be `until` then."""
-        heap = self._heap
+        heap, past = self._heap, 0
         while heap and heap[0][0] <= until:
             self.now, _, call, args = heappop(heap)
-            self.past += 1
+            past += 1
             call(*args)
+        self.past += past
         self.now = until

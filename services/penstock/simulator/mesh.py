@@ -205,7 +205,7 @@ class SimMesh:
                 order.generated(run.tenant, 1)
 
     def _send(self, call: Callable[..., None], *args: object) -> None:
-        self._events.at(self._events.now + self._delay, call, *args)
+        self._events.after(self._delay, call, args)
 
 
 def _names(kind: str, count: int) -> list[str]:
