@@ -146,7 +146,7 @@ def poison(**changes):
 def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_one_worker():
     assert list(judge_answers([poison()])) == []
     assert kinds(judge_answers([poison(ask=ASK)])) == {"failed"}
-    assert list(judge_poison([poison()], {4: ["w0", "w0"]}, may_return=False)) == []
+    assert list(judge_poison([poison()], {4: ["w0", "w0"]})) == []
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,12 @@ def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_o
     ],
 )
 def test_a_request_that_crashes_more_than_that_or_is_not_told_is_found(changes, workers):
-    assert kinds(judge_poison([poison(**changes)], {4: workers}, may_return=False)) == {"poison"}
+    assert kinds(judge_poison([poison(**changes)], {4: workers})) == {"poison"}
 
 
-def test_a_request_whose_edge_was_harmed_may_meet_another_worker():
-    assert list(judge_poison([poison()], {4: ["w0", "w1", "w1"]}, may_return=True)) == []
+def test_each_worker_that_was_stopped_may_have_taken_along_what_it_found_out():
+    assert list(judge_poison([poison()], {4: ["w0", "w1", "w1"]}, stops=1)) == []
+    assert kinds(judge_poison([poison()], {4: ["w0", "w1", "w2"]}, stops=1)) == {"poison"}
 
 
 LOST = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}

@@ -49,7 +49,7 @@ class Bench:
                 self.batch.add(effect.spec)
             elif isinstance(effect, CancelSequence):
                 self.batch.cancel(effect.seq_id)
-            elif isinstance(effect, Ended):
+            elif isinstance(effect, Ended) and not effect.run.is_ghost:
                 assert effect.run.handle not in self.told
                 self.told[effect.run.handle] = reason_of(effect.outcome)
 
@@ -59,18 +59,16 @@ class Bench:
         spec = SequenceSpec(
             seq_id=self.book.new_seq_id(), token_ids=[handle] * prompt, max_output_tokens=OUTPUT, ignore_eos=True
         )
-        self.perform(
-            self.book.start(
-                Run(stream=EDGE, handle=handle, lease_id=lease, ticket_id=f"t{handle}", spec=spec, arrived_at=0.0), 0.0
-            )
-        )
+        run = Run(stream=EDGE, handle=handle, lease_id=lease, ticket_id=f"t{handle}", spec=spec, arrived_at=0.0)
+        run.fingerprint = handle  # which is what is left of it once nobody waits for it
+        self.perform(self.book.start(run, 0.0))
 
     def step(self):
         if not self.batch.has_work:
             return
         plan = self.batch.plan()
         runs = self.book.running
-        culprits = {runs[each.spec.seq_id].handle for each in plan.sampled if self.is_deadly(each, runs)}
+        culprits = {runs[each.spec.seq_id].fingerprint for each in plan.sampled if self.is_deadly(each, runs)}
         if culprits:
             self.crashes.update(culprits)
             self.lose(crashed=True)
@@ -80,7 +78,7 @@ class Bench:
 
     def is_deadly(self, sequence, runs):
         run = runs.get(sequence.spec.seq_id)
-        return run is not None and run.tokens == self.poison.get(run.handle)
+        return run is not None and run.tokens == self.poison.get(run.fingerprint)
 
     def lose(self, *, crashed):
         self.perform(self.book.engine_lost(refusals.engine_died(), 0.0, crashed=crashed))
@@ -89,8 +87,8 @@ class Bench:
     @property
     def tries(self):
         """Whether an engine has a run that a crash would be held against."""
-        tried = self.book.probation.tried
-        return tried is not None and self.book.probation.culprit([tried]) is tried
+        tried = self.book.trials.probation.tried
+        return tried is not None and self.book.trials.probation.culprit([tried]) is tried
 
     def finish(self):
         for _ in range(MOST_STEPS):

@@ -97,7 +97,7 @@ def test_an_acquitted_run_that_crashes_the_engine_on_its_way_out_is_tried_again_
     made(book, first)
     assert crash(book) == {}
     book.engine_ready(LIMITS)
-    other = book.probation.tried
+    other = book.trials.probation.tried
     made(book, other)
     assert let_go(book, other) == [AddSequence(first.spec)]
     assert crash(book) == {1: "ENGINE_CRASHED", 2: "ENGINE_DIED"}  # nothing is held against the other any more
@@ -113,7 +113,8 @@ def test_a_run_that_was_being_tried_in_an_engine_that_was_killed_is_tried_again_
 
 
 def test_a_revoked_lease_of_a_held_run_changes_nothing_as_it_runs_without_one():
-    book = ready_book(hold_for=5.0)
+    book = ready_book()
+    book.trials.hold_for = 5.0
     running(book)
     crash(book, now=1.0)
     assert book.revoke("l1", 1.5) == []
@@ -135,7 +136,8 @@ def test_the_end_of_a_run_that_was_tried_counts_all_that_it_made():
 
 
 def test_what_is_held_after_a_crash_can_be_cancelled_and_does_not_wait_for_ever():
-    book = ready_book(hold_for=5.0)
+    book = ready_book()
+    book.trials.hold_for = 5.0
     for handle, deadline in ((1, 3.0), (2, 100.0), (3, 100.0)):
         running(book, handle=handle, lease=f"l{handle}", ticket=f"t{handle}", deadline=deadline)
     assert crash(book, now=1.0) == {}
@@ -143,6 +145,7 @@ def test_what_is_held_after_a_crash_can_be_cancelled_and_does_not_wait_for_ever(
     assert ended.outcome.output_tokens == 0
     assert refusal(book.expire(3.0)) == "DEADLINE"
     assert refusal(book.expire(6.0)) == "ENGINE_DIED"
+    assert [each.answers for each in book.expire(8.0)] == [False, False]  # their trials, which nobody waited for
     assert book.is_idle
     assert book.engine_ready(LIMITS) == []
     assert book.closed is None
@@ -152,4 +155,4 @@ def test_an_engine_killed_from_outside_leaves_no_suspicion():
     book = ready_book()
     running(book)
     book.engine_lost(refusals.engine_died(), 1.0)
-    assert not book.probation
+    assert not book.trials.probation

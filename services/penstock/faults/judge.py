@@ -192,13 +192,11 @@ def judge_waste(all_seen: Iterable[Seen], made_at: Mapping[int, float], bound: f
             yield Violation("waste", f"{length} prompt tokens: worked on for {late:.3f} s after the client left")
 
 
-def judge_poison(
-    all_seen: Sequence[Seen], crashes: Mapping[int, Sequence[str]], *, may_return: bool
-) -> Iterator[Violation]:
+def judge_poison(all_seen: Sequence[Seen], crashes: Mapping[int, Sequence[str]], stops: int = 0) -> Iterator[Violation]:
     """Hold a request that crashes engines to one worker and to an error that says so.
 
-    crashes:    whose engines crashed each time, by the length of the prompt that did it.
-    may_return: its worker or its edge was harmed, so that it may have come to another worker as a request of its own.
+    crashes: whose engines crashed each time, by the length of the prompt that did it.
+    stops:   how often a worker was killed, frozen or asked to end: each took along what it had found out.
     """
     for seen in all_seen:
         if _is_poison(seen) and seen.is_over and seen.reason:
@@ -206,7 +204,7 @@ def judge_poison(
         if _is_poison(seen) and seen.reason_of_failure != CRASHED:
             yield Violation("poison", f"its client was told {seen.failure or 'nothing'}")
     for length, workers in crashes.items():
-        if not may_return and (len(workers) > CRASHES or len(set(workers)) > 1):
+        if len(workers) > CRASHES * (1 + stops) or len(set(workers)) > 1 + stops:
             yield Violation("poison", f"{length} prompt tokens crashed engines of {workers}")
 
 

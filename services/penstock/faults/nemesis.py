@@ -25,6 +25,7 @@ class Nemesis:
     until: float = 0.0  # s
     acts: set[Act] = field(default_factory=set)  # that have happened
     touched: set[str] = field(default_factory=set)  # tiers of which a process or a link was harmed
+    worker_stops: int = 0  # of whatever kind; links are no workers
     shunned: set[str] = field(default_factory=set)  # workers that a request may not be given to for a second time
     _armed: list[Fault] = field(default_factory=list)
     _counts: dict[Point, int] = field(default_factory=dict)
@@ -77,6 +78,7 @@ class Nemesis:
         if victim.tier == "engine" and world.now < victim.started_at + 2 * LOAD:
             return  # one that dies before it was ever ready ends its worker, for somebody else to start again
         self._note(fault, victim.name, fault.seconds)
+        self.worker_stops += victim.tier == "worker"
         match fault.act:
             case Act.KILL:
                 victim.kill()

@@ -166,10 +166,12 @@ def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
             has_lost_some=nemesis.touched >= {"auth", "edge"},
         ),
         judge_totals(rows, totals),
-        () if nemesis.happened else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
+        ()
+        if nemesis.happened or stand.engines.poisoned
+        else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
         stand.monitor.found,
         stand.watch.found.values(),
-        judge_poison(seen, stand.engines.poisoned, may_return=bool(nemesis.touched & {"edge", "worker"})),
+        judge_poison(seen, stand.engines.poisoned, nemesis.worker_stops),
         leaks,
         crashes(stand.tiers),
     )

@@ -11,7 +11,7 @@ from itertools import islice
 
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.queue_pb2 import VirtualTime
-from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from penstock.mesh.v1.ticket_pb2 import Blame, CatalogEntry, Lease
 from penstock.queue.admission import Admission
 from penstock.queue.bounds import Bounds
 from penstock.queue.charges import Charges, Service
@@ -96,7 +96,7 @@ class TicketBook:
         effects = self._recall([*owned, *self.placed.of_edge(edge)], "EDGE_LOST")
         return [each for each in effects if not isinstance(each, Left)]
 
-    def enqueue(self, ticket: WaitingTicket, now: float) -> list[Effect]:
+    def enqueue(self, ticket: WaitingTicket, now: float, fingerprint: int = 0) -> list[Effect]:
         """Take a ticket in, or refuse it.
 
         The same attempt again on the same stream changes nothing; on a new stream, which may come before the old
@@ -106,7 +106,7 @@ class TicketBook:
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
             return [_queued(known, self.shelves.predict(known, now))]
         effects = self._recall([ticket.ticket_id], "REPLACED")
-        refusal = self._admission.refusal(ticket, now)
+        refusal = self.seats.refusal(fingerprint) or self._admission.refusal(ticket, now)
         if refusal is None:
             prediction = self._predict(ticket, now)
             refusal = self._admission.lateness(ticket, prediction, now)
@@ -142,8 +142,11 @@ class TicketBook:
             effects += self._match(model, now)
         return effects
 
-    def catalog(self, scheduler: str, entries: Iterable[CatalogEntry], now: float) -> list[Effect]:
+    def catalog(
+        self, scheduler: str, entries: Iterable[CatalogEntry], now: float, blames: Iterable[Blame] = ()
+    ) -> list[Effect]:
         seat = self.seats[scheduler]
+        seat.blames = {blame.fingerprint: blame.is_guilty for blame in blames}
         seat.catalog = {entry.model: entry for entry in entries}
         for model in seat.catalog:
             self.shelves.tell_again(model)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from penstock.chassis.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
+from penstock.chassis.errors import DeadlineExceeded, Internal, NotFound, Overloaded, Unavailable
 
 
 class Closed(NamedTuple):
@@ -88,6 +88,26 @@ class ModelUnknown(NotFound):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"no worker serves {model!r}; ask for one that ListModels names", metadata={"model": model})
+
+
+class Suspect(Unavailable):
+    """A worker finds out whether such a request crashes engines: it is not to crash another's meanwhile."""
+
+    default_reason = "SUSPECT"
+    ASK_AGAIN = 0.25  # s
+
+    def __init__(self) -> None:
+        text = "a worker finds out whether this request crashes the model's engine; ask again in a moment"
+        super().__init__(text, retry_after=self.ASK_AGAIN)
+
+
+class Guilty(Internal):
+    """Every engine would crash."""
+
+    default_reason = "ENGINE_CRASHED"
+
+    def __init__(self) -> None:
+        super().__init__("this request crashed the model's engine and is not run again; tell who runs the model")
 
 
 class NoWorker(Unavailable):

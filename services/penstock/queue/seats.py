@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
+from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.queue.effects import Offer
+from penstock.queue.errors import Guilty, Suspect
 from penstock.queue.policies.order import Fit, FitOf
 from penstock.queue.speed import Speed
 from penstock.queue.waiting import WaitingTicket
@@ -59,6 +61,7 @@ class Seat:
     catalog: dict[str, CatalogEntry] = field(default_factory=dict)
     credits: dict[str, Credit] = field(default_factory=dict)
     speeds: dict[str, Speed] = field(default_factory=dict)  # by model
+    blames: dict[int, bool] = field(default_factory=dict)  # by fingerprint: whether it is beyond doubt
     offered: set[str] = field(default_factory=set)  # ticket ids
     void: Counter[str] = field(default_factory=Counter)  # offers taken back that it has not answered yet
 
@@ -87,6 +90,11 @@ class Seats(dict[str, Seat]):
 
     def serving(self, model: str) -> Iterator[str]:
         return (key for key, seat in self.items() if model in seat.catalog)
+
+    def refusal(self, fingerprint: int) -> PenstockError | None:
+        """Return why nobody is to run what crashed an engine, or may have."""
+        blames = {seat.blames.get(fingerprint) for seat in self.values()}
+        return Guilty() if True in blames else Suspect() if False in blames else None
 
     @property
     def credit(self) -> int:

@@ -125,7 +125,7 @@ class QueueService(QueueServiceServicer):
             check(ticket)
         except TicketInvalid as fault:
             return [out.Shed(edge, ticket.ticket_id, fault)]
-        return self._book.enqueue(from_frame(ticket, edge), self._now())
+        return self._book.enqueue(from_frame(ticket, edge), self._now(), ticket.fingerprint)
 
     def _from_scheduler(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
         now = self._now()
@@ -146,7 +146,7 @@ class QueueService(QueueServiceServicer):
             case "catalog":
                 if frame.catalog.entries:
                     self._is_staffed.set()
-                return self._book.catalog(scheduler, frame.catalog.entries, now)
+                return self._book.catalog(scheduler, frame.catalog.entries, now, frame.catalog.blames)
         return []
 
     # Effects.

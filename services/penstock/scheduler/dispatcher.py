@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, RunningLease, ServedLease
-from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
+from penstock.mesh.v1.ticket_pb2 import Blame, Lease, Ticket
+from penstock.scheduler.blames import BlameBook
 from penstock.scheduler.credit import CreditBook
 from penstock.scheduler.effects import Catalog, Decline, Effect, Expect, Place, Revoke, TellTimes
 from penstock.scheduler.fleet import Fleet
@@ -35,6 +36,7 @@ class Dispatcher:
     paces: PaceBook = field(default_factory=PaceBook)
     times: TimeBook = field(default_factory=TimeBook)
     served: ServedBook = field(default_factory=ServedBook)
+    blames: BlameBook = field(default_factory=BlameBook)
     is_draining: bool = False
     declines: int = 0
 
@@ -52,7 +54,7 @@ class Dispatcher:
         for credit in self.credits.values():
             credit.joined(queue)
         times = self.times.news([queue], self.credits)
-        return [*times, Catalog(self.fleet.catalog()), *self._grant(*self.fleet.models())]
+        return [*times, self._catalog(), *self._grant(*self.fleet.models())]
 
     def queue_lost(self, queue: str) -> list[Effect]:
         """Its unstarted leases stand: they lapse, or an edge that has them starts them."""
@@ -108,7 +110,7 @@ class Dispatcher:
             self._adopt(worker, running)
         self._keep_unstarted(worker)
         self.fleet.add(worker)
-        return [Catalog(self.fleet.catalog()), *self._freed(profile.model)]
+        return [self._catalog(), *self._freed(profile.model)]
 
     def worker_lost(self, key: str) -> list[Effect]:
         """What runs on it goes on without us, or its edges notice for themselves and enqueue again."""
@@ -116,7 +118,7 @@ class Dispatcher:
         if worker is None:
             return []
         self._forget(worker)
-        return [Catalog(self.fleet.catalog()), *self._grant(worker.model)]
+        return [self._catalog(), *self._grant(worker.model)]
 
     def report(self, key: str, report: Report) -> None:
         self.fleet[key].hear(report)
@@ -155,6 +157,8 @@ class Dispatcher:
             if credit.waits:
                 credit.tick()
                 effects += self._grant(model)
+        if self.blames.expire(now):
+            effects.append(self._catalog())
         paces = self.paces.news(self.queues, self.fleet.pools, self.leases.leases, now)
         return [*effects, *paces, *self._times(), *self.served.take(self.queues, now)]
 
@@ -164,6 +168,14 @@ class Dispatcher:
     def drain(self) -> None:
         """Give no more credit and decline what is offered yet."""
         self.is_draining = True
+
+    # Whom workers blame.
+
+    def blamed(self, address: str, blames: Iterable[Blame], now: float) -> list[Effect]:
+        return [self._catalog()] if self.blames.hear(address, blames, now) else []
+
+    def _catalog(self) -> Catalog:
+        return Catalog(self.fleet.catalog(), self.blames.all())
 
     # Leases.
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime
-from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from penstock.mesh.v1.ticket_pb2 import Blame, CatalogEntry, Lease
 
 
 @dataclass(slots=True)
@@ -63,9 +63,10 @@ class TellTimes:
 
 @dataclass(slots=True)
 class Catalog:
-    """To every queue: the models that can be placed here."""
+    """To every queue: the models that can be placed here, and the requests that nobody is to run."""
 
     entries: tuple[CatalogEntry, ...]
+    blames: tuple[Blame, ...] = ()
 
 
 @dataclass(slots=True)

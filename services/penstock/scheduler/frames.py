@@ -29,7 +29,7 @@ def to_queue(effect: out.ToQueue | out.Catalog) -> queue_pb2.DispatchRequest:
         case out.TellTimes():
             return queue_pb2.DispatchRequest(virtual_times=queue_pb2.VirtualTimes(times=effect.times))
         case out.Catalog():
-            return queue_pb2.DispatchRequest(catalog=queue_pb2.Catalog(entries=effect.entries))
+            return queue_pb2.DispatchRequest(catalog=queue_pb2.Catalog(entries=effect.entries, blames=effect.blames))
 
 
 def to_worker(effect: out.ToWorker) -> scheduler_pb2.AttachResponse:

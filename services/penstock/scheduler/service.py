@@ -91,7 +91,8 @@ class SchedulerService(SchedulerServiceServicer):
         if kind == "profile" and not is_known:
             if fault := _fault(frame.profile):
                 raise InvalidArgument(fault, field="profile", reason="PROFILE_INVALID")
-            return self._dispatcher.worker_attached(
+            told = self._dispatcher.blamed(hello.address, frame.profile.blames, self._now())
+            return told + self._dispatcher.worker_attached(
                 key, hello.instance_id, hello.address, frame.profile, zone=hello.zone
             )
         if kind == "profile" or not is_known:
@@ -103,7 +104,11 @@ class SchedulerService(SchedulerServiceServicer):
             case "started":
                 self._dispatcher.started(key, frame.started.lease_id)
             case "released":
-                return self._dispatcher.released(key, frame.released.lease_ids, frame.released.served)
+                released = frame.released
+                effects = self._dispatcher.released(key, released.lease_ids, released.served)
+                if released.blames:
+                    effects += self._dispatcher.blamed(hello.address, released.blames, self._now())
+                return effects
             case "cache_news":
                 self._dispatcher.cache_changed(key, frame.cache_news)
             case "progress":

@@ -17,9 +17,10 @@ from penstock.chassis.streams import Link
 from penstock.mesh.v1 import scheduler_pb2 as pb
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.v1.stream_pb2 import Hello
+from penstock.worker.blames import Blame
 from penstock.worker.cache_news import CacheChange
 from penstock.worker.effects import LeasesReleased
-from penstock.worker.frames import cache_frame, progress_frame, released_frame, report_frame
+from penstock.worker.frames import blamed_frame, cache_frame, progress_frame, released_frame, report_frame
 from penstock.worker.load import Load
 from penstock.worker.run import Served
 
@@ -67,7 +68,11 @@ class Attachment:
         self._wanted.set()
 
     def detach(self, reason: str) -> None:
-        """Have the scheduler forget this worker; leases it announced until then still arrive."""
+        """Have the scheduler forget this worker; leases it announced until then still arrive.
+
+        It is the first to be asked again: it knows whom this worker blamed.
+        """
+        self._turn -= self._link.is_up
         self._parting = reason
         self._load = None
         self._wanted.clear()
@@ -78,6 +83,10 @@ class Attachment:
 
     def released(self, released: LeasesReleased) -> None:
         self._link.send(released_frame(released))
+
+    def blamed(self, blames: Sequence[Blame]) -> None:
+        """Tell what `profile` would tell as well, at an attachment yet to come."""
+        self._link.send(blamed_frame(blames))
 
     def progress(self, served: Sequence[Served]) -> None:
         self._link.send(progress_frame(served))

@@ -9,8 +9,10 @@ from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
+from penstock.mesh.v1.ticket_pb2 import Blame as BlameMessage
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
+from penstock.worker.blames import Blame
 from penstock.worker.cache_news import CacheChange
 from penstock.worker.effects import Ended, LeasesReleased, Tokens
 from penstock.worker.engine.card import ModelCard
@@ -44,6 +46,7 @@ def run_from(start: pb.Start, *, stream: int, seq_id: int, now: float) -> Run:
         arrived_at=now,
         deadline=start.deadline_unix_nano / NANO if start.deadline_unix_nano else math.inf,
         traceparent=start.traceparent,
+        fingerprint=start.fingerprint,
     )
 
 
@@ -108,7 +111,9 @@ def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
     return message
 
 
-def profile_message(card: pb.ModelCard, capacity: Capacity, running: Iterable[Run]) -> scheduler_pb2.Profile:
+def profile_message(
+    card: pb.ModelCard, capacity: Capacity, running: Iterable[Run], blames: Iterable[Blame]
+) -> scheduler_pb2.Profile:
     block_size = capacity.block_size
     return scheduler_pb2.Profile(
         model=card.name,
@@ -118,7 +123,18 @@ def profile_message(card: pb.ModelCard, capacity: Capacity, running: Iterable[Ru
         block_size=block_size,
         context_length=card.context_length,
         running=[_running_lease(run, block_size) for run in running],
+        blames=map(_blame, blames),
     )
+
+
+def blamed_frame(blames: Iterable[Blame]) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(released=scheduler_pb2.Released(blames=map(_blame, blames)))
+
+
+def _blame(blame: Blame) -> BlameMessage:
+    message = BlameMessage(fingerprint=blame.fingerprint, is_guilty=blame.is_guilty)
+    set_seconds(message.lasts, blame.lasts)
+    return message
 
 
 def grant_from(lease: Lease) -> Grant:

@@ -139,7 +139,8 @@ class Front:
         assert self.state.card, "attached before the engine was ready"
         assert self.state.capacity
         self.cache.begin()
-        return profile_message(self.state.card, self.state.capacity, self.book.running.values())
+        blames = self.book.trials.blamed(time.time())
+        return profile_message(self.state.card, self.state.capacity, self.book.running.values(), blames)
 
     # What the engine does.
 
@@ -176,7 +177,7 @@ class Front:
     def _load(self, card: ModelCard, capacity: Capacity) -> None:
         self.state.note_ready(card, capacity)
         self.engine.note_ready()
-        self.book.hold_for = HOLD_FOR + 2 * self.engine.load_s
+        self.book.trials.hold_for = HOLD_FOR + 2 * self.engine.load_s
         self._accounts.model = card.name
         effects = self.book.engine_ready(self.state.limits)
         log.info("engine_ready", model=card.name, pid=self.engine.pid, kv_blocks=capacity.blocks, slots=capacity.slots)
@@ -199,8 +200,9 @@ class Front:
         self._is_open = False
         self.on_ready(False)
         self._perform(self.book.engine_lost(refusals.engine_died(), time.time(), crashed=crashed))
-        if held := len(self.book.probation.held):
+        if held := len(self.book.trials.probation.held):
             log.warning("runs_on_probation", runs=held)
+            self.attachment.blamed(self.book.trials.blamed(time.time()))
         self.attachment.detach("the engine died")
 
     # What time does.
@@ -254,7 +256,8 @@ class Front:
     def _end(self, effect: Ended) -> None:
         if effect.answers:
             self._send(effect.run.stream, ended_frame(effect))
-        self._accounts.note(effect)
+        if not effect.run.is_ghost:
+            self._accounts.note(effect)
 
     # The end.
 

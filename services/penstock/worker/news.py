@@ -18,7 +18,7 @@ class News:
         if now < self._told_at + PROGRESS_EVERY:
             return []
         self._told_at = now
-        found = [run for run in running if run.served.is_any and run.served != run.told]
+        found = [run for run in running if not run.is_ghost and run.served.is_any and run.served != run.told]
         for run in found:
             run.told = run.served
         return [run.served for run in found]

@@ -19,7 +19,8 @@ class Probation:
        suspect it would be one again, and so would the other.
     4. One that crashes the engine before that was alone in it, and where it was when the first one crashed: it is
        guilty. Those acquitted by then may go where they like, the others are tried yet: it need not be the only one.
-    5. An engine that is killed from outside says nothing of what it had: who was being tried is tried again.
+    5. Whoever is a suspect is tried though nobody waits for its answer any more: the same request may come again.
+    6. An engine that is killed from outside says nothing of what it had: who was being tried is tried again.
 
     So a run that crashes every engine at some token does so twice, on one worker, and nobody else is told it was him.
     """
@@ -32,6 +33,12 @@ class Probation:
 
     def __bool__(self) -> bool:
         return bool(self.held or self.acquitted) or self.tried is not None
+
+    @property
+    def suspects(self) -> list[Run]:
+        """Those of whom it is not known yet."""
+        tried = [self.tried] if self.tried and self.tried.tokens <= self._mark else []
+        return [*tried, *self.held]
 
     @property
     def waiting(self) -> list[Run]:
@@ -66,7 +73,7 @@ class Probation:
         run = self.tried
         if run is None or run.tokens <= self._mark or self._is_leaving:
             return None
-        if not self.held:
+        if not self.held and not run.is_ghost:
             self.tried = None
             return None
         self._is_leaving = True
@@ -79,7 +86,7 @@ class Probation:
 
     def set_aside(self, run: Run) -> bool:
         """Have a run that the engine let go of wait for the others; False where that was not why it did."""
-        if run is not self.tried or not self._is_leaving or run.ending:
+        if run is not self.tried or not self._is_leaving or run.ending or run.is_ghost:
             return False
         self.tried, self._is_leaving = None, False
         self.acquitted.append(run)
@@ -88,6 +95,13 @@ class Probation:
     def close(self) -> list[Run]:
         """Return who may go on together, once nobody is a suspect any more."""
         return [] if self.held or self.tried else self.release()
+
+    def haunt(self, ghost: Run, *, is_tried: bool) -> None:
+        """Have a ghost take the place of a suspect that was dropped a moment ago."""
+        if is_tried:
+            self.tried = ghost
+        else:
+            self.held.append(ghost)
 
     def drop(self, run: Run) -> bool:
         """Forget a run that is over; True where no engine had it."""

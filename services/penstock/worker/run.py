@@ -8,6 +8,8 @@ from typing import NamedTuple
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.leases import Grant
 
+NOBODY = -1  # a stream that there never is
+
 
 class Ending(Enum):
     """Why a run is being taken out of the engine before its own end."""
@@ -56,6 +58,8 @@ class Run:
     arrived_at: float
     deadline: float = math.inf
     traceparent: str = ""
+    fingerprint: int = 0  # the same for all requests that would crash an engine alike; 0: unknown
+    is_ghost: bool = False  # runs for nobody, so that it is known whether it crashes engines
     output: list[int] = field(default_factory=list)  # tokens made, sent or not
     asked_for: SequenceSpec | None = None  # as it came, where `spec` is what is left of it after a crash
     cached_tokens: int = 0  # of the prompt
@@ -121,6 +125,12 @@ class Run:
             emitted=self.asked_for.emitted + self.tokens,
             max_output_tokens=self.asked_for.max_output_tokens - self.tokens,
         )
+
+    def ghost(self) -> "Run":
+        """What goes on being tried when nobody waits for its answer any more."""
+        ghost = replace(self, stream=NOBODY, handle=0, lease_id=f"{self.lease_id} on trial", output=list(self.output))
+        ghost.is_ghost, ghost.deadline, ghost.ending, ghost.asked_at = True, math.inf, None, None
+        return ghost
 
     def add_token(self, token: int, at: float) -> None:
         """`at`: when the step ended that made it."""

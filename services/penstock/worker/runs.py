@@ -25,11 +25,11 @@ from penstock.worker.engine.interface import Cancelled, Finished, StepResult
 from penstock.worker.leases import Grant, LeaseBook
 from penstock.worker.limits import Limits
 from penstock.worker.news import News
-from penstock.worker.probation import Probation
 from penstock.worker.refusals import LeaseLost
 from penstock.worker.run import Ending, Run, Served
 from penstock.worker.spread import RunCounts, note_prompts, spread
 from penstock.worker.timers import Timers
+from penstock.worker.trials import DueKey, Trials
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +41,6 @@ class RunBook:
 
     leases: LeaseBook
     park_for: float = 1.0  # s that a START waits for its lease to be announced
-    hold_for: float = 30.0  # s that a run on probation waits for an engine
     max_parked: int = 1_024  # runs; a START beyond them is refused as if its time were over
     closed: PenstockError | None = field(default_factory=refusals.loading)
     is_draining: bool = False
@@ -49,12 +48,16 @@ class RunBook:
     counts: RunCounts = field(default_factory=RunCounts)
     parked: dict[str, Run] = field(default_factory=dict)  # by lease
     running: dict[int, Run] = field(default_factory=dict)  # by seq_id: all that the engine has
-    probation: Probation = field(default_factory=Probation)  # those held are not running
     streams: dict[int, dict[int, Run]] = field(default_factory=dict)  # by handle, for each edge stream
     _limits: Limits | None = None
-    _due: Timers[tuple[str, str] | int] = field(default_factory=Timers)
+    _due: Timers[DueKey] = field(default_factory=Timers)
     _last_seq_id: int = 0
     _news: News = field(default_factory=News)
+
+    trials: Trials = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trials = Trials(self.running, self._due)
 
     def __repr__(self) -> str:
         return (
@@ -65,7 +68,7 @@ class RunBook:
     @property
     def is_idle(self) -> bool:
         """Nothing runs, and nothing may yet come under a lease already granted."""
-        return not (self.running or self.parked or self.probation or self.leases.expected)
+        return not (self.running or self.parked or self.trials.probation or self.leases.expected)
 
     @property
     def next_expiry(self) -> float | None:
@@ -125,7 +128,7 @@ class RunBook:
         run = self.parked.get(lease_id) or next((r for r in self.running.values() if r.lease_id == lease_id), None)
         if run is not None:
             return self._take_out(run, Ending.REVOKED, now)
-        if all(run.lease_id != lease_id for run in self.probation.waiting):  # these run without any lease
+        if not self.trials.holds(lease_id):  # such a run needs none
             self._end_lease(lease_id)
         return []
 
@@ -133,7 +136,7 @@ class RunBook:
 
     def engine_ready(self, limits: Limits) -> list[Effect]:
         self._limits, self.step = limits, 0
-        self._time_waits(math.inf)
+        self.trials.time_waits()
         return self._try_next()
 
     def engine_lost(self, error: PenstockError, now: float, *, crashed: bool = False) -> list[Effect]:
@@ -142,13 +145,9 @@ class RunBook:
         Where it `crashed` by itself, the run that was tried is to blame, or those that it had are put on probation.
         """
         self.closed, self._limits = error, None
-        running = list(self.running.values())
-        culprit = self.probation.culprit(running) if crashed else None
-        for run in self.probation.hold([] if culprit else running, crashed=crashed):
-            self._set_aside(run)
-        self._time_waits(now + self.hold_for)
+        culprit, freed = self.trials.lose_engine(now, crashed=crashed)
         effects: list[Effect] = []
-        for run in (*self.parked.values(), *self.running.values(), *(self.probation.release() if culprit else ())):
+        for run in (*self.parked.values(), *self.running.values(), *freed):
             why = refusals.engine_crashed() if run is culprit else error
             gone = Cancelled(run.seq_id, run.tokens, 0)
             effects += self._end(run, why if run.ending is None else outcome_of(run, gone), now)
@@ -166,9 +165,7 @@ class RunBook:
         outcomes: list[Finished | Cancelled] = [*result.cancelled, *result.finished]
         for outcome in outcomes:
             run = self.running.get(outcome.seq_id)
-            if run and isinstance(outcome, Cancelled) and self.probation.set_aside(run):
-                self._set_aside(run)
-            elif run:
+            if run and not (isinstance(outcome, Cancelled) and self.trials.set_aside(run)):
                 run.let_go_at = began_at if isinstance(outcome, Cancelled) else now
                 effects += self._end(run, outcome_of(run, outcome._replace(output_tokens=run.tokens)), now)
         self.counts.note_step(now)
@@ -190,9 +187,9 @@ class RunBook:
             elif key[0] == "lease":
                 self._end_lease(key[1])
             else:
-                run = self.parked.get(key[1]) or next(r for r in self.probation.waiting if r.lease_id == key[1])
-                late = run.deadline <= now
-                effects += self._end(run, refusals.too_late() if late else self._unannounced(run), now)
+                run = self.parked.get(key[1]) or next(r for r in self.trials.probation.waiting if r.lease_id == key[1])
+                late = self._take_out(run, Ending.DEADLINE, now) if run.deadline <= now else []
+                effects += late or self._end(run, self._unannounced(run), now)
         return effects
 
     def drain(self, now: float) -> list[Effect]:
@@ -229,6 +226,8 @@ class RunBook:
             raise self.closed or refusals.loading()
         if run.deadline <= now:
             raise refusals.too_late()
+        if self.trials.blames.is_guilty(run, now):
+            raise refusals.engine_crashed()
         self._limits.check(run.spec)
 
     def _park(self, run: Run, now: float) -> list[Effect]:
@@ -252,31 +251,31 @@ class RunBook:
             run.asked_at = now
         if not was_asked or ending.is_silent:
             run.ending = ending
+        if not run.is_ghost and self.trials.is_suspect(run):
+            return self._leave_ghost(run, now)
         if run.seq_id not in self.running:
             ended = self._end(run, outcome_of(run, Cancelled(run.seq_id, run.tokens, 0)), now)
             return [*ended, *self._try_next()]
         return [] if was_asked else [CancelSequence(run.seq_id)]
 
-    def _set_aside(self, run: Run) -> None:
-        """Keep a run that no engine has. Its scheduler takes this worker for gone, and its leases with it."""
-        del self.running[run.seq_id]
-        self._due.drop(run.seq_id)
-        self._due.set(("held", run.lease_id), run.deadline)
-
-    def _time_waits(self, until: float) -> None:
-        for run in self.probation.waiting:
-            self._due.set(("held", run.lease_id), min(until, run.deadline))
+    def _leave_ghost(self, run: Run, now: float) -> list[Effect]:
+        """End a suspect for whoever waited for it, and go on with its trial."""
+        ghost, is_tried = run.ghost(), run.seq_id in self.running
+        ended = self._end(run, outcome_of(run, Cancelled(run.seq_id, run.tokens, 0)), now)
+        self.trials.haunt(ghost, now, is_tried=is_tried)
+        return ended
 
     def _try_next(self) -> list[Effect]:
         """Go on with who is on probation; with none left, the worker is open again."""
         if self._limits is None:
             return []
-        if run := self.probation.acquit():
+        probation = self.trials.probation
+        if run := probation.acquit():
             return [CancelSequence(run.seq_id)]
-        if run := self.probation.next():
+        if run := probation.next():
             return [self._add_again(run)]
-        effects: list[Effect] = [self._add_again(run) for run in self.probation.close()]
-        if not self.probation:
+        effects: list[Effect] = [self._add_again(run) for run in probation.close()]
+        if not probation:
             self.closed = None
         return effects
 
@@ -287,8 +286,8 @@ class RunBook:
 
     def _end(self, run: Run, outcome: Outcome, now: float) -> list[Effect]:
         """Forget a run and its lease; only the lease of a started run is known to be held by its scheduler."""
-        was_held = self.probation.drop(run)
-        was_started = self.running.pop(run.seq_id, None) is not None or was_held
+        was_held = self.trials.probation.drop(run)
+        was_started = (self.running.pop(run.seq_id, None) is not None or was_held) and not run.is_ghost
         self._due.drop(run.seq_id)
         self._end_lease(run.lease_id)
         ended = self._ended(run, outcome, now)
@@ -312,4 +311,4 @@ class RunBook:
         handles = self.streams.get(run.stream, {})
         if handles.get(run.handle) is run:
             del handles[run.handle]
-        return Ended(run, outcome, now, self.step, answers=not (run.ending and run.ending.is_silent))
+        return Ended(run, outcome, now, self.step, answers=not (run.is_ghost or (run.ending and run.ending.is_silent)))

@@ -50,7 +50,7 @@ def spread(result: StepResult, running: Mapping[int, Run], counts: RunCounts, no
             continue
         run.add_token(token, now)
         counts.tokens_generated += 1
-        if run.ending:
+        if run.ending or run.is_ghost:
             continue
         group = groups.get(run.stream)
         if group is None:

@@ -4,8 +4,10 @@ from array import array
 from hashlib import blake2b
 
 from penstock.edge.flight.plan import Plan
+from penstock.v1.inference_pb2 import Sampling
 
 BYTES = 16
+BITS = 64
 
 
 def fingerprint(bearer: str, plan: Plan) -> bytes:
@@ -18,3 +20,19 @@ def fingerprint(bearer: str, plan: Plan) -> bytes:
         digest.update(len(part).to_bytes(4, "little") + part)
     digest.update(array("I", plan.prompt_ids).tobytes())
     return digest.digest()
+
+
+def crash_fingerprint(salt: bytes, plan: Plan) -> int:
+    """What two requests of a tenant have in common that would crash an engine alike, of 64 bits and never 0.
+
+    Keyed by the tenant's own salt. What differs when a client sends the same again is left out: the seed that an edge
+    draws, and how much has come so far.
+    """
+    sampling = Sampling()
+    sampling.CopyFrom(plan.sampling)
+    sampling.ClearField("seed")
+    digest = blake2b(digest_size=BITS // 8, key=salt, person=b"crash")
+    for part in (plan.model.encode(), bytes([plan.ignore_eos]), sampling.SerializeToString(deterministic=True)):
+        digest.update(len(part).to_bytes(4, "little") + part)
+    digest.update(array("I", plan.prompt_ids).tobytes())
+    return int.from_bytes(digest.digest(), "little") or 1

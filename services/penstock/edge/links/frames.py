@@ -3,7 +3,7 @@
 import math
 
 from penstock.edge.flight.effects import Settle as SettleEffect
-from penstock.edge.links.fingerprint import fingerprint
+from penstock.edge.links.fingerprint import crash_fingerprint, fingerprint
 from penstock.edge.links.prefix import prefix_hashes
 from penstock.edge.passage import Passage
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
@@ -75,6 +75,7 @@ def _ticket(passage: Passage) -> Ticket:
         prefix_hashes=prefix_hashes(plan.prompt_ids, plan.block_size, identity.cache_salt),
         avoid_workers=flight.losses.avoided,
         traceparent=passage.record.traceparent,
+        fingerprint=crash_fingerprint(identity.cache_salt, plan),
     )
 
 
@@ -93,6 +94,7 @@ def start(passage: Passage, handle: int, lease: Lease) -> ExecuteRequest:
             cache_salt=flight.identity.cache_salt,
             deadline_unix_nano=unix_nano(flight.deadline),
             traceparent=passage.record.traceparent,
+            fingerprint=crash_fingerprint(flight.identity.cache_salt, plan),
         )
     )
 

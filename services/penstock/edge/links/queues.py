@@ -18,6 +18,7 @@ from penstock.v1.stream_pb2 import Hello
 
 ShardStream = Link[SubmitRequest, SubmitResponse]
 DRAINING = "DRAINING"
+SUSPECT = "SUSPECT"
 
 
 class QueueLinks:
@@ -136,5 +137,6 @@ class QueueLinks:
             error = error_from_failure(shed.failure)
             self._door.shed(passage, shed, error, self._control.now())
             # A shard that started a moment ago has not heard of every model yet.
-            is_passing = error.reason == "MODEL_UNKNOWN" and self._catalog.knows(passage.flight.model)
+            is_new_there = error.reason == "MODEL_UNKNOWN" and self._catalog.knows(passage.flight.model)
+            is_passing = is_new_there or error.reason == SUSPECT
             self._control.apply(passage, passage.flight.shed(error, self._control.now(), is_passing=is_passing))

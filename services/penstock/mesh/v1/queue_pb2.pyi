@@ -278,6 +278,7 @@ class Shed(_message.Message):
     def failure(self) -> _failure_pb2.Failure:
         """RESOURCE_EXHAUSTED / QUEUE_FULL, QUEUE_TOKENS_FULL, EVICTED or OVERLOADED with retry_after; DEADLINE_EXCEEDED / DEADLINE;
         NOT_FOUND / MODEL_UNKNOWN; UNAVAILABLE / NO_WORKER or DRAINING with retry_after; INVALID_ARGUMENT / TICKET_INVALID.
+        UNAVAILABLE / SUSPECT with retry_after while a worker finds out whether it crashes engines; INTERNAL / ENGINE_CRASHED: it does.
         """
 
     @_builtins.property
@@ -368,18 +369,24 @@ class Catalog(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
+    BLAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.CatalogEntry]:
         """All of them, replacing what was sent before."""
+
+    @_builtins.property
+    def blames(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.Blame]:
+        """From schedulers: requests that nobody is to run, replacing what was sent before."""
 
     def __init__(
         self,
         *,
         entries: _abc.Iterable[_ticket_pb2.CatalogEntry] | None = ...,
+        blames: _abc.Iterable[_ticket_pb2.Blame] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blames", b"blames", "entries", b"entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

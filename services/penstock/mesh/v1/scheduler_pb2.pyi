@@ -114,6 +114,7 @@ class Profile(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
+    BLAMES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model it serves."""
     card_digest: _builtins.str
@@ -130,6 +131,10 @@ class Profile(_message.Message):
     def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningLease]:
         """Leases it already runs, when it comes from another scheduler."""
 
+    @_builtins.property
+    def blames(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.Blame]:
+        """Whom it blames for its crashed engines: all of them, replacing what it said before."""
+
     def __init__(
         self,
         *,
@@ -140,10 +145,11 @@ class Profile(_message.Message):
         block_size: _builtins.int = ...,
         context_length: _builtins.int = ...,
         running: _abc.Iterable[Global___RunningLease] | None = ...,
+        blames: _abc.Iterable[_ticket_pb2.Blame] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "card_digest", b"card_digest", "context_length", b"context_length", "kv_blocks", b"kv_blocks", "model", b"model", "running", b"running", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blames", b"blames", "block_size", b"block_size", "card_digest", b"card_digest", "context_length", b"context_length", "kv_blocks", b"kv_blocks", "model", b"model", "running", b"running", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -375,6 +381,7 @@ class Released(_message.Message):
 
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
+    BLAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Which."""
@@ -383,15 +390,20 @@ class Released(_message.Message):
     def served(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedLease]:
         """What those among them were served in all that were served anything."""
 
+    @_builtins.property
+    def blames(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.Blame]:
+        """Whom the worker blames for its crashed engines, as in its profile. Empty: nothing has changed."""
+
     def __init__(
         self,
         *,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
         served: _abc.Iterable[Global___ServedLease] | None = ...,
+        blames: _abc.Iterable[_ticket_pb2.Blame] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "served", b"served"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blames", b"blames", "lease_ids", b"lease_ids", "served", b"served"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

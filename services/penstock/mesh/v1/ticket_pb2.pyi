@@ -42,6 +42,7 @@ class Ticket(_message.Message):
     PREDICTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
     URGENT_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Chosen by the edge, unique per attempt chain: the same over all attempts of one request."""
     tenant_id: _builtins.str
@@ -74,6 +75,10 @@ class Ticket(_message.Message):
     """Its tenant gets less than its share, as the queue judged when it came: it goes first in its class, may take slots that
     are held free for such tickets, and its prompt is computed before others. Set by the queue.
     """
+    fingerprint: _builtins.int
+    """The same for all requests of a tenant with this prompt and sampling, whatever their seed and whoever sends them again:
+    who crashed an engine, or may have, is known by it. 0: unknown.
+    """
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Chained hashes of the prompt's leading full KV blocks, salted per tenant; at most 64. Empty: unknown."""
@@ -101,14 +106,47 @@ class Ticket(_message.Message):
         predicted_output_tokens: _builtins.int = ...,
         zone: _builtins.str = ...,
         urgent: _builtins.bool = ...,
+        fingerprint: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "max_output_tokens", b"max_output_tokens", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "urgent", b"urgent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "fingerprint", b"fingerprint", "max_output_tokens", b"max_output_tokens", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "urgent", b"urgent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ticket: _TypeAlias = Ticket  # noqa: Y015
+
+@_typing.final
+class Blame(_message.Message):
+    """Blame says of requests that one of them crashed an engine, or may have, as news travelling from worker to queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    IS_GUILTY_FIELD_NUMBER: _builtins.int
+    LASTS_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.int
+    """As in the ticket."""
+    is_guilty: _builtins.bool
+    """It did. False: it is being found out, and nobody else is to run it meanwhile."""
+    @_builtins.property
+    def lasts(self) -> _duration_pb2.Duration:
+        """For how long this holds unless something else is said before."""
+
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.int = ...,
+        is_guilty: _builtins.bool = ...,
+        lasts: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lasts", b"lasts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "is_guilty", b"is_guilty", "lasts", b"lasts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Blame: _TypeAlias = Blame  # noqa: Y015
 
 @_typing.final
 class Lease(_message.Message):

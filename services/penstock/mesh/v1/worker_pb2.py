@@ -28,7 +28,7 @@ from penstock.v1 import inference_pb2 as penstock_dot_v1_dot_inference__pb2
 from penstock.v1 import stream_pb2 as penstock_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/mesh/v1/worker.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\"\x92\x02\n\x0e\x45xecuteRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.StartH\x00\x12*\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x18.penstock.mesh.v1.CancelH\x00\x12#\n\x05hello\x18\x03 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x04 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12.\n\x04more\x18\x0f \x03(\x0b\x32 .penstock.mesh.v1.ExecuteRequestB\x07\n\x05\x66rame\"\x95\x02\n\x05Start\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x05 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x1a\n\x12\x64\x65\x61\x64line_unix_nano\x18\x0b \x01(\x06\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\r\"\xf8\x02\n\x0f\x45xecuteResponse\x12&\n\x04step\x18\x01 \x01(\x0b\x32\x16.penstock.mesh.v1.StepH\x00\x12\x31\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1d.penstock.mesh.v1.RunFinishedH\x00\x12,\n\x07stopped\x18\x03 \x01(\x0b\x32\x19.penstock.mesh.v1.StoppedH\x00\x12/\n\x07refused\x18\x04 \x01(\x0b\x32\x1c.penstock.mesh.v1.RunRefusedH\x00\x12#\n\x05hello\x18\x05 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12/\n\x04more\x18\x0f \x03(\x0b\x32!.penstock.mesh.v1.ExecuteResponseB\x07\n\x05\x66rame\"[\n\x04Step\x12\x0f\n\x07handles\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07indexes\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x0c\n\x04step\x18\x05 \x01(\x04\"\xa8\x01\n\x0bRunFinished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\r\x12)\n\x05times\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.RunTimes\"\x8a\x01\n\x08RunTimes\x12\'\n\x04wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x07Stopped\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x16\n\x0etokens_emitted\x18\x02 \x01(\r\x12\x17\n\x0fkv_blocks_freed\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12)\n\x05times\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.RunTimes\"V\n\nRunRefused\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x11\n\tnever_ran\x18\x03 \x01(\x08\"\x15\n\x13GetModelCardRequest\"A\n\x14GetModelCardResponse\x12)\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x1b.penstock.mesh.v1.ModelCard\"\xe5\x01\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rchat_template\x18\x07 \x01(\t\x12\x1b\n\x13tokenizer_json_zlib\x18\x08 \x01(\x0c\x12\x12\n\nblock_size\x18\t \x01(\rB\x0f\n\r_bos_token_id2\xc2\x01\n\rWorkerService\x12R\n\x07\x45xecute\x12 .penstock.mesh.v1.ExecuteRequest\x1a!.penstock.mesh.v1.ExecuteResponse(\x01\x30\x01\x12]\n\x0cGetModelCard\x12%.penstock.mesh.v1.GetModelCardRequest\x1a&.penstock.mesh.v1.GetModelCardResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/mesh/v1/worker.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x18penstock/v1/stream.proto\"\x92\x02\n\x0e\x45xecuteRequest\x12(\n\x05start\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.StartH\x00\x12*\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x18.penstock.mesh.v1.CancelH\x00\x12#\n\x05hello\x18\x03 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x04 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12.\n\x04more\x18\x0f \x03(\x0b\x32 .penstock.mesh.v1.ExecuteRequestB\x07\n\x05\x66rame\"\xaa\x02\n\x05Start\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x05 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x1a\n\x12\x64\x65\x61\x64line_unix_nano\x18\x0b \x01(\x06\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\r \x01(\x06\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\r\"\xf8\x02\n\x0f\x45xecuteResponse\x12&\n\x04step\x18\x01 \x01(\x0b\x32\x16.penstock.mesh.v1.StepH\x00\x12\x31\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1d.penstock.mesh.v1.RunFinishedH\x00\x12,\n\x07stopped\x18\x03 \x01(\x0b\x32\x19.penstock.mesh.v1.StoppedH\x00\x12/\n\x07refused\x18\x04 \x01(\x0b\x32\x1c.penstock.mesh.v1.RunRefusedH\x00\x12#\n\x05hello\x18\x05 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12/\n\x04more\x18\x0f \x03(\x0b\x32!.penstock.mesh.v1.ExecuteResponseB\x07\n\x05\x66rame\"[\n\x04Step\x12\x0f\n\x07handles\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07indexes\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x0c\n\x04step\x18\x05 \x01(\x04\"\xa8\x01\n\x0bRunFinished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\r\x12)\n\x05times\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.RunTimes\"\x8a\x01\n\x08RunTimes\x12\'\n\x04wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x07Stopped\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x16\n\x0etokens_emitted\x18\x02 \x01(\r\x12\x17\n\x0fkv_blocks_freed\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12)\n\x05times\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.RunTimes\"V\n\nRunRefused\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x11\n\tnever_ran\x18\x03 \x01(\x08\"\x15\n\x13GetModelCardRequest\"A\n\x14GetModelCardResponse\x12)\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x1b.penstock.mesh.v1.ModelCard\"\xe5\x01\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rchat_template\x18\x07 \x01(\t\x12\x1b\n\x13tokenizer_json_zlib\x18\x08 \x01(\x0c\x12\x12\n\nblock_size\x18\t \x01(\rB\x0f\n\r_bos_token_id2\xc2\x01\n\rWorkerService\x12R\n\x07\x45xecute\x12 .penstock.mesh.v1.ExecuteRequest\x1a!.penstock.mesh.v1.ExecuteResponse(\x01\x30\x01\x12]\n\x0cGetModelCard\x12%.penstock.mesh.v1.GetModelCardRequest\x1a&.penstock.mesh.v1.GetModelCardResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,27 +38,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXECUTEREQUEST']._serialized_start=166
   _globals['_EXECUTEREQUEST']._serialized_end=440
   _globals['_START']._serialized_start=443
-  _globals['_START']._serialized_end=720
-  _globals['_CANCEL']._serialized_start=722
-  _globals['_CANCEL']._serialized_end=746
-  _globals['_EXECUTERESPONSE']._serialized_start=749
-  _globals['_EXECUTERESPONSE']._serialized_end=1125
-  _globals['_STEP']._serialized_start=1127
-  _globals['_STEP']._serialized_end=1218
-  _globals['_RUNFINISHED']._serialized_start=1221
-  _globals['_RUNFINISHED']._serialized_end=1389
-  _globals['_RUNTIMES']._serialized_start=1392
-  _globals['_RUNTIMES']._serialized_end=1530
-  _globals['_STOPPED']._serialized_start=1533
-  _globals['_STOPPED']._serialized_end=1664
-  _globals['_RUNREFUSED']._serialized_start=1666
-  _globals['_RUNREFUSED']._serialized_end=1752
-  _globals['_GETMODELCARDREQUEST']._serialized_start=1754
-  _globals['_GETMODELCARDREQUEST']._serialized_end=1775
-  _globals['_GETMODELCARDRESPONSE']._serialized_start=1777
-  _globals['_GETMODELCARDRESPONSE']._serialized_end=1842
-  _globals['_MODELCARD']._serialized_start=1845
-  _globals['_MODELCARD']._serialized_end=2074
-  _globals['_WORKERSERVICE']._serialized_start=2077
-  _globals['_WORKERSERVICE']._serialized_end=2271
+  _globals['_START']._serialized_end=741
+  _globals['_CANCEL']._serialized_start=743
+  _globals['_CANCEL']._serialized_end=767
+  _globals['_EXECUTERESPONSE']._serialized_start=770
+  _globals['_EXECUTERESPONSE']._serialized_end=1146
+  _globals['_STEP']._serialized_start=1148
+  _globals['_STEP']._serialized_end=1239
+  _globals['_RUNFINISHED']._serialized_start=1242
+  _globals['_RUNFINISHED']._serialized_end=1410
+  _globals['_RUNTIMES']._serialized_start=1413
+  _globals['_RUNTIMES']._serialized_end=1551
+  _globals['_STOPPED']._serialized_start=1554
+  _globals['_STOPPED']._serialized_end=1685
+  _globals['_RUNREFUSED']._serialized_start=1687
+  _globals['_RUNREFUSED']._serialized_end=1773
+  _globals['_GETMODELCARDREQUEST']._serialized_start=1775
+  _globals['_GETMODELCARDREQUEST']._serialized_end=1796
+  _globals['_GETMODELCARDRESPONSE']._serialized_start=1798
+  _globals['_GETMODELCARDRESPONSE']._serialized_end=1863
+  _globals['_MODELCARD']._serialized_start=1866
+  _globals['_MODELCARD']._serialized_end=2095
+  _globals['_WORKERSERVICE']._serialized_start=2098
+  _globals['_WORKERSERVICE']._serialized_end=2292
 # @@protoc_insertion_point(module_scope)

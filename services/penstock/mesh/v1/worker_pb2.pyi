@@ -96,6 +96,7 @@ class Start(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_NANO_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the edge, unique among the runs of this stream; names the run in later frames."""
     lease_id: _builtins.str
@@ -114,6 +115,8 @@ class Start(_message.Message):
     """Unix time after which no step may be spent on it. 0: none."""
     traceparent: _builtins.str
     """W3C trace context of the request."""
+    fingerprint: _builtins.int
+    """As in its ticket."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, then the tokens emitted by earlier attempts."""
@@ -141,10 +144,11 @@ class Start(_message.Message):
         cache_salt: _builtins.bytes = ...,
         deadline_unix_nano: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        fingerprint: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "deadline_unix_nano", b"deadline_unix_nano", "emitted", b"emitted", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "deadline_unix_nano", b"deadline_unix_nano", "emitted", b"emitted", "fingerprint", b"fingerprint", "handle", b"handle", "ignore_eos", b"ignore_eos", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "ticket_id", b"ticket_id", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,127 @@
+"""Whom workers blame for crashed engines, from the worker that finds it out to the shard that refuses the next one."""
+
+import pytest
+
+from penstock.edge.flight.plan import Plan
+from penstock.edge.links.fingerprint import crash_fingerprint
+from penstock.mesh.v1.ticket_pb2 import Blame
+from penstock.queue.seats import Seat, Seats
+from penstock.scheduler.blames import BlameBook
+from penstock.v1.inference_pb2 import Sampling
+from penstock.worker import refusals
+from penstock.worker.blames import MAX_GUILTY, Blames
+from penstock.worker.effects import AddSequence, Ended
+from worker_runs import LIMITS, expect, make_run, ready_book, refusal, running, step_of
+
+SALT = b"tenant"
+
+
+def plan(**changes):
+    sampling = Sampling(temperature=1.0, seed=changes.pop("seed", 1))
+    given = {"model": "m", "prompt_ids": [1, 2, 3], "max_output_tokens": 4, "sampling": sampling, "transcript": None}
+    return Plan(**{**given, **changes})
+
+
+def test_what_a_client_sends_again_has_the_same_fingerprint_whatever_its_seed_and_length():
+    first = crash_fingerprint(SALT, plan())
+    assert first == crash_fingerprint(SALT, plan(seed=2, max_output_tokens=9, resumed_ids=[7]))
+    assert 0 < first < 2**64
+
+
+@pytest.mark.parametrize("changes", [{"prompt_ids": [1, 2]}, {"model": "n"}, {"ignore_eos": True}])
+def test_another_request_has_another_fingerprint(changes):
+    assert crash_fingerprint(SALT, plan(**changes)) != crash_fingerprint(SALT, plan())
+    assert crash_fingerprint(b"another", plan()) != crash_fingerprint(SALT, plan())
+
+
+def book_with_suspect(fingerprint=5):
+    """A book whose engine crashed under one run."""
+    book = ready_book()
+    book.trials.hold_for = 30.0
+    run = running(book)
+    run.fingerprint = fingerprint
+    book.engine_lost(refusals.engine_died(), 1.0, crashed=True)
+    return book, run
+
+
+def test_a_suspect_is_named_while_it_is_tried_and_once_it_is_found_guilty():
+    book, _ = book_with_suspect()
+    assert book.trials.blamed(1.0) == [(5, False, 30.0)]
+    book.engine_ready(LIMITS)
+    assert book.trials.blamed(2.0) == [(5, False, 30.0)]
+    book.engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    assert book.trials.blamed(3.0) == [(5, True, 600.0)]
+    assert book.trials.blamed(603.0) == []
+
+
+def test_a_suspect_that_is_acquitted_is_named_no_more():
+    book, run = book_with_suspect()
+    book.engine_ready(LIMITS)
+    book.stepped(step_of(1, run), 1.0, 2.0)
+    assert book.trials.blamed(2.0) == []
+
+
+def test_the_guilty_are_refused_when_they_come_again():
+    book, _ = book_with_suspect()
+    book.engine_ready(LIMITS)
+    book.engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    book.engine_ready(LIMITS)
+    again = make_run(book, lease="l2", ticket="t2")
+    again.fingerprint = 5
+    expect(book, "l2", "t2")
+    assert refusal(book.start(again, 4.0)) == "ENGINE_CRASHED"
+
+
+def test_a_suspect_is_tried_though_its_client_left_and_nobody_hears_of_it():
+    book, run = book_with_suspect()
+    ended, _ = book.cancel(run.stream, run.handle, 1.5)
+    assert ended.answers
+    assert not book.is_idle
+    [tried] = book.engine_ready(LIMITS)
+    assert isinstance(tried, AddSequence)
+    [ghost] = book.engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    assert isinstance(ghost, Ended)
+    assert not ghost.answers
+    assert book.trials.blamed(3.0)[0].is_guilty
+    assert book.is_idle
+
+
+def test_only_so_many_guilty_are_remembered():
+    blames = Blames()
+    for number in range(1, MAX_GUILTY + 3):
+        run = make_run(ready_book())
+        run.fingerprint = number
+        blames.convict(run, 0.0)
+    found = {each.fingerprint for each in blames.all([], 0.0, 1.0)}
+    assert found == set(range(3, MAX_GUILTY + 3))
+
+
+def said(fingerprint, *, is_guilty=False, lasts=10):
+    blame = Blame(fingerprint=fingerprint, is_guilty=is_guilty)
+    blame.lasts.seconds = lasts
+    return blame
+
+
+def named(book):
+    return {each.fingerprint: each.is_guilty for each in book.all()}
+
+
+def test_what_a_worker_said_holds_until_it_says_something_else_or_its_time_is_over():
+    book = BlameBook()
+    assert book.hear("w0", [said(1), said(2)], 0.0)
+    assert not book.hear("w0", [said(1), said(2)], 1.0)
+    assert book.hear("w1", [said(2, is_guilty=True, lasts=20)], 1.0)
+    assert named(book) == {1: False, 2: True}
+    assert not book.expire(10.9)
+    assert book.expire(11.0)
+    assert named(book) == {2: True}
+    assert book.hear("w1", [], 12.0)
+    assert named(book) == {}
+
+
+def test_a_shard_refuses_the_guilty_for_good_and_has_suspects_asked_for_again():
+    seats = Seats(a=Seat(blames={1: False}), b=Seat(blames={1: True, 2: False}))
+    assert seats.refusal(1).reason == "ENGINE_CRASHED"
+    assert seats.refusal(2).reason == "SUSPECT"
+    assert seats.refusal(2).retry_after
+    assert seats.refusal(3) is None
