@@ -12,12 +12,13 @@ from rich.console import Console
 
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.card import Card, Line, at_most, exactly, percentile, told
+from penstock.cli.scorecard.cores import on_cores
 from penstock.cli.scorecard.crowd import Call, Crowd, Place, Report, open_crowd
 from penstock.cli.scorecard.leavers import DOORS, Leaver
 from penstock.cli.scorecard.logs import events, requests_by_ticket
 from penstock.cli.scorecard.rig import Rig, rig
 from penstock.cli.scorecard.standing import grown, standing
-from penstock.cli.scorecard.verdicts import host_load, residue_lines
+from penstock.cli.scorecard.verdicts import residue_lines
 
 # Fewer slots than the larger crowd, so that some leave while they wait; small steps, so that a prompt takes several.
 SETTINGS = (
@@ -42,12 +43,12 @@ class CancelOptions:
 
 async def cancel(asked: CancelOptions, mesh: MeshOptions, console: Console) -> Card:
     reports: dict[int, list[Report]] = {size: [] for size in GOALS}
-    load = host_load()
     async with rig(mesh, console, settings=SETTINGS) as stage:
         async with _doors(stage, asked.seed) as doors:
             await _come_and_leave(doors, max(GOALS), "warm")
         await stage.residue()
         before = await standing(stage)
+        began = on_cores(stage)
         async with _doors(stage, asked.seed) as doors:
             done = 0
             for number, size in enumerate(_sizes(asked.cancels)):
@@ -55,11 +56,12 @@ async def cancel(asked: CancelOptions, mesh: MeshOptions, console: Console) -> C
                 async with asyncio.timeout(CROWD_TIMEOUT):
                     reports[size] += await _come_and_leave(doors, size, f"crowd-{number}")
                 done += size
+        cores = on_cores(stage).since(began)
         residue = await stage.residue()
         more, opened = await grown(stage, before)
         folder = stage.mesh.folder
     card = _judge(reports, Words.read(folder), residue)
-    card.lines.append(load)
+    card.lines.append(cores)
     card.lines.append(exactly("credits, slots, streams, tasks, descriptors grown", len(more), 0))
     card.notes += [*(f"{name} +{by:g}" for name, by in more.items()), *opened]
     return card

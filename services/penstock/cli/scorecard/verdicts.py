@@ -1,6 +1,5 @@
-"""Lines that several proofs share."""
+"""Lines that several proofs share. Pure."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -65,11 +64,6 @@ def pause_lines(
 
 def residue_lines(residue: Mapping[str, float]) -> list[Line]:
     return [exactly("figures not back at zero", len(residue), 0)]
-
-
-def host_load() -> Line:
-    """How many processes already want each core, on average of the last minute: above 1, times are the host's too."""
-    return told("wanted each core before", os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def tally(faults: Sequence[Fault]) -> str:
