@@ -1,7 +1,6 @@
 """Who is let into a shard, and why others are not. Knows no stream and moves nothing."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from math import ceil
 
@@ -88,7 +87,8 @@ class Admission:
     def closed_behind(self, ticket: WaitingTicket, now: float) -> Iterator[Closed]:
         """Yield for how long others like a ticket that was let in a moment ago would be refused behind it."""
         if not ticket.resumes and ticket.predicted_first > NEARLY * ticket.promised > 0:
-            behind = replace(ticket, enqueued=now, arrival=ticket.arrival + 1, listing=0)
+            behind = ticket.unplaced()
+            behind.enqueued = now
             yield from self._closed(behind, ticket.promised, now)
 
     def _closed(self, ticket: WaitingTicket, limit: float, now: float) -> Iterator[Closed]:
@@ -107,10 +107,12 @@ class Admission:
 
     def _sizes(self, ticket: WaitingTicket) -> Iterator[WaitingTicket]:
         """Yield tickets like this one, smaller and larger, and itself at last; the others are one that changes."""
-        like, order = replace(ticket, max_output_tokens=1, predicted_output=1), self._shelves[ticket.model].order
+        like, order = ticket.unplaced(), self._shelves[ticket.model].order
+        like.max_output_tokens = like.predicted_output = 1
+        like.is_urgent = True
         for share in SIZES:
             like.prompt_tokens = max(1, ceil(share * ticket.prompt_tokens))
-            like.is_urgent = order.is_urgent(like)
+            like.is_urgent = like.is_urgent and order.is_urgent(like)
             yield like
         yield ticket
 

@@ -53,6 +53,19 @@ class Prediction(NamedTuple):
 
 
 @dataclass(slots=True)
+class View:
+    """What is the same for all tickets that are asked about at one moment."""
+
+    speeds: Sequence[Speed]
+    now: float
+    speed: Speed  # of all together, without slots that nobody can use
+    moment: Moment
+
+    def is_of(self, speeds: Sequence[Speed], now: float) -> bool:
+        return self.now == now and len(self.speeds) == len(speeds) and all(map(is_, self.speeds, speeds))
+
+
+@dataclass(slots=True)
 class Forecast:
     """Of one model."""
 
@@ -69,6 +82,7 @@ class Forecast:
     _curve: Curve = field(default_factory=lambda: Curve((), 0.0))
     _curve_of: Sequence[Sequence[Release]] = ()  # one of each scheduler
     _curve_mean: float = 0.0  # s
+    _view: View | None = None  # of the last ticket that was asked about; None: something has changed since
 
     @property
     def correction(self) -> float:
@@ -78,6 +92,7 @@ class Forecast:
 
     def note_waiting(self, tickets: int, now: float) -> None:
         """Hear how many tickets are left without credit."""
+        self._view = None
         if not tickets:
             self._short_since = None
         elif self._short_since is None:
@@ -87,6 +102,7 @@ class Forecast:
         self.rate.note(speeds, is_saturated=self._is_short(now))
 
     def note_placed(self, ticket: WaitingTicket, now: float) -> None:
+        self._view = None
         self.inflow.note(ticket.prompt_tokens, now)
         self.sizes.note(ticket.prompt_tokens)
         self.answer += (ticket.output - self.answer) * (MEMORY if self.answer else 1.0)
@@ -130,13 +146,12 @@ class Forecast:
         return self._by_rate(ticket, ahead, speeds, credit, now)
 
     def _by_law(self, ticket: WaitingTicket, ahead: Line, speeds: Sequence[Speed], now: float) -> Prediction:
-        speed = together(speeds)
-        if speed.leases < speed.slots and self._is_short(now):
-            speed = speed._replace(slots=speed.leases)
-        curve = self._curve_for(speeds, speed, ahead.answer or self.answer)
+        view = self._view
+        if view is None or not view.is_of(speeds, now):
+            view = self._view = self._view_of(speeds, now)
+        curve = self._curve_for(speeds, view.speed, ahead.answer or self.answer)
         ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
-        moment = Moment(max(0.0, now - speed.at), self.inflow.tokens_per_second(now), self.sizes.mean)
-        found = outlook(speed, curve, ahead, ask, moment)
+        found = outlook(view.speed, curve, ahead, ask, view.moment)
         tickets, correction = round(ahead.tickets), self.correction
         if not found.waits:
             after = found.first_token - found.wait
@@ -144,6 +159,13 @@ class Forecast:
         wait, first = correction * found.wait, correction * found.first_token
         undisturbed = correction * found.undisturbed
         return Prediction(tickets, wait, first, first - wait, 0.0, found.first_token, undisturbed, found.takes)
+
+    def _view_of(self, speeds: Sequence[Speed], now: float) -> View:
+        speed = together(speeds)
+        if speed.leases < speed.slots and self._is_short(now):
+            speed = speed._replace(slots=speed.leases)
+        moment = Moment(max(0.0, now - speed.at), self.inflow.tokens_per_second(now), self.sizes.mean)
+        return View(speeds, now, speed, moment)
 
     def _curve_for(self, speeds: Sequence[Speed], speed: Speed, answer: float) -> Curve:
         """Return the curve of reports, `speed` all together, where answers have so many tokens."""

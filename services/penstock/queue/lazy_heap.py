@@ -40,9 +40,12 @@ class LazyHeap(Generic[Entry]):
             self._sweep_at = max(SMALL, 2 * len(self._entries))
 
     def first(self) -> Entry | None:
-        while self._entries and not self._is_alive(self._entries[0]):
-            heappop(self._entries)
-        return self._entries[0] if self._entries else None
+        entries, is_alive = self._entries, self._is_alive
+        while entries:
+            if is_alive(entries[0]):
+                return entries[0]
+            heappop(entries)
+        return None
 
     def pop(self) -> Entry:
         """Remove and return what `first` has just named."""

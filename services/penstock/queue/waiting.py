@@ -63,6 +63,24 @@ class WaitingTicket:
         """What it is likely to come to, in tokens."""
         return self.prompt_tokens + self.output
 
+    def unplaced(self) -> "WaitingTicket":
+        """Return one that asks for the same and has not come yet."""
+        return WaitingTicket(
+            self.ticket_id,
+            self.edge,
+            self.tenant_id,
+            self.model,
+            self.priority,
+            self.weight,
+            self.prompt_tokens,
+            self.max_output_tokens,
+            self.deadline,
+            self.enqueued,
+            self.attempt,
+            predicted_output=self.predicted_output,
+            is_urgent=self.is_urgent,
+        )
+
     @property
     def traceparent(self) -> str:
         return unpack_traceparent(self.trace)

@@ -39,12 +39,12 @@ class SteadyPace(Pace):
         """Return the steps up to the first that ends at `due` or later, or is news after `told`."""
         ends = list[float]()
         step_time, tokens = self.step_time or 0.0, self._tokens_per_step
+        told_time, told_rate = told.step_time or 0.0, told.tokens_per_second
         for duration in durations:
             began += duration
             ends.append(began)
             step_time = MEMORY * step_time + (1 - MEMORY) * duration
             tokens = MEMORY * tokens + (1 - MEMORY) * decodes
-            rate = tokens / step_time
-            if began >= due or moved(step_time, told.step_time or 0.0) or moved(rate, told.tokens_per_second):
+            if began >= due or moved(step_time, told_time) or moved(tokens / step_time, told_rate):
                 break
         return Leap(decodes, durations[: len(ends)], ends)

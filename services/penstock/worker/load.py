@@ -53,4 +53,4 @@ def load_of(capacity: Capacity, pace: Pace) -> Load:
 
 
 def moved(value: float, before: float) -> bool:
-    return abs(value - before) > NEWS * max(value, before)
+    return value - before > NEWS * value if value > before else before - value > NEWS * before

@@ -9,7 +9,8 @@ AHEAD = 96  # tokens of an answer that are charged before they come; about half 
 
 def cost_of(ticket: WaitingTicket, prompt_tokens: float, output_tokens: float) -> float:
     """Cost what a ticket gets. The prompt of resumed work is free: its tenant paid for it before a worker was lost."""
-    return INPUT_WEIGHT * prompt_tokens * (not ticket.resumes) + OUTPUT_WEIGHT * output_tokens
+    output = OUTPUT_WEIGHT * output_tokens
+    return output if ticket.attempt > 1 else INPUT_WEIGHT * prompt_tokens + output
 
 
 def predicted_cost(ticket: WaitingTicket) -> float:
@@ -24,5 +25,5 @@ def cost_so_far(ticket: WaitingTicket, output_tokens: int) -> float:
     answers for what it has not had yet. The same few tokens for each that runs weigh how many a tenant has running,
     which is how fast it is served: that damps without favour, and needs no prediction.
     """
-    on_the_way = max(0, min(AHEAD, ticket.max_output_tokens - output_tokens))
-    return cost_of(ticket, ticket.prompt_tokens, output_tokens + on_the_way)
+    upto = max(output_tokens, min(output_tokens + AHEAD, ticket.max_output_tokens))
+    return cost_of(ticket, ticket.prompt_tokens, upto)

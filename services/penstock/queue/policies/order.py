@@ -63,7 +63,10 @@ class Order(Protocol):
         """Make `cost`, in weighted tokens, what a ticket that was taken has cost its tenant; 0 refunds it."""
 
     def is_urgent(self, ticket: WaitingTicket) -> bool:
-        """Tell whether a ticket that comes now goes before others of its class, its tenant being inside its share."""
+        """Tell whether a ticket that comes now goes before others of its class, its tenant being inside its share.
+
+        Where it does not, none that differs in asking for more does.
+        """
 
     def head(self) -> tuple[WaitingTicket, Key] | None:
         """Return the first ticket and how urgent it is."""
