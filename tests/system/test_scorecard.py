@@ -12,6 +12,7 @@ from rich.console import Console
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.partition import PartitionOptions, partition
 from penstock.cli.scorecard.wires import CLIENTS, Cut
+from tiny_model import write_tiny_model
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "scorecard", "--json", "--streams", "4", "--tokens", "24")
 
@@ -58,6 +59,18 @@ async def test_a_soak_looks_at_every_process_and_leaves_nothing_behind(tiny_mode
     assert not [line for line in card["lines"] if line["goal"] == "0" and not line["is_met"]], card["notes"]
     assert lines["memory of all processes at the end"]["measured"] > 100
     assert len(card["notes"]) == 5, "one story for each process"
+
+
+async def test_clients_leave_by_every_door_and_nothing_is_left(tmp_path):
+    model = str(write_tiny_model(tmp_path / "long", context=2_048))  # prompts are bytes to it, and answers last
+    mesh = ("--edges", "1", "--queues", "1", "--schedulers", "1", "--workers", "1")
+    card, lines = await proved("cancel", model, *mesh, "--cancels", "160", "--tokens", "400")
+    latencies = ("P99 client to engine", "P99 by grpc", "P99 by session", "P99 by http", "P99 client to edge")
+    assert all(lines[f"{size} at once: {each}"]["measured"] > 0 for size in (32, 128) for each in latencies)
+    counted = [line for line in card["lines"] if line["goal"] and line["unit"] != "s"]
+    assert len(counted) == 5
+    assert all(line["is_met"] for line in counted), card
+    assert lines["clients that left"]["measured"] == 160
 
 
 async def test_links_are_cut_and_no_client_loses_a_token(tiny_model):

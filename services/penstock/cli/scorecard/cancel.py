@@ -28,7 +28,6 @@ SETTINGS = (
 )
 GOALS = {32: 0.010, 128: 0.050}  # s, P99 from client to engine, by how many leave at once
 ARRIVING = 1.5  # s, over which the clients of a crowd come, so that they leave at different states
-TOKENS = 400  # of an answer: more than anybody stays for
 STEPS = 1  # that which runs when the engine is told; it begins the next without the request
 CROWD_TIMEOUT = 60.0  # s for a crowd to come, leave and be gone
 
@@ -38,18 +37,19 @@ Ran = Mapping[str, dict[str, Any]]  # what a worker said of a run, by request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelOptions:
     cancels: int = 960
+    tokens: int = 400  # of an answer, at most; half of them are more than anybody stays for
     seed: int = 0
 
 
 async def cancel(asked: CancelOptions, mesh: MeshOptions, console: Console) -> Card:
     reports: dict[int, list[Report]] = {size: [] for size in GOALS}
     async with rig(mesh, console, settings=SETTINGS) as stage:
-        async with _doors(stage, asked.seed) as doors:
+        async with _doors(stage, asked) as doors:
             await _come_and_leave(doors, max(GOALS), "warm")
         await stage.residue()
         before = await standing(stage)
         began = on_cores(stage)
-        async with _doors(stage, asked.seed) as doors:
+        async with _doors(stage, asked) as doors:
             done = 0
             for number, size in enumerate(_sizes(asked.cancels)):
                 stage.say(f"{done:,} of {asked.cancels:,} cancelled, {size} at once now")
@@ -77,11 +77,11 @@ def _sizes(cancels: int) -> Iterator[int]:
 
 
 @asynccontextmanager
-async def _doors(stage: Rig, seed: int) -> AsyncIterator[Mapping[str, Crowd]]:
+async def _doors(stage: Rig, asked: CancelOptions) -> AsyncIterator[Mapping[str, Crowd]]:
     """A process of clients for each door."""
     edges = stage.mesh.plan.of("edge")
     addresses, fronts = [each.address for each in edges], [each.http for each in edges]
-    place = Place(edges=addresses, fronts=fronts, api_key=stage.mesh.api_key, tokens=TOKENS, seed=seed)
+    place = Place(edges=addresses, fronts=fronts, api_key=stage.mesh.api_key, tokens=asked.tokens, seed=asked.seed)
     async with AsyncExitStack() as stack:
         yield {door: await stack.enter_async_context(open_crowd(place)) for door in DOORS}
 
