@@ -32,13 +32,13 @@ class Run:
     ended: bool = False
     heard_at: float = 0.0  # s
     is_timed: bool = False  # whether it is known when its first token came
+    cost: float = 0.0  # what it is to be charged: a part of what is predicted ahead, until it has ended
 
-    @property
-    def cost(self) -> float:
-        """What it is to be charged: a part of what is predicted ahead, until it has ended."""
+    def reckon(self) -> None:
         if self.ended:
-            return cost_of(self.ticket, self.prompt_tokens, self.output_tokens)
-        return cost_so_far(self.ticket, self.output_tokens)
+            self.cost = cost_of(self.ticket, self.prompt_tokens, self.output_tokens)
+        else:
+            self.cost = cost_so_far(self.ticket, self.output_tokens)
 
     @property
     def is_answer(self) -> bool:
@@ -81,6 +81,7 @@ class Charges:
         if not run.ended:
             run.heard_at = max(run.heard_at, self._now)
             self._runs.move_to_end(ticket_id)
+        run.reckon()
         return run if is_news or run.cost != run.ticket.charged else None
 
     def expire(self, now: float) -> list[Run]:
@@ -91,6 +92,7 @@ class Charges:
         self._now, gone = now, []
         while self._runs and (oldest := next(iter(self._runs.values()))).heard_at + SILENCE <= now:
             self._move(oldest.ticket.ticket_id, oldest, ended=True)
+            oldest.reckon()
             gone.append(oldest)
         return gone
 

@@ -7,7 +7,6 @@ with the credit that follows from it.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Blame, Lease, Ticket
@@ -136,7 +135,7 @@ class Dispatcher:
             if entry := self.leases.of(each.lease_id, key):
                 entry.prompt_served, entry.output_served = each.prompt_tokens, each.output_tokens
                 entry.served_at = self.fleet[key].report.steps
-                entry.first_token_after = seconds_of(each.first_token_after)
+                entry.first_token_after = each.first_token_after if each.HasField("first_token_after") else None
                 self.served.note(entry)
 
     def released(self, key: str, lease_ids: Iterable[str], served: Iterable[ServedLease] = ()) -> list[Effect]:

@@ -23,7 +23,7 @@ class LeaseEntry:
     prompt_served: int = 0  # tokens that its worker has told of, like the next
     output_served: int = 0
     served_at: int = 0  # steps that the worker had done when it told
-    first_token_after: float = 0.0  # s on its worker; 0: none has come
+    first_token_after: Duration | None = None  # on its worker; None: none has come
     is_urgent: bool = False  # as its ticket
     expires_at: float = 0.0
     is_started: bool = False

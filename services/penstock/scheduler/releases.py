@@ -21,7 +21,7 @@ def steps_left(entry: LeaseEntry, steps: int) -> float:
     expected = entry.predicted_output or UNPREDICTED
     if not entry.output_served:
         return expected + 1.0  # a step at least in which it prefills
-    made = entry.output_served + max(0, steps - entry.served_at)
+    made = entry.output_served + (steps - entry.served_at if steps > entry.served_at else 0)
     return expected - made if expected > made else 1 + OVERDUE * (made - 1)
 
 

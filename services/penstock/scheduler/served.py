@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from penstock.chassis.durations import set_seconds
 from penstock.mesh.v1.queue_pb2 import ServedTicket
 from penstock.scheduler.effects import TellServed
 from penstock.scheduler.leases import LeaseEntry
@@ -34,7 +33,7 @@ class ServedBook:
             ended=ended,
         )
         if entry.first_token_after:
-            set_seconds(told.first_token_after, entry.first_token_after)
+            told.first_token_after.CopyFrom(entry.first_token_after)
         self._pending.setdefault(entry.queue, {})[entry.ticket_id, entry.attempt] = told
 
     def take(self, joined: Container[str], now: float) -> list[TellServed]:

@@ -123,8 +123,10 @@ class SimWorker:
         if run.first == NEVER:
             return 0
         self.catch_up()
-        last = len(self.ends) - 1 if run.last == NEVER else min(run.last, len(self.ends) - 1)
-        return max(0, last - run.first + 1)
+        last = len(self.ends) - 1
+        if run.last != NEVER and run.last < last:
+            last = run.last
+        return last - run.first + 1 if last >= run.first else 0
 
     def engine_tokens(self, run: Run) -> int:
         """Positions that the engine has computed for it, the step under way included."""
