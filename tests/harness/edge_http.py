@@ -13,6 +13,7 @@ from penstock.edge.flight.effects import Emit
 from penstock.edge.http.front import HttpFront
 from penstock.edge.http.server import serving_http
 from penstock.edge.outlets.outlet import AnswerStream
+from penstock.edge.request.outline import Arrival
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
 
 PATIENCE = 30.0  # s; a bound for what must happen
@@ -62,10 +63,13 @@ class FakeGateway:
     async def parsed(self, size, parse):
         return parse()
 
-    @asynccontextmanager
-    async def generate(self, spec, credential, *, traceparent="", time_left=None):
+    def arrive(self, asked, credential, *, traceparent=""):
         if self.refusal:
             raise self.refusal
+        return Arrival(0.0, 60.0)
+
+    @asynccontextmanager
+    async def generate(self, spec, credential, arrival, *, traceparent=""):
         call = Call(spec, credential, traceparent)
         self._calls.put_nowait(call)
         try:

@@ -1,13 +1,27 @@
 """What callers send over gRPC, at each cap of the contract and one beyond it."""
 
+from datetime import timedelta
+
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge import wire
 from penstock.edge.request import limits
+from penstock.edge.request.outline import outline_of
 from penstock.edge.wire import counted_spec_of, spec_of
-from penstock.v1.inference_pb2 import Chat, CountTokensRequest, GenerateRequest, Message, Resume, Sampling, TokenIds
+from penstock.v1.inference_pb2 import (
+    PRIORITY_BATCH,
+    Chat,
+    CountTokensRequest,
+    GenerateRequest,
+    Message,
+    Resume,
+    Sampling,
+    TokenIds,
+)
 
 
 def asked(**fields):
@@ -72,3 +86,26 @@ def test_a_request_without_input_is_told_to_set_one():
     with pytest.raises(InvalidArgument) as refused:
         spec_of(GenerateRequest())
     assert refused.value.reason == "INPUT_MISSING"
+
+
+inputs = st.one_of(
+    st.builds(GenerateRequest, text=st.text(max_size=40)),
+    st.builds(lambda ids: GenerateRequest(token_ids=TokenIds(ids=ids)), st.lists(st.integers(0, 99), min_size=1)),
+    st.builds(
+        lambda turns: GenerateRequest(chat=Chat(messages=[Message(role=role, content=text) for role, text in turns])),
+        st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(max_size=20)), min_size=1),
+    ),
+)
+
+
+@given(inputs, st.one_of(st.none(), st.integers(1, 99)), st.sampled_from([0.0, 1.5]), st.booleans())
+def test_an_outline_says_the_same_before_a_request_is_read_and_after(request, output, timeout, is_resumed):
+    request.model, request.priority, request.request_id = "m", PRIORITY_BATCH, "r"
+    request.timeout.FromTimedelta(timedelta(seconds=timeout))
+    if output is not None:
+        request.max_output_tokens = output
+    if is_resumed:
+        request.resume.answer_id = "a"
+    before, after = wire.outline_of(request), outline_of(spec_of(request))
+    assert before._replace(least_prompt=after.least_prompt) == after
+    assert before.least_prompt() == after.least_prompt()

@@ -15,8 +15,7 @@ from penstock.edge.catalog import Catalog
 from penstock.edge.flight.plan import Plan
 from penstock.edge.passage import Passage
 from penstock.edge.refusals import Ask, Closing, Kind, Refusals
-from penstock.edge.request.spec import RequestSpec
-from penstock.edge.text.least import least_tokens
+from penstock.edge.request.outline import Arrival, Outline, outline_of
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.mesh.v1.queue_pb2 import Closed, Queued, Shed
 from penstock.v1.inference_pb2 import Priority
@@ -65,26 +64,28 @@ class Door:
             if count.by == EDGE
         ]
 
-    def check(self, spec: RequestSpec, credential: Credential, traceparent: str, arrived: float, time: float) -> None:
+    def check(self, asked: Outline, credential: Credential, traceparent: str, arrival: Arrival) -> None:
         """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to.
 
         Nothing is kept of it but a count: no span, and a line in the log for one of many.
         """
-        if not self._refusals or spec.resume_ids or spec.answer_id:
+        if not (self._refusals and asked.is_fresh):
             return
-        model, prompt = self._catalog.at_hand(spec.model), least_tokens(spec.input)
+        model = self._catalog.at_hand(asked.model)
         if model is None:
             return
-        output = spec.max_output_tokens or min(self._default_output_tokens, model.context_length - prompt)
+        prompt = asked.least_prompt()
+        output = asked.max_output_tokens or min(self._default_output_tokens, model.context_length - prompt)
         if output >= 1 and prompt + output <= model.context_length:
-            self._check(spec, credential, model.name, Ask(prompt, output, arrived, time), traceparent)
+            self._check(asked, credential, model.name, Ask(prompt, output, *arrival), traceparent)
 
     def check_planned(self, passage: Passage, plan: Plan) -> None:
         """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
         if self._refusals and _is_fresh(passage):
             arrived = passage.flight.arrived
             ask = Ask(len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.flight.deadline - arrived)
-            self._check(passage.spec, passage.credential, plan.model, ask, passage.record.traceparent)
+            asked = outline_of(passage.spec)
+            self._check(asked, passage.credential, plan.model, ask, passage.record.traceparent)
 
     def queued(self, passage: Passage, queued: Queued, now: float) -> None:
         """The queue took a ticket, and may have no room behind it."""
@@ -109,25 +110,25 @@ class Door:
         sent = passage.flight.enqueued_at
         self._refusals.closed(*_asked(passage), closings, asked_at=sent, told=told, now=now)
 
-    def _check(self, spec: RequestSpec, credential: Credential, model: str, ask: Ask, traceparent: str) -> None:
-        identity = self._know(credential, spec.priority)
+    def _check(self, asked: Outline, credential: Credential, model: str, ask: Ask, traceparent: str) -> None:
+        identity = self._know(credential, asked.priority)
         if identity is None:
             return
         if refusal := self._refusals.find(Kind(identity.tenant_id, model, identity.priority), ask):
             self._counts[Count(refusal.reason, EDGE, identity.priority)] += 1
             if ask.arrived - self._told_at >= TELL_EVERY:
                 self._told_at = ask.arrived
-                self._tell(spec, identity, model, refusal.reason, traceparent)
+                self._tell(asked, identity, model, refusal.reason, traceparent)
             raise refusal.error(ask.arrived)
 
-    def _tell(self, spec: RequestSpec, identity: Identity, model: str, reason: str, traceparent: str) -> None:
+    def _tell(self, asked: Outline, identity: Identity, model: str, reason: str, traceparent: str) -> None:
         """Log one refusal as an example of all since the last."""
         log.info(
             "refusing",
             reason=reason,
             tenant=identity.tenant_id,
             model=model,
-            request_id=spec.request_id,
+            request_id=asked.request_id,
             trace_id=trace_id_of(traceparent),
             refused=self.refused(EDGE),
         )

@@ -16,6 +16,7 @@ from penstock.edge.outlets.outlet import AnswerStream, Outlet
 from penstock.edge.passage import Passage
 from penstock.edge.planning import plan_for
 from penstock.edge.record import Record
+from penstock.edge.request.outline import Arrival, Outline
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.threads import SMALL, Threads
 from penstock.edge.tower import Tower
@@ -52,21 +53,21 @@ class Gateway:
         self,
         spec: RequestSpec,
         credential: Credential,
+        arrival: Arrival,
         *,
         traceparent: str = "",
-        time_left: float | None = None,  # s, of the call's own deadline; the earlier of it and the spec's counts
-        let_in: Callable[[], Awaitable[object]] = _at_once,  # awaited for those not refused at the door
+        let_in: Callable[[], Awaitable[object]] = _at_once,  # awaited first
     ) -> AsyncIterator[AnswerStream]:
         """Run one request: `accepted` first, then deltas, then `finished`.
 
-        async with gateway.generate(spec, credential) as answer:
+        async with gateway.generate(spec, credential, gateway.arrive(outline, credential)) as answer:
             async for event in answer: ...
 
         Entering raises what `open` raises; iterating raises everything else, refusals before `accepted`. Leaving the
         block before `finished` cancels the request down to the GPU.
         """
         stream = AnswerStream()
-        passage = self.open(spec, credential, stream, traceparent=traceparent, time_left=time_left)
+        passage = self.open(spec, credential, arrival, stream, traceparent=traceparent)
         stream.leave = partial(self._tower.leave, passage)
         try:
             await let_in()
@@ -79,25 +80,30 @@ class Gateway:
         """Have a body of `size` bytes parsed; a long one must not hold up everybody's tokens."""
         return parse() if size <= SMALL else await self._threads.run(size, parse)
 
-    def open(
+    def arrive(
         self,
-        spec: RequestSpec,
+        asked: Outline,
         credential: Credential,
-        outlet: Outlet,
         *,
         traceparent: str = "",
-        time_left: float | None = None,
+        time_left: float | None = None,  # s, of the call's own deadline; the earlier of it and what is asked for counts
+    ) -> Arrival:
+        """Decide at the door, before anything is made of a request. Raises Overloaded when the queue has no room."""
+        arrival = Arrival(self._tower.now(), self._time(asked.timeout_s, time_left))
+        self._tower.door.check(asked, credential, traceparent, arrival)
+        return arrival
+
+    def open(
+        self, spec: RequestSpec, credential: Credential, arrival: Arrival, outlet: Outlet, *, traceparent: str = ""
     ) -> Passage:
-        """Take a request in; `prepare` gets it going. Raises Overloaded when the edge or the queue is full."""
+        """Take a request in; `prepare` gets it going. Raises Overloaded when the edge is full."""
         size = _size(spec)
         self._tower.flights.check_room(size)
-        now = self._tower.now()
-        time = self._time(spec.timeout_s, time_left)
-        self._tower.door.check(spec, credential, traceparent, now, time)
+        now = arrival.at
         ticket_id = uuid4().hex
         request_id = spec.request_id or ticket_id
         passage = Passage(
-            flight=Flight(ticket_id, arrived=now, deadline=now + time, limits=self._config.flight_limits),
+            flight=Flight(ticket_id, arrived=now, deadline=now + arrival.time, limits=self._config.flight_limits),
             request_id=request_id,
             spec=spec,
             credential=credential,

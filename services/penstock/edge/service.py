@@ -9,7 +9,7 @@ from penstock.chassis.telemetry import current_traceparent
 from penstock.edge.gateway import Gateway
 from penstock.edge.request.caller import credential_of
 from penstock.edge.session import Session
-from penstock.edge.wire import counted_spec_of, response_of, spec_of
+from penstock.edge.wire import counted_spec_of, outline_of, response_of, spec_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2_grpc import InferenceServicer
@@ -24,11 +24,15 @@ class InferenceService(InferenceServicer):
         self._hello = hello
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
+        arrival = self._gateway.arrive(
+            outline_of(request), credential, traceparent=traceparent, time_left=context.time_remaining()
+        )
         generating = self._gateway.generate(
             spec_of(request),
-            _credential(context),
-            traceparent=request.traceparent or current_traceparent.get(),
-            time_left=context.time_remaining(),
+            credential,
+            arrival,
+            traceparent=traceparent,
             # Before anything is waited for, or a proxy counts early cancels as an attack.
             let_in=partial(context.send_initial_metadata, ()),
         )

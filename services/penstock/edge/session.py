@@ -11,7 +11,7 @@ from penstock.chassis.streams import Peer
 from penstock.edge.gateway import Gateway
 from penstock.edge.outlets.session_outlet import SessionOutlet, failed_of, step_of
 from penstock.edge.passage import Passage
-from penstock.edge.wire import spec_of
+from penstock.edge.wire import outline_of, spec_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.stream_pb2 import End, Heartbeat
@@ -91,15 +91,12 @@ class Session:
         if asked.handle in self._running:
             text = f"handle {asked.handle} names a running request already; nobody could tell the two apart"
             raise InvalidArgument(text, field="handle", reason="HANDLE_IN_USE")
-        outlet = SessionOutlet(self, asked.handle)
+        traceparent = asked.request.traceparent or self._traceparent
         try:
             self._check_open()
-            passage = self._gateway.open(
-                spec_of(asked.request),
-                self._credential,
-                outlet,
-                traceparent=asked.request.traceparent or self._traceparent,
-            )
+            arrival = self._gateway.arrive(outline_of(asked.request), self._credential, traceparent=traceparent)
+            spec, outlet = spec_of(asked.request), SessionOutlet(self, asked.handle)
+            passage = self._gateway.open(spec, self._credential, arrival, outlet, traceparent=traceparent)
         except PenstockError as error:
             self.say(failed_of(asked.handle, error))
             return

@@ -6,8 +6,10 @@ from types import MappingProxyType
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.request import limits
+from penstock.edge.request.outline import Outline
 from penstock.edge.request.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
+from penstock.edge.text.least import least_of_text, least_of_turns
 from penstock.v1.inference_pb2 import (
     Accepted,
     CountTokensRequest,
@@ -64,6 +66,19 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
     return spec
 
 
+def outline_of(request: GenerateRequest) -> Outline:
+    """Return what can be told of a request before it is copied or checked."""
+    return Outline(
+        request.request_id,
+        request.model,
+        request.priority,
+        lambda: _least_prompt(request),
+        request.max_output_tokens if request.HasField("max_output_tokens") else None,
+        seconds_of(request.timeout) or None,
+        is_fresh=not request.HasField("resume"),
+    )
+
+
 def counted_spec_of(request: CountTokensRequest) -> RequestSpec:
     _check_counts(request)
     spec = RequestSpec(request_id="", model=request.model, input=_prompt(request))
@@ -77,6 +92,16 @@ def response_of(event: Accepted | Delta | Finished) -> GenerateResponse:
     if isinstance(event, Accepted):
         return GenerateResponse(accepted=event)
     return GenerateResponse(finished=event)
+
+
+def _least_prompt(request: GenerateRequest) -> int:
+    match request.WhichOneof("input"):
+        case "text":
+            return least_of_text(request.text)
+        case "chat":
+            return least_of_turns(request.chat.messages)
+        case _:
+            return len(request.token_ids.ids)
 
 
 def _check_counts(request: GenerateRequest | CountTokensRequest) -> None:

@@ -29,6 +29,7 @@ from penstock.edge.openai.request import ApiRequest
 from penstock.edge.openai.response_answer import ResponseAnswer
 from penstock.edge.openai.response_request import parse_response
 from penstock.edge.request import limits
+from penstock.edge.request.outline import outline_of
 
 Serve = Callable[[Exchange], Awaitable[None]]
 
@@ -109,11 +110,11 @@ class HttpFront:
     ) -> None:
         body = await exchange.body(self._intake)
         request = await self._gateway.parsed(len(body), lambda: parse(parse_body(body), exchange.request_id))
+        credential, traceparent = exchange.credential, exchange.header("traceparent")
+        arrival = self._gateway.arrive(outline_of(request.spec), credential, traceparent=traceparent)
         shape = shape_of(request, created=int(time.time()))
         answer = stream_answer if request.stream else send_answer
-        generating = self._gateway.generate(
-            request.spec, exchange.credential, traceparent=exchange.header("traceparent")
-        )
+        generating = self._gateway.generate(request.spec, credential, arrival, traceparent=traceparent)
         async with background(exchange.attend()), generating as events:
             exchange.when_gone = events.leave
             await answer(exchange, shape, events)
