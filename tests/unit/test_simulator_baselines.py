@@ -4,8 +4,10 @@ import pytest
 
 from penstock.queue.policies.order import Fit
 from penstock.simulator.baselines import POLICIES
+from penstock.simulator.baselines.clairvoyant import Clairvoyant
 from penstock.simulator.baselines.gradient import Gradient, GradientLimit
 from penstock.simulator.baselines.round_robin import RoundRobin
+from penstock.simulator.engine import Run
 from queue_tickets import STANDARD, ticket
 
 
@@ -71,3 +73,50 @@ def test_a_promise_is_asked_for_all_but_what_is_to_be_let_in():
     assert promises.limit(ticket("other", priority=STANDARD), 0.0) == 1.0
     assert promises.limit(ticket("let-in", priority=STANDARD), 0.0) is None
     assert POLICIES["fair"].promises(1.0, {}, frozenset()).ttft == {}
+
+
+def run_of(number, tenant="a", output=10):
+    return Run(number, tenant, prompt=90, output=output, declared=10)
+
+
+def test_who_knows_all_charges_each_token_in_its_step_and_those_that_will_come_before():
+    order = Clairvoyant(ahead=4)
+    for number, tenant in enumerate("aab"):
+        order.push(came(f"{tenant}{number}", number, tenant))
+    first = order.take(anything)
+    assert (first.ticket_id, first.charged) == ("a0", 90 + 2 * 4)
+    run = run_of(1, output=7)
+    order.stepped([run], 0)
+    run.first = 1
+    order.stepped([run], 1)
+    assert first.charged == 90 + 2 * 5
+    order.stepped([run], 5)
+    assert first.charged == 90 + 2 * 7, "no more are to come, whatever was declared"
+    order.charge(first, 500.0)
+    assert first.charged == 90 + 2 * 7, "a report is nothing to it"
+    run.last = 3
+    order.stepped([run], 4)
+    assert first.charged == 90 + 2 * 3, "its client left"
+
+
+def test_who_knows_all_charges_nothing_for_what_came_to_nothing():
+    order = Clairvoyant(ahead=4)
+    order.push(came("a0", 0))
+    taken = order.take(anything)
+    order.charge(taken, 40.0)  # a part of its prompt was computed when its client left
+    assert taken.charged == 0
+    order.push(came("a1", 1))
+    again = order.take(anything)
+    order.stepped([run_of(2)], 0)
+    assert (taken.charged, again.charged) == (0, 90 + 2 * 4)
+
+
+def test_plain_vtc_charges_the_tokens_of_its_own_tenants_alone():
+    order = POLICIES["vtc"].order(Clock(), {})
+    order.push(came("a0", 0))
+    order.push(came("a1", 1))
+    order.take(anything)
+    run, stranger = run_of(1), run_of(2, "elsewhere")
+    run.first = stranger.first = 3
+    order.stepped([run, stranger], 3)
+    assert order.head()[1].virtual_tokens == 90 + 2

@@ -14,10 +14,10 @@ from penstock.queue.seats import Credit
 from penstock.queue.waiting import WaitingTicket, to_frame
 from penstock.scheduler import effects as scheduler_out
 from penstock.simulator.baselines import POLICIES
-from penstock.simulator.baselines.plain_vtc import PlainVtc
+from penstock.simulator.baselines.watching import WatchesSteps
 from penstock.simulator.door import SimDoor
 from penstock.simulator.edge import SimEdge
-from penstock.simulator.engine import NEVER, Run
+from penstock.simulator.engine import Run
 from penstock.simulator.heap import Events
 from penstock.simulator.ledger import Ledger
 from penstock.simulator.scenario import Loss, Scenario, WorkerKind
@@ -43,7 +43,10 @@ class SimMesh:
         policy = POLICIES[queues.policy]
         door = SimDoor(queues.let_in) if policy.make is None else None
         self.edge = SimEdge(scenario, events, self, self.ledger, door=door, minds_clients=policy.minds_clients)
-        self._charging = queues.policy == "vtc"
+        self._watching: list[WatchesSteps] = []
+        for shard in self.shards.values():
+            if isinstance(shard.order, WatchesSteps):
+                self._watching.append(shard.order)
         zones = {each.name: each.zone for each in scenario.tenants}
         self._zones = zones if any(zones.values()) else {}
         self._homes: dict[str, SimShard] = {}
@@ -195,14 +198,12 @@ class SimMesh:
 
     @property
     def watches_steps(self) -> bool:
-        return self._charging
+        return bool(self._watching)
 
     def stepped(self, worker: SimWorker) -> None:
         """Tell an order that charges every token who got one in the step that is just over."""
-        for run in worker.runs.values() if self._charging else ():
-            order = self._home(run.tenant).order
-            if isinstance(order, PlainVtc) and run.first != NEVER and run.last in (NEVER, len(worker.ends) - 1):
-                order.generated(run.tenant, 1)
+        for order in self._watching:
+            order.stepped(worker.runs.values(), len(worker.ends) - 1)
 
     def _send(self, call: Callable[..., None], *args: object) -> None:
         self._events.after(self._delay, call, args)

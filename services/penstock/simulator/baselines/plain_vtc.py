@@ -5,10 +5,13 @@ request is dispatched, output token by token as it comes, and a tenant that retu
 those that wait. Knows no classes.
 """
 
+from collections.abc import Iterable
+
 from penstock.queue.policies.lane import Lane
 from penstock.queue.policies.order import Ahead, FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
 from penstock.simulator.baselines.alone import Alone
+from penstock.simulator.engine import NEVER, Run
 
 
 class PlainVtc(Alone):
@@ -32,8 +35,10 @@ class PlainVtc(Alone):
     def charge(self, ticket: WaitingTicket, cost: float) -> None:
         """Predictions are nothing to it: it charges what comes, token by token."""
 
-    def generated(self, tenant: str, output_tokens: int) -> None:
-        self._counters[tenant] += output_tokens * self._output_weight / self._weights[tenant]
+    def stepped(self, runs: Iterable[Run], step: int) -> None:
+        for run in runs:
+            if run.first != NEVER and run.last in (NEVER, step) and run.tenant in self._counters:
+                self._counters[run.tenant] += self._output_weight / self._weights[run.tenant]
 
     def push(self, ticket: WaitingTicket) -> None:
         tenant = ticket.tenant_id

@@ -9,6 +9,7 @@ from penstock.queue.policies.order import Order
 from penstock.queue.promises import Promises
 from penstock.queue.waiting import WaitingTicket
 from penstock.simulator.baselines.adaptive_lifo import AdaptiveLifo
+from penstock.simulator.baselines.clairvoyant import Clairvoyant
 from penstock.simulator.baselines.dropping import AgeDrop, Dropping, FollyCodel, Never
 from penstock.simulator.baselines.gradient import Gradient, GradientLimit
 from penstock.simulator.baselines.plain_vtc import PlainVtc
@@ -76,6 +77,10 @@ def _vtc(_: Clock, options: Options) -> PlainVtc:
     return PlainVtc(options["input_weight"], options["output_weight"])
 
 
+def _clairvoyant(_: Clock, options: Options) -> Clairvoyant:
+    return Clairvoyant(options["ahead"])
+
+
 def _gradient(clock: Clock, _: Options) -> GradientLimit:
     return GradientLimit(Gradient(), clock)
 
@@ -95,5 +100,6 @@ POLICIES: Mapping[str, Policy] = {
     "adaptive_lifo": Policy(make=_adaptive_lifo, options={"queue_is_short": 8}),
     "gradient": Policy(make=_gradient),
     "round_robin": Policy(make=_round_robin, options={"ttl": 1.0}),
+    "clairvoyant": Policy(make=_clairvoyant, options={"ahead": 64.0}),
     "vtc": Policy(make=_vtc, options={"input_weight": 1.0, "output_weight": 2.0}),
 }

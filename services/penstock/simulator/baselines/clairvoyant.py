@@ -1,0 +1,77 @@
+"""How even an order can be that knows all: the shipped one, told of every token as it comes, and of how many will.
+
+It is charged step by step, not by reports, and by true lengths, not by the most that was declared. What it cannot do is
+what no order can: stop what runs, or divide a ticket. So its gap is about the floor for the others.
+"""
+
+from collections.abc import Iterable
+
+from penstock.queue.policies.classes import Classes
+from penstock.queue.policies.cost import cost_of
+from penstock.queue.policies.order import FitOf
+from penstock.queue.policies.tenants import FairTenants
+from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.engine import NEVER, Run
+
+
+class Clairvoyant(Classes):
+    """`ahead`: tokens of an answer that count before they come, of those that will come."""
+
+    def __init__(self, ahead: float) -> None:
+        super().__init__(FairTenants, floor=0.0)
+        self._ahead = ahead
+        self._taken: dict[tuple[str, int, int], list[WaitingTicket]] = {}  # not seen at an engine yet, by what it tells
+        self._tickets: dict[int, WaitingTicket] = {}  # by run
+
+    def dropped(self) -> list[WaitingTicket]:
+        return []
+
+    def is_urgent(self, ticket: WaitingTicket) -> bool:
+        """Let all go by counters: what goes first is another promise, and not a fairer one."""
+        return False
+
+    def take(self, fit: FitOf) -> WaitingTicket | None:
+        ticket = super().take(fit)
+        if ticket:
+            self._taken.setdefault(_told(ticket), []).append(ticket)
+            self._charge(ticket, ticket.max_output_tokens, 0)
+        return ticket
+
+    def push(self, ticket: WaitingTicket) -> None:
+        self._forget(ticket)
+        super().push(ticket)
+
+    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+        """Take from reports alone that a ticket came to nothing; the rest is known already."""
+        if cost <= cost_of(ticket, ticket.prompt_tokens, 0):
+            self._forget(ticket)
+            super().charge(ticket, 0.0)
+
+    def stepped(self, runs: Iterable[Run], step: int) -> None:
+        for run in runs:
+            if ticket := self._ticket_of(run):
+                self._charge(ticket, run.output, _emitted(run, step))
+                if run.last != NEVER:
+                    super().charge(ticket, cost_of(ticket, ticket.prompt_tokens, run.generated))
+                    del self._tickets[run.run_id]
+
+    def _ticket_of(self, run: Run) -> WaitingTicket | None:
+        if run.run_id not in self._tickets and (taken := self._taken.get((run.tenant, run.prompt, run.declared))):
+            self._tickets[run.run_id] = taken.pop(0)
+        return self._tickets.get(run.run_id)
+
+    def _forget(self, ticket: WaitingTicket) -> None:
+        if ticket in (taken := self._taken.get(_told(ticket), [])):
+            taken.remove(ticket)
+        self._tickets = {run_id: each for run_id, each in self._tickets.items() if each is not ticket}
+
+    def _charge(self, ticket: WaitingTicket, output: int, emitted: int) -> None:
+        super().charge(ticket, cost_of(ticket, ticket.prompt_tokens, min(output, emitted + self._ahead)))
+
+
+def _told(ticket: WaitingTicket) -> tuple[str, int, int]:
+    return ticket.tenant_id, ticket.prompt_tokens, ticket.max_output_tokens
+
+
+def _emitted(run: Run, step: int) -> int:
+    return 0 if run.first == NEVER else step - run.first + 1
