@@ -94,10 +94,12 @@ def test_a_client_that_left_is_owed_the_beginning_alone():
     assert kinds(judge_answers([part])) == {"changed"}
 
 
-def test_a_failure_is_excused_by_its_reason_alone():
-    failed = whole(reason="", usage=None, failure="UNAVAILABLE NO_WORKER: x", reason_of_failure="NO_WORKER")
-    assert list(judge_answers([failed], {"NO_WORKER"})) == []
-    assert kinds(judge_answers([failed], {"OTHER"})) == {"failed"}
+def test_a_failure_is_excused_by_its_reason_alone_and_for_as_long_as_there_is_one():
+    lost = {"failure": "UNAVAILABLE AUTH_LOST: x", "reason_of_failure": "AUTH_LOST"}
+    failed = whole(reason="", usage=None, over_at=2.0, **lost)
+    assert list(judge_answers([failed], {"AUTH_LOST": 2.0})) == []
+    assert kinds(judge_answers([failed], {"AUTH_LOST": 1.9})) == {"failed"}
+    assert kinds(judge_answers([failed], {"OTHER": 2.0})) == {"failed"}
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_text_is_counted_as_it_is_or_for_a_reason_not_at_all(changes, kind):
     assert list(judge_counts([counted()])) == []
     assert kinds(judge_counts([counted(**changes)])) == {kind}
     failed = counted(token_ids=[], failure="UNAVAILABLE", reason_of_failure="AUTH_LOST")
-    assert list(judge_counts([failed], {"AUTH_LOST"})) == []
+    assert list(judge_counts([failed], {"AUTH_LOST": 1.0})) == []
 
 
 def poison(**changes):

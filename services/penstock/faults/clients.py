@@ -45,6 +45,7 @@ class Counted:
     failure: str = ""
     reason_of_failure: str = ""
     is_over: bool = False
+    over_at: float = 0.0
 
 
 async def run_clients(targets: Sequence[str], key: str, seen: Sequence[Seen], counted: Sequence[Counted] = ()) -> None:
@@ -69,7 +70,7 @@ async def _count(client: Client, counted: Counted) -> None:
     except PenstockError as error:
         counted.reason_of_failure = error.reason
         counted.failure = f"{error.code.name} {error.reason}: {error.message}"
-    counted.is_over = True
+    counted.is_over, counted.over_at = True, asyncio.get_running_loop().time()
 
 
 async def _send(asker: Asker, seen: Seen) -> None:

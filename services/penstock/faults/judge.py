@@ -1,7 +1,9 @@
 """Whether what clients saw, what was charged and what is left over is what was promised. Pure."""
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.faults import model
@@ -11,6 +13,9 @@ LOST = "lost"  # outcome of a reservation whose edge died; charged nothing, for 
 FINAL = ("stop", "length")
 CRASHED = "ENGINE_CRASHED"
 CRASHES = 2  # of a request that does it: the second tells it from those beside it
+
+Excused = Mapping[str, float]
+NOBODY: Excused = MappingProxyType({})
 
 # Figures that are back at zero when nothing runs, by tier.
 RESIDUE = {
@@ -45,25 +50,29 @@ class Row(NamedTuple):
     answer_id: str  # that it continues; empty: it begins one, named after the ticket
 
 
-def judge_answers(all_seen: Iterable[Seen], excused: Collection[str] = ()) -> Iterator[Violation]:
-    """`excused`: reasons for which a request may fail in this world."""
+def judge_answers(all_seen: Iterable[Seen], excused: Excused = NOBODY) -> Iterator[Violation]:
+    """`excused`: reasons for which a request may fail in this world, and until when, in s."""
     for number, seen in enumerate(all_seen):
         for kind, text in _faults_of(seen, excused):
             yield Violation(kind, f"request {number} ({len(seen.ask.prompt)} prompt tokens): {text}")
 
 
-def judge_counts(all_counted: Iterable[Counted], excused: Collection[str] = ()) -> Iterator[Violation]:
+def judge_counts(all_counted: Iterable[Counted], excused: Excused = NOBODY) -> Iterator[Violation]:
     """`excused` as for answers."""
     for each in all_counted:
         if not each.is_over:
             yield Violation("endless", f"the size of {len(each.ask.prompt)} tokens was never told")
-        elif each.failure and each.reason_of_failure not in excused:
+        elif each.failure and not _is_excused(each, excused):
             yield Violation("failed", f"the size of {len(each.ask.prompt)} tokens: {each.failure}")
         elif not each.failure and tuple(each.token_ids) != each.ask.prompt:
             yield Violation("changed", f"{len(each.ask.prompt)} tokens were counted as {each.token_ids}")
 
 
-def _faults_of(seen: Seen, excused: Collection[str]) -> Iterator[Violation]:
+def _is_excused(each: Seen | Counted, excused: Excused) -> bool:
+    return each.over_at <= excused.get(each.reason_of_failure, -math.inf)
+
+
+def _faults_of(seen: Seen, excused: Excused) -> Iterator[Violation]:
     ask = seen.ask
     if not seen.is_over:
         yield Violation("endless", f"never ended; {len(seen.token_ids)} tokens came")
@@ -97,7 +106,7 @@ def _unlike(seen: Seen, owed: model.Owed) -> Iterator[Violation]:
         yield Violation("usage", f"{output} output tokens told, {len(seen.token_ids)} came")
 
 
-def _unlike_in_part(seen: Seen, owed: model.Owed, excused: Collection[str]) -> Iterator[Violation]:
+def _unlike_in_part(seen: Seen, owed: model.Owed, excused: Excused) -> Iterator[Violation]:
     if seen.token_ids != owed.token_ids[: len(seen.token_ids)]:
         yield Violation("changed", f"ids {seen.token_ids} do not begin {owed.token_ids}")
     if not owed.text.startswith(seen.text):
@@ -105,7 +114,7 @@ def _unlike_in_part(seen: Seen, owed: model.Owed, excused: Collection[str]) -> I
     is_late = seen.ask.timeout is not None and seen.failure.startswith("DEADLINE_EXCEEDED")
     is_slow = seen.ask.stalls_at is not None and seen.reason_of_failure == "CLIENT_TOO_SLOW"
     is_crasher = _is_poison(seen) and seen.reason_of_failure == CRASHED
-    if not (seen.has_left or is_late or is_slow or is_crasher or seen.reason_of_failure in excused):
+    if not (seen.has_left or is_late or is_slow or is_crasher or _is_excused(seen, excused)):
         yield Violation("failed", f"{seen.failure or 'ended without an ending'}, after {seen.attempts} attempts")
 
 

@@ -1,6 +1,7 @@
 """Does what the plan says goes wrong, when it says so."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.faults.disk import Disk
@@ -23,10 +24,9 @@ class Nemesis:
     draw: random.Random
     happened: list[str] = field(default_factory=list)
     until: float = 0.0  # s
-    acts: set[Act] = field(default_factory=set)  # that have happened
-    touched: set[str] = field(default_factory=set)  # tiers of which a process or a link was harmed
-    worker_stops: int = 0  # of whatever kind; links are no workers
-    shunned: set[str] = field(default_factory=set)  # workers that a request may not be given to for a second time
+    touched: dict[str, float] = field(default_factory=dict)  # s; until when a process or link of a tier was harmed
+    killed: set[str] = field(default_factory=set)  # tiers of which a process was, without being asked first
+    stopped: Counter[str] = field(default_factory=Counter)  # processes that ended or froze, by tier; links do neither
     _armed: list[Fault] = field(default_factory=list)
     _counts: dict[Point, int] = field(default_factory=dict)
 
@@ -78,9 +78,10 @@ class Nemesis:
         if victim.tier == "engine" and world.now < victim.started_at + 2 * LOAD:
             return  # one that dies before it was ever ready ends its worker, for somebody else to start again
         self._note(fault, victim.name, fault.seconds)
-        self.worker_stops += victim.tier == "worker"
+        self.stopped[victim.tier] += 1
         match fault.act:
             case Act.KILL:
+                self.killed.add(victim.tier)
                 victim.kill()
                 self._start_later(victim, fault.seconds)
             case Act.CRASH if isinstance(victim, EngineProcess):
@@ -122,10 +123,8 @@ class Nemesis:
 
     def _note(self, fault: Fault, whom: str, seconds: float) -> None:
         now = self.tiers.network.world.now
-        harmed = [each for each in self.tiers.processes.values() if each.name in whom]
-        self.touched |= {each.tier for each in harmed}
-        self.shunned |= {each.name for each in harmed if each.tier == "worker"}
+        harmed = {each.tier for each in self.tiers.processes.values() if each.name in whom} or {whom}
+        self.touched |= {tier: max(self.touched.get(tier, 0.0), now + seconds) for tier in harmed}
         self.until = max(self.until, now + seconds)
-        self.acts.add(fault.act)
         self.happened.append(f"{now:.6f} {fault.act} {whom} for {seconds:.3f} s")
         self.tiers.network.tell(self.happened[-1])

@@ -30,7 +30,7 @@ from penstock.faults.leftovers import absent, crashes, figures, open_calls
 from penstock.faults.loop import ProcessLoop
 from penstock.faults.monitor import Monitor
 from penstock.faults.nemesis import CLIENT, Nemesis
-from penstock.faults.plan import Act, Ask, Plan, plan
+from penstock.faults.plan import Ask, Plan, plan
 from penstock.faults.readers import READER, READER_WINDOW, Watch
 from penstock.faults.stage import silent, staged
 from penstock.faults.tiers import KEY, Tiers
@@ -44,6 +44,7 @@ LOOK = 0.25  # s between looks
 PROBE_PROMPT = 40  # tokens of the first probe; above every other prompt
 PROBE_PATIENCE = 10.0  # s
 COLLECT_EVERY = 8  # worlds
+RECOVERY = 1.0  # s until everybody knows that a tier is back
 STEP = 0.02  # s; longer than any step of such an engine
 
 _LEDGER = """
@@ -154,7 +155,7 @@ def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
     rows = [Row(*row) for row in stand.disk.connection.execute(_LEDGER)]
     everything = [*seen, *probes]
     totals = stand.disk.connection.execute(_TOTALS).fetchone()
-    excused = set(_excused(stand))
+    excused = dict(_excused(stand))
     violations = chain(
         judge_answers(everything, excused),
         judge_counts(counted, excused),
@@ -162,8 +163,8 @@ def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
             everything,
             rows,
             stand.engines.made,
-            has_lost_edge="edge" in nemesis.touched,
-            has_lost_some=nemesis.touched >= {"auth", "edge"},
+            has_lost_edge="edge" in nemesis.killed,
+            has_lost_some="edge" in nemesis.stopped and "auth" in nemesis.touched,
         ),
         judge_totals(rows, totals),
         ()
@@ -171,7 +172,7 @@ def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
         else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
         stand.monitor.found,
         stand.watch.found.values(),
-        judge_poison(seen, stand.engines.poisoned, nemesis.worker_stops),
+        judge_poison(seen, stand.engines.poisoned, nemesis.stopped["worker"]),
         leaks,
         crashes(stand.tiers),
     )
@@ -226,14 +227,14 @@ def _cancel_bound(planned: Plan) -> float:
     return 3 * (LATE if planned.roughness else DELAY)[1] + STEP
 
 
-def _excused(stand: Stand) -> Iterator[str]:
-    """Reasons for which a request may fail after what has happened."""
-    if len(stand.nemesis.shunned) >= stand.plan.shape.workers:
-        yield "NO_WORKER"  # a request is not given again to a worker that it may have killed
-    if Act.DISK in stand.nemesis.acts:
-        yield "STORE_UNAVAILABLE"  # one client's retries are bounded
-    if "auth" in stand.nemesis.touched:
-        yield "AUTH_LOST"  # an edge lets in only whom it knows, and a client's requests share few retries
+def _excused(stand: Stand) -> Iterator[tuple[str, float]]:
+    """Reasons for which a request may fail after what has happened, and until when."""
+    touched = stand.nemesis.touched
+    if "disk" in touched:
+        yield "STORE_UNAVAILABLE", touched["disk"] + RECOVERY  # one client's retries are bounded
+    if "auth" in touched:
+        # An edge lets in only whom it knows, and a client's requests share few retries.
+        yield "AUTH_LOST", touched["auth"] + RECOVERY
 
 
 def _probes(planned: Plan) -> Iterator[Ask]:
