@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import grpc
 from grpc import ChannelConnectivity as Connectivity
@@ -79,9 +79,6 @@ class Channel:
 
     def stream_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
         return lambda **given: Call(self, method, request_serializer, response_deserializer, **given)
-
-    def stream_unary(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError("no tier has a call of that kind")
 
     # What calls do.
 
