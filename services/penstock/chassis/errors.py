@@ -44,7 +44,7 @@ class PenstockError(Exception):
         self.message = message
         self.reason = reason or self.default_reason
         self.retry_after = retry_after
-        self.metadata = dict(metadata or {})
+        self.metadata = dict(metadata) if metadata else {}
         self.field_violations = tuple(field_violations)
         self.quota_violations = tuple(quota_violations)
 

@@ -141,15 +141,15 @@ class Forecast:
         """Say what `ticket` may expect behind `ahead`, where `credit` more tickets would be taken at once."""
         if not speeds:
             return Prediction(round(ahead.tickets))
-        if all(each.has_law for each in speeds):
-            return self._by_law(ticket, ahead, speeds, now)
-        return self._by_rate(ticket, ahead, speeds, credit, now)
-
-    def _by_law(self, ticket: WaitingTicket, ahead: Line, speeds: Sequence[Speed], now: float) -> Prediction:
         view = self._view
         if view is None or not view.is_of(speeds, now):
+            if not all(each.has_law for each in speeds):
+                return self._by_rate(ticket, ahead, speeds, credit, now)
             view = self._view = self._view_of(speeds, now)
-        curve = self._curve_for(speeds, view.speed, ahead.answer or self.answer)
+        return self._by_law(ticket, ahead, view)
+
+    def _by_law(self, ticket: WaitingTicket, ahead: Line, view: View) -> Prediction:
+        curve = self._curve_for(view.speeds, view.speed, ahead.answer or self.answer)
         ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
         found = outlook(view.speed, curve, ahead, ask, view.moment)
         tickets, correction = round(ahead.tickets), self.correction

@@ -48,14 +48,6 @@ class Moment(NamedTuple):
     prompt: float  # tokens, mean of prompts
 
 
-class Rivals(NamedTuple):
-    """Other prompts, in tokens of one worker."""
-
-    left: float  # not done by the time a ticket gets its slot
-    inflow: float  # that come with each step
-    most: float  # of these, until there is no slot for more
-
-
 class Steps(NamedTuple):
     """What steps are like, and what they have before them."""
 
@@ -94,8 +86,8 @@ def outlook(speed: Speed, curve: Curve, line: Line, ask: Ask, now: Moment) -> Ou
     else:
         at = max(0.0, at) + (speed.step_time / 2 if speed.leases else 0.0)  # a step is under way
         inflow, most = KEEPS * now.inflow * steps.full / steps.workers, -slot * now.prompt / steps.workers
-    first = _own(steps, ask, Rivals(left, inflow, most))
-    alone = _own(steps, ask, Rivals(left, 0.0, 0.0)) if inflow else first
+    first = _own(steps, ask, left, inflow, most)
+    alone = _own(steps, ask, left) if inflow else first
     takes = 0.0 if slot > 0 else steps.full * ask.prompt / steps.budget / steps.workers
     at = max(0.0, at)
     return Outlook(max(0.0, wait - now.elapsed), at + first, slot > 0, at + alone, takes)
@@ -134,10 +126,13 @@ def _inflow(steps: Steps, curve: Curve, line: Line, count: float) -> float:
     return slots * line.prompts / line.tickets / steps.workers
 
 
-def _own(steps: Steps, ask: Ask, rivals: Rivals) -> float:
-    """Return the s from a slot to the first token."""
+def _own(steps: Steps, ask: Ask, left: float, inflow: float = 0.0, most: float = 0.0) -> float:
+    """Return the s from a slot to the first token.
+
+    In a worker's tokens, `left` of other prompts is not done by then, and `inflow` more come with each step, until
+    there is no slot for more than `most`.
+    """
     budget, prompt, shorter = steps.budget, ask.prompt, ask.share_of_shorter
-    left, inflow, most = rivals
     is_shared = left > 0 and left + prompt > budget
     share = 1 - OLDEST * (1 - shorter) if is_shared else 1.0
     free = max(LEAST * budget, share * budget - shorter * inflow)

@@ -106,7 +106,8 @@ class Seats(dict[str, Seat]):
         return [speed for speed in found if speed and speed.at >= since]
 
     def credit_for(self, model: str) -> int:
-        return sum([seat.credits[model].tickets for seat in self.values() if model in seat.credits])
+        found = [seat.credits.get(model) for seat in self.values()]
+        return sum([credit.tickets for credit in found if credit])
 
     def with_credit(self, model: str, others_than: Container[str]) -> tuple[str, Credit] | None:
         """Return the scheduler with most credit for `model`."""

@@ -34,4 +34,4 @@ class Sizes:
 
 
 def _bucket(prompt_tokens: int) -> int:
-    return min(PER_OCTAVE * OCTAVES - 1, int(PER_OCTAVE * log2(max(1, prompt_tokens))))
+    return min(PER_OCTAVE * OCTAVES - 1, int(PER_OCTAVE * log2(prompt_tokens))) if prompt_tokens > 1 else 0

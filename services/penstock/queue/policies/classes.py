@@ -44,7 +44,7 @@ class ClassLine:
         if ticket.is_urgent:
             return Ahead(tickets, work)
         ahead = self.line.ahead(ticket)
-        return Ahead(tickets + ahead.tickets, work + ahead.work)
+        return Ahead(tickets + ahead.tickets, work + ahead.work) if tickets else ahead
 
     def push(self, ticket: WaitingTicket) -> None:
         assert not ticket.is_listed, "a ticket stands in one place"
@@ -183,9 +183,11 @@ class Classes:
         for each in self._classes.values():
             if each.priority > ticket.priority:
                 break
-            ahead = each.ahead(ticket) if each.priority == ticket.priority else each
-            tickets += ahead.tickets
-            work += ahead.work
+            if each.priority == ticket.priority:
+                own = each.ahead(ticket)
+                return Ahead(tickets + own.tickets, work + own.work) if tickets else own
+            tickets += each.tickets
+            work += each.work
         return Ahead(tickets, work)
 
     def evictable(self, priority: int) -> Load:
