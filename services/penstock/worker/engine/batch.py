@@ -92,8 +92,10 @@ class Batch:
     def commit(self, plan: StepPlan, tokens: Values[int], logprobs: Values[float]) -> StepResult:
         """Enter what the step computed: one token and logprob for each of `plan.sampled`, in that order."""
         for part in plan.decodes:
-            part.sequence.computed += 1
-            self._publish(part.sequence)
+            sequence = part.sequence
+            sequence.computed += 1
+            if sequence.spec.cache_salt:
+                self._publish(sequence)
         for part in plan.prefills:
             self._account(part.sequence, -1)
             part.sequence.computed += part.count
@@ -144,11 +146,16 @@ class Batch:
         return receipts
 
     def _plan_decodes(self, result: StepResult) -> list[Slice]:
-        # A sequence preempted for an older one is still in this copy, without a table.
+        # A sequence preempted for an older one is still in this copy, without a table. What holds for most is looked at
+        # first: a step costs this for each that decodes.
+        block_size = self.pool.block_size
         return [
             Slice(sequence, sequence.computed, 1)
             for sequence in list(self.running)
-            if sequence.remaining == 1 and sequence.table and self._has_past(sequence) and self._grow(sequence, result)
+            if sequence.computed + 1 == len(sequence.ids)
+            and sequence.table
+            and (sequence.filled == sequence.shared or self._has_past(sequence))
+            and (len(sequence.ids) <= len(sequence.table) * block_size or self._grow(sequence, result))
         ]
 
     def _grow(self, sequence: Sequence, result: StepResult) -> bool:
@@ -256,10 +263,11 @@ class Batch:
         result.indexes = [len(sequence.ids) - sequence.prompt_tokens for sequence in sampled]
         result.logprobs = list(logprobs)
         for sequence, token in zip(sampled, tokens, strict=True):
-            sequence.ids.append(token)
+            ids = sequence.ids
+            ids.append(token)
             if token in sequence.end_ids:
                 self._finish(sequence, FinishReason.STOP, result)
-            elif len(sequence.ids) == sequence.final_tokens:
+            elif len(ids) == sequence.final_tokens:
                 self._finish(sequence, FinishReason.LENGTH, result)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, result: StepResult) -> None:

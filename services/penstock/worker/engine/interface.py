@@ -114,7 +114,7 @@ class StepResult:
     duration_s: float = 0.0  # how long a simulated step should take; 0 where a real one has taken its time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each step, and that takes three times as long
 class Capacity:
     slots: int
     slots_free: int

@@ -31,7 +31,9 @@ class StepPlan:
     sampled: list[Sequence] = field(init=False)  # get a token, in the order in which `commit` expects the tokens
 
     def __post_init__(self) -> None:
-        self.sampled = [part.sequence for part in self.slices if part.samples]
+        # A decode computes the last token there is, so that each gets another.
+        prefilled = [part.sequence for part in self.prefills if part.samples]
+        self.sampled = [part.sequence for part in self.decodes] + prefilled
 
     @property
     def slices(self) -> list[Slice]:
