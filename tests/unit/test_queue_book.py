@@ -4,7 +4,7 @@ import pytest
 
 from penstock.chassis.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
 from penstock.queue import effects as out
-from penstock.queue.book import DROPS
+from penstock.queue.moves import DROPS
 from penstock.queue.policies.order import Key
 from penstock.queue.timers import PAUSE
 from queue_tickets import (
@@ -363,7 +363,7 @@ def test_many_deadlines_at_once_are_spread_over_ticks():
 def test_deadlines_of_tickets_that_left_do_not_pile_up(shard):
     for number in range(5_000):
         shard.enqueue(f"t{number}", deadline=START + 3_600), shard.withdraw(f"t{number}")
-    assert len(shard.book._timers.dues) < 200
+    assert len(shard.book._moves.timers.dues) < 200
 
 
 # Models.

@@ -201,7 +201,7 @@ class Mesh(RuleBasedStateMachine):
         for model in MODELS:
             for each in book.shelves[model].order._classes.values():
                 stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.urgent, *each.line))
-        stands.update(entry[-1].ticket_id for entry in book._timers.pauses)
+        stands.update(entry[-1].ticket_id for entry in book._moves.timers.pauses)
         for seat in book.seats.values():
             stands.update(seat.offered)
         assert stands == Counter(book.tickets.keys())
@@ -269,7 +269,7 @@ class Mesh(RuleBasedStateMachine):
         self.shard.wait(PATIENCE)
         assert repr(self.shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
         assert self.shard.book.shelves.waiting == Load(0, 0)
-        assert not self.shard.book._refused
+        assert not self.shard.book._moves.refused
 
 
 Mesh.TestCase.settings = settings(

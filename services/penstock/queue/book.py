@@ -5,30 +5,19 @@ the few seconds in which a withdrawal still has to find the scheduler that place
 order of its model, except for a short pause once every scheduler has declined it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
 
-from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.mesh.v1.ticket_pb2 import Blame, CatalogEntry, Lease
 from penstock.queue.admission import Admission
 from penstock.queue.bounds import Bounds
 from penstock.queue.charges import Charges, Service
-from penstock.queue.effects import (
-    Effect,
-    Leased,
-    Left,
-    Models,
-    Queued,
-    Recalled,
-    Returned,
-    Shed,
-    Withdrawn,
-)
-from penstock.queue.errors import AskClosed, Evicted, NoWorker
+from penstock.queue.effects import Effect, Leased, Left, Models, Queued, Returned, Shed, Withdrawn
+from penstock.queue.errors import AskClosed, Evicted
 from penstock.queue.forecast import Prediction
 from penstock.queue.lengths import Lengths
+from penstock.queue.moves import Moves
 from penstock.queue.placed import Placed
 from penstock.queue.policies.choice import Choice
 from penstock.queue.policies.order import Order
@@ -37,11 +26,7 @@ from penstock.queue.promises import Promises
 from penstock.queue.seats import Credit, Seat, Seats
 from penstock.queue.shelves import Shelves
 from penstock.queue.speed import Speed
-from penstock.queue.tally import Tally
-from penstock.queue.timers import Timers
 from penstock.queue.waiting import WaitingTicket
-
-DROPS = 1_000  # tickets per tick and reason; a whole edge's sheds at once would overflow its stream
 
 DEFAULT_ORDER = Choice()
 
@@ -58,20 +43,16 @@ class TicketBook:
         promises: Promises = Promises(),  # noqa: B008  # a value
         new_order: Callable[[], Order] = DEFAULT_ORDER,
     ) -> None:
-        self.tickets: dict[str, WaitingTicket] = {}
         self.seats = Seats()
         self.shelves = Shelves(self.seats, new_order)
         self.placed = placed
-        self.tally = Tally()
         self.lengths = Lengths()
         self.charges = Charges()
         self._presence = presence
         self._admission = Admission(bounds, presence, promises, self.shelves)
+        self._moves = Moves(self.seats, self.shelves, placed, presence, self._admission)
+        self.tickets, self.tally = self._moves.tickets, self._moves.tally
         self._models: tuple[CatalogEntry, ...] = ()
-        self._timers = Timers(self._is_here)
-        self._refused: dict[str, WaitingTicket] = {}  # tickets that some scheduler can never run
-        self._given_up: list[str] = []  # models
-        self._unmatched: set[str] = set()  # models whose tickets were not offered: too many are to be dropped first
         self._arrivals = 0
 
     def __repr__(self) -> str:
@@ -93,7 +74,7 @@ class TicketBook:
         Nothing is recorded of each: there may be very many, and whoever follows them died with the edge.
         """
         owned = [ticket.ticket_id for ticket in self.tickets.values() if ticket.edge == edge]
-        effects = self._recall([*owned, *self.placed.of_edge(edge)], "EDGE_LOST")
+        effects = self._moves.recall([*owned, *self.placed.of_edge(edge)], "EDGE_LOST")
         return [each for each in effects if not isinstance(each, Left)]
 
     def enqueue(self, ticket: WaitingTicket, now: float, fingerprint: int = 0) -> list[Effect]:
@@ -105,7 +86,7 @@ class TicketBook:
         known = self.tickets.get(ticket.ticket_id)
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
             return [_queued(known, self.shelves.predict(known, now))]
-        effects = self._recall([ticket.ticket_id], "REPLACED")
+        effects = self._moves.recall([ticket.ticket_id], "REPLACED")
         refusal = self.seats.refusal(fingerprint) or self._admission.refusal(ticket, now)
         if refusal is None:
             prediction = self._predict(ticket, now)
@@ -123,7 +104,7 @@ class TicketBook:
         for ticket_id in gone:
             if self.placed.knows(ticket_id) and (run := self.charges.revoke(ticket_id)):
                 self.shelves.charge(run.ticket, 0.0)  # its edge stops what was started at the worker, and not here
-        return [*self._recall(gone, "WITHDRAWN"), Withdrawn(edge, gone)]
+        return [*self._moves.recall(gone, "WITHDRAWN"), Withdrawn(edge, gone)]
 
     # What schedulers do.
 
@@ -136,10 +117,10 @@ class TicketBook:
         seat = self.seats.pop(scheduler)
         offered = [self.tickets[ticket_id] for ticket_id in seat.offered]
         for ticket in offered:
-            self._give_back(ticket, now)
+            self._moves.give_back(ticket, now)
         effects = self._catalog_changed(now)
         for model in sorted({ticket.model for ticket in offered}):
-            effects += self._match(model, now)
+            effects += self._moves.match(model, now)
         return effects
 
     def catalog(
@@ -150,12 +131,12 @@ class TicketBook:
         seat.catalog = {entry.model: entry for entry in entries}
         for model in seat.catalog:
             self.shelves.tell_again(model)
-        return [*self._ask_again(scheduler, now), *self._catalog_changed(now)]
+        return [*self._moves.ask_again(scheduler, now), *self._catalog_changed(now)]
 
     def credit(self, scheduler: str, model: str, given: Credit, now: float, *, once: bool) -> list[Effect]:
         credit = self.seats[scheduler].credits.setdefault(model, Credit())
         credit.add(given)
-        effects = self._match(model, now)
+        effects = self._moves.match(model, now)
         if once:
             effects.append(Returned(scheduler, model, credit.hand_back()))
         return effects
@@ -191,7 +172,7 @@ class TicketBook:
         self.charges.begin(ticket, now)
         self.tally.note_leased(ticket.model)
         self.placed.note(ticket.ticket_id, scheduler, ticket.edge, now)
-        return [Leased(ticket.edge, lease, waited), self._forget(ticket, "")]
+        return [Leased(ticket.edge, lease, waited), self._moves.forget(ticket, "")]
 
     def decline(self, scheduler: str, ticket_id: str, reason: str, now: float) -> list[Effect]:
         """Give an offer back. Without capacity the scheduler's other credit for the model is void as well."""
@@ -201,49 +182,23 @@ class TicketBook:
         ticket = self.tickets[ticket_id]
         if reason == "NO_WORKER":
             ticket.refused_by = (*ticket.refused_by, scheduler)
-            self._refused[ticket_id] = ticket
+            self._moves.refused[ticket_id] = ticket
         else:
             ticket.declines += 1
             seat.credits[ticket.model].void()
-        self._give_back(ticket, now)
-        if self.seats.refuse(ticket):
-            return self._drop(ticket, self._never(ticket))
-        return self._match(ticket.model, now)
+        self._moves.give_back(ticket, now)
+        return self._moves.drop_refused([ticket]) or self._moves.match(ticket.model, now)
 
     # What time does.
 
     def tick(self, now: float) -> list[Effect]:
         """Drop what ran out of time, end pauses; to be called several times a second."""
-        effects = self._drop_overdue(now)
-        for ticket in self._timers.paused(now):
-            self._show(ticket, now)
-            self._unmatched.add(ticket.model)
-        unmatched, self._unmatched = sorted(self._unmatched), set()
-        for model in unmatched:
-            effects += self._match(model, now)
-        self._given_up += self._presence.given_up(now)
-        for ticket in islice(self._abandoned(), DROPS):
-            effects += self._drop(ticket, NoWorker.at_present(ticket.model, self._presence.patience))
-        self.placed.expire(now)
+        effects = self._moves.tick(now)
         for run in self.charges.expire(now):
             self.shelves.charge(run.ticket, run.cost)
         return effects
 
-    # Moves.
-
-    def _match(self, model: str, now: float) -> list[Effect]:
-        """Offer what waits, but nothing that is past its due time."""
-        effects = self._drop_overdue(now)
-        if self._timers.has_overdue(now):
-            self._unmatched.add(model)
-            return effects
-        return [*effects, *self.shelves.match(model, now)]
-
-    def _drop_overdue(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for ticket in islice(self._timers.overdue(now), DROPS):
-            effects += self._drop(ticket, self._admission.expiry(ticket, now))
-        return effects
+    # Who is let in.
 
     def _predict(self, ticket: WaitingTicket, now: float) -> Prediction:
         ticket.predicted_output = self.lengths.predict(ticket.model, ticket.tenant_id, ticket.max_output_tokens)
@@ -259,106 +214,28 @@ class TicketBook:
         if not self._admission.has_room(ticket) and self._admission.can_have_room(ticket):
             while not self._admission.has_room(ticket):
                 victim = self.shelves.next_evicted(ticket.priority)
-                effects += self._drop(victim, Evicted(self.shelves.retry_after(victim, now)))
+                effects += self._moves.drop(victim, Evicted(self.shelves.retry_after(victim, now)))
         return effects
 
     def _admit(self, ticket: WaitingTicket, prediction: Prediction, now: float) -> list[Effect]:
         self._arrivals += 1
         ticket.arrived, ticket.arrival = now, self._arrivals
         self.tickets[ticket.ticket_id] = ticket
-        self._timers.admit(ticket)
+        self._moves.timers.admit(ticket)
         self._admission.let_in(ticket, prediction, now)
         self.shelves.count(ticket, 1)
-        self._show(ticket, now)
+        self._moves.show(ticket, now)
         queued = _queued(ticket, prediction, partial(self._admission.closed_behind, ticket, now))
-        return [queued, *self._match(ticket.model, now)]
-
-    def _show(self, ticket: WaitingTicket, now: float) -> None:
-        self._presence.await_again(ticket.model, now)
-        self.shelves.show(ticket)
-
-    def _give_back(self, ticket: WaitingTicket, now: float) -> None:
-        """Put an offered ticket back into its place, or aside for a moment when it comes back again and again."""
-        if seat := self.seats.get(ticket.scheduler):
-            seat.offered.discard(ticket.ticket_id)
-        ticket.scheduler = ""
-        self.shelves.count(ticket, 1)
-        if ticket.declines > len(self.seats):
-            self.shelves.charge(ticket, 0.0)
-            self._timers.pause(ticket, now)
-        else:
-            self._show(ticket, now)
-
-    def _recall(self, ticket_ids: Iterable[str], reason: str) -> list[Effect]:
-        """Take tickets out and tell the schedulers that know of them."""
-        effects: list[Effect] = []
-        told: dict[str, list[str]] = {}
-        for ticket_id in ticket_ids:
-            if ticket := self.tickets.get(ticket_id):
-                scheduler = ticket.scheduler
-                effects.append(self._take_out(ticket, reason))
-            else:
-                scheduler = self.placed.pop(ticket_id)
-            if scheduler in self.seats:
-                told.setdefault(scheduler, []).append(ticket_id)
-        return [*effects, *(Recalled(scheduler, tuple(ids)) for scheduler, ids in told.items())]
-
-    def _drop(self, ticket: WaitingTicket, error: PenstockError) -> list[Effect]:
-        self.tally.note_shed(ticket.priority, error)
-        gone = self._recall([ticket.ticket_id], error.reason)
-        return [*gone, Shed(ticket.edge, ticket.ticket_id, error)]
-
-    def _abandoned(self) -> Iterator[WaitingTicket]:
-        """Yield those whose model nobody came back for in time; the caller drops each before it asks for the next."""
-        while self._given_up:
-            model = self._given_up[0]
-            while model not in self._presence.served and (found := self.shelves[model].order.head()):
-                yield found[0]
-            self._given_up.pop(0)
-
-    def _take_out(self, ticket: WaitingTicket, reason: str) -> Left:
-        """Remove a ticket from wherever it is."""
-        if ticket.scheduler:
-            self.seats[ticket.scheduler].take_back(ticket.ticket_id)
-            self.shelves.charge(ticket, 0.0)
-        else:
-            self.shelves.remove(ticket)
-        return self._forget(ticket, reason)
-
-    def _forget(self, ticket: WaitingTicket, reason: str) -> Left:
-        if seat := self.seats.get(ticket.scheduler):
-            seat.offered.discard(ticket.ticket_id)
-        self._refused.pop(ticket.ticket_id, None)
-        del self.tickets[ticket.ticket_id]
-        return Left(ticket, reason)
-
-    def _ask_again(self, scheduler: str, now: float) -> list[Effect]:
-        """Forget what a scheduler could never run: it may have other workers now."""
-        refused = [ticket for ticket in self._refused.values() if scheduler in ticket.refused_by]
-        for ticket in refused:
-            ticket.refused_by = tuple(each for each in ticket.refused_by if each != scheduler)
-        models = sorted({ticket.model for ticket in refused})
-        return [effect for model in models for effect in self._match(model, now)]
+        return [queued, *self._moves.match(ticket.model, now)]
 
     def _catalog_changed(self, now: float) -> list[Effect]:
         models = self.seats.models()
         self._presence.update({entry.model for entry in models}, now)
-        effects: list[Effect] = []
-        for ticket in list(self._refused.values()):
-            if self.seats.refuse(ticket):
-                effects += self._drop(ticket, self._never(ticket))
+        effects = self._moves.drop_refused(self._moves.refused.values())
         if models != self._models:
             self._models = models
             effects.append(Models("", models))
         return effects
-
-    def _never(self, ticket: WaitingTicket) -> PenstockError:
-        if ticket.avoid_workers:
-            return NoWorker.left(ticket.model, len(ticket.avoid_workers), self._presence.patience)
-        return NoWorker.large_enough(ticket.model, ticket.tokens)
-
-    def _is_here(self, ticket: WaitingTicket) -> bool:
-        return self.tickets.get(ticket.ticket_id) is ticket
 
 
 def _queued(ticket: WaitingTicket, prediction: Prediction, closed: AskClosed = tuple) -> Queued:

@@ -69,32 +69,24 @@ class Shelves:
 
     def match(self, model: str, now: float) -> list[Effect]:
         """Offer tickets for as long as credit is found that fits one."""
-        effects: list[Effect] = []
-        shelf, unfit = self[model], set[str]()
-        while found := self._seats.with_credit(model, unfit):
-            scheduler, credit = found
-            ticket = shelf.order.take(fit_of(scheduler, credit.largest))
-            if ticket is None:
-                unfit.add(scheduler)
-                continue
-            effects.append(self._left(ticket, self._seats.offer(ticket, scheduler)))
-            unfit.clear()  # it may be this very ticket, too large for the others, that was not to be passed by
-        effects += self._match_urgent(shelf)
+        shelf = self[model]
+        effects: list[Effect] = [*self._offers(shelf, urgent=False), *self._offers(shelf, urgent=True)]
         shelf.forecast.note_waiting(shelf.order.load.tickets, now)
         return effects
 
-    def _match_urgent(self, shelf: Shelf) -> list[Effect]:
-        """Offer what goes first on the credit that is for it alone; what is urgent waits for a class above its own."""
-        effects: list[Effect] = []
-        unfit = set[str]()
-        while (found := self._seats.with_urgent_credit(shelf.model, unfit)) and shelf.is_urgent:
+    def _offers(self, shelf: Shelf, *, urgent: bool) -> Iterator[Offer]:
+        """Use up credit; `urgent`: what is for tickets that go first alone. They wait for a class above their own."""
+        seats, unfit = self._seats, set[str]()
+        find, offer = (seats.with_urgent_credit, seats.offer_urgent) if urgent else (seats.with_credit, seats.offer)
+        while (found := find(shelf.model, unfit)) and (not urgent or shelf.is_urgent):
             scheduler, credit = found
-            ticket = shelf.order.take(urgent_fit_of(scheduler, credit.max_tokens))
+            fit = urgent_fit_of(scheduler, credit.max_tokens) if urgent else fit_of(scheduler, credit.largest)
+            ticket = shelf.order.take(fit)
             if ticket is None:
                 unfit.add(scheduler)
                 continue
-            effects.append(self._left(ticket, self._seats.offer_urgent(ticket, scheduler)))
-        return effects
+            yield self._left(ticket, offer(ticket, scheduler))
+            unfit.clear()  # it may be this very ticket, too large for the others, that was not to be passed by
 
     def _left(self, ticket: WaitingTicket, offer: Offer) -> Offer:
         self.count(ticket, -1)
