@@ -89,8 +89,8 @@ class SimulatedEngine(Protocol):
     def quiet(self, most: int) -> "Quiet":
         """Foresee the next steps, `most` at most, that do nothing but decode who decodes already and end no run."""
 
-    def skip(self) -> None:
-        """Make the first of those steps."""
+    def skip(self, steps: int) -> None:
+        """Make the first of those."""
 
     def fill(self) -> Fill: ...
 
@@ -152,7 +152,7 @@ class ExactEngine:
     def quiet(self, most: int) -> Quiet:
         return Quiet()
 
-    def skip(self) -> None:
+    def skip(self, steps: int) -> None:
         raise NotImplementedError("an exact engine makes every step: call `step`")
 
     def fill(self) -> Fill:

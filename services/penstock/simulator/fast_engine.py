@@ -44,9 +44,11 @@ class FastEngine:
             self._leaving.append(run)
 
     def fill(self) -> Fill:
+        running, free = len(self._decoding), self._kind.kv_blocks - self._promised
+        if not self._waiting and not self._prefilling:
+            return Fill(running, free, 0)
         left = [run.prompt - run.prefilled for run in chain(self._waiting, self._prefilling)]
-        backlog = sum(tokens for tokens in left if tokens > 1)
-        return Fill(len(left) + len(self._decoding), self._kind.kv_blocks - self._promised, backlog)
+        return Fill(len(left) + running, free, sum([tokens for tokens in left if tokens > 1]))
 
     def step(self) -> Stepped:
         self._steps += 1
@@ -78,9 +80,9 @@ class FastEngine:
         contexts = range(self._context, self._context + count * decodes, decodes)
         return Quiet(decodes, [law.duration_s(Work(0, decodes, context, 0)) for context in contexts])
 
-    def skip(self) -> None:
-        self._steps += 1
-        self._context += len(self._decoding)
+    def skip(self, steps: int) -> None:
+        self._steps += steps
+        self._context += steps * len(self._decoding)
 
     def _let_go(self) -> list[Run]:
         leaving, self._leaving = [run for run in self._leaving if run.last == NEVER], []

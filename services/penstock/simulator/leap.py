@@ -1,5 +1,6 @@
 """Steps of which a worker tells nobody before the last is over: one event for all, where nobody comes amid them."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,10 @@ class Leap:
     @property
     def is_last(self) -> bool:
         return self.over + 1 == len(self.ends)
+
+    def passed(self, now: float) -> int:
+        """Return how many steps are over by now that were not; the last has an event of its own for that."""
+        return bisect_right(self.ends, now, self.over, len(self.ends) - 1) - self.over
 
     def under_way(self) -> "Leap":
         """Return a leap of the step that is under way alone."""

@@ -14,6 +14,7 @@ from penstock.queue.presence import Presence
 from penstock.queue.seats import Credit
 from penstock.queue.waiting import WaitingTicket
 from penstock.simulator.baselines import POLICIES, Policy
+from penstock.simulator.baselines.policy import BaselineOrder
 from penstock.simulator.heap import Events
 from penstock.simulator.scenario import Queues
 
@@ -108,14 +109,15 @@ class SimShard:
                     self._peers.to_scheduler(self.name, effect)
                 case _:
                     pass  # models, receipts of withdrawals and the record have nobody here
-        self._shed_dropped()
+        if self.order is not None:
+            self._shed_dropped(self.order)
         if not self._is_telling_heads:
             self._is_telling_heads = True
             self._events.at(self._events.now + TURN, self._tell_heads)
 
-    def _shed_dropped(self) -> None:
+    def _shed_dropped(self, order: BaselineOrder) -> None:
         """Take out what a baseline's order has dropped: the book itself asks no order to do so."""
-        while self.order is not None and (dropped := self.order.dropped()):
+        while dropped := order.dropped():
             for ticket in dropped:
                 self._peers.to_edge(out.Shed(ticket.edge, ticket.ticket_id, self.policy.refusal()))
             gone = [ticket.ticket_id for ticket in dropped]

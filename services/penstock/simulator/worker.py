@@ -58,6 +58,12 @@ class Tally:
         self.decode_tokens += decodes
         self.busy += duration
 
+    def note_decodes(self, decodes: int, durations: Sequence[float]) -> None:
+        self.steps += len(durations)
+        self.decode_tokens += decodes * len(durations)
+        for duration in durations:
+            self.busy += duration
+
 
 class SimWorker:
     """One life of a worker: a lost one comes back as another."""
@@ -74,6 +80,7 @@ class SimWorker:
         self.tally = Tally()
         self._events = events
         self._peers = peers
+        self._is_watched = peers.watches_steps
         self._is_stepping = False
         self._pace = SteadyPace()
         self._leap: Leap | None = None
@@ -122,7 +129,8 @@ class SimWorker:
         """Tokens that have left: those of steps that are over."""
         if run.first == NEVER:
             return 0
-        self.catch_up()
+        if self._leap:
+            self.catch_up()
         last = len(self.ends) - 1
         if run.last != NEVER and run.last < last:
             last = run.last
@@ -141,7 +149,8 @@ class SimWorker:
         if not self._is_stepping and self.engine.has_work:
             self._is_stepping = True
             if leap := self._foresee():
-                self._skip(leap)
+                self.engine.skip(1)
+                self.tally.note_decodes(leap.decodes, leap.durations[:1])
                 self._set_out(leap)
             else:
                 self._step()
@@ -152,16 +161,12 @@ class SimWorker:
         self._events.at(self._events.now + stepped.duration, self._stepped, stepped)
 
     def _foresee(self) -> Leap | None:
-        if self._told is None or self._peers.watches_steps:
+        if self._told is None or self._is_watched:
             return None
         decodes, durations = self.engine.quiet(self._pace.unheard(self._told))
         if len(durations) < 2:
             return None
         return self._pace.leap(decodes, durations, self._told, self._events.now, self._told_at + PROGRESS_EVERY)
-
-    def _skip(self, leap: Leap) -> None:
-        self.engine.skip()
-        self.tally.note(0, leap.decodes, leap.durations[leap.over])
 
     def _set_out(self, leap: Leap) -> None:
         self._leap = leap
@@ -175,12 +180,15 @@ class SimWorker:
 
     def catch_up(self) -> None:
         """Let those steps of a leap be over that are by now."""
-        leap = self._leap
-        while leap and not leap.is_last and leap.ends[leap.over] <= self._events.now:
-            self.ends.append(leap.ends[leap.over])
-            self._note(0, leap.decodes, leap.durations[leap.over])
-            leap.over += 1
-            self._skip(leap)
+        if (leap := self._leap) is None or not (count := leap.passed(self._events.now)):
+            return
+        over = leap.over
+        leap.over += count
+        self.ends += leap.ends[over : leap.over]
+        for duration in leap.durations[over : leap.over]:
+            self._note(0, leap.decodes, duration)
+        self.engine.skip(count)
+        self.tally.note_decodes(leap.decodes, leap.durations[over + 1 : leap.over + 1])
 
     def _break_leap(self) -> None:
         """Let what comes now come before the step after the one that is under way."""
@@ -193,7 +201,8 @@ class SimWorker:
         if not self.is_alive:
             return
         self.ends.append(self._events.now)
-        self._peers.stepped(self)
+        if self._is_watched:
+            self._peers.stepped(self)
         if over := [*stepped.finished, *stepped.cancelled]:
             self._peers.released(self.name, [self._served(run) for run in over])
         for run in over:
