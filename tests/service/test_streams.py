@@ -10,6 +10,7 @@ from penstock.chassis import stream_end, streams
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import FailedPrecondition
 from penstock.chassis.outbox import BUNDLE_BYTES, BUNDLE_FRAMES, Outbox
+from penstock.chassis.stream_end import StreamEnd
 from penstock.chassis.streams import Link, accepted, check_hello
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Identify, Settled
 from penstock.mesh.v1.admission_pb2_grpc import (
@@ -196,6 +197,31 @@ async def test_end_is_told_apart_from_a_cut():
         async with link_to(address) as (link, events):
             await events.get()
         assert not await echo.left.get()
+
+
+async def test_a_link_that_was_left_says_nothing_more_and_does_not_come_back():
+    async with echo_server() as (echo, address, _), link_to(address) as (link, events):
+        await events.get()
+        link.leave("drained")
+        assert not link.send(ask("late"))
+        await link.flush()
+        assert await echo.left.get()
+        assert await events.get() == ("down", "ended")
+        await link.run()  # as the one that runs already, it has nothing left to do
+        assert echo.peers.qsize() == 1
+
+
+async def test_nobody_waits_for_frames_that_a_stream_cannot_write_any_more(monkeypatch):
+    monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT", 3_600.0)
+    end = StreamEnd(AdmitRequest, Hello(), capacity=8)
+
+    async def fail(_):
+        raise asyncio.InvalidStateError
+
+    flushing = asyncio.create_task(end.flush())
+    await end.write(fail)
+    await flushing
+    assert end.closed_because == "write failed: InvalidStateError"
 
 
 async def test_silence_counts_as_death_on_both_sides(monkeypatch):

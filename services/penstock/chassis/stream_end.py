@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from penstock.chassis.outbox import Outbox
-from penstock.v1.stream_pb2 import Heartbeat, Hello
+from penstock.v1.stream_pb2 import End, Heartbeat, Hello
 
 TICK = 0.38  # s; a heartbeat is due in a tick in which nothing else was sent
 SILENT_TICKS = 4  # dead after 1.52 to 1.9 s without a frame: within 2 s where five timers are each a little late
@@ -43,11 +43,14 @@ class StreamEnd(Generic[Out, In]):
         self._sent = 0
         self.hello = Hello()
         self.ended = False
+        self.has_said_end = False
         self.closed_because = ""
 
     def send(self, frame: Out) -> bool:
-        """Queue `frame`; False when the stream is closed, or was just closed because the peer does not read."""
-        if self.closed_because:
+        """Queue `frame`; False when the stream is closed, or was just closed because the peer does not read, or where
+        nothing more was to be said.
+        """
+        if self.closed_because or self.has_said_end:
             return False
         self._sent += 1
         if not self._outbox.put(frame):
@@ -55,12 +58,21 @@ class StreamEnd(Generic[Out, In]):
             return False
         return True
 
+    def say_end(self, reason: str) -> None:
+        """Say that nothing more comes, and hold to it: the peer closes the stream, and a write would fail."""
+        self.send(self._out(end=End(reason=reason)))
+        self.has_said_end = True
+
     def close(self, reason: str) -> None:
         """Interrupt the reading side, from wherever this is called."""
         if not self.closed_because:
-            self.closed_because = reason
+            self.note_closed(reason)
             with suppress(RuntimeError):  # the reader has left already
                 self.limit.reschedule(asyncio.get_running_loop().time())
+
+    def note_closed(self, reason: str) -> None:
+        self.closed_because = self.closed_because or reason
+        self._outbox.written.set()  # what is left is written by nobody, and not to be waited for
 
     def frames_in(self, message: Any) -> Iterator[In]:
         """Yield the frames of a message that are for the caller."""

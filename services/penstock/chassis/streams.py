@@ -133,6 +133,7 @@ class Link(Generic[Out, In]):
         self._capacity = capacity
         self._log = _silence if is_quiet else log.info
         self._end: StreamEnd[Out, In] | None = None
+        self._is_left = False
 
     def __repr__(self) -> str:
         return f"<Link {self.name} {'up' if self.is_up else 'down'}>"
@@ -153,14 +154,20 @@ class Link(Generic[Out, In]):
         """Say that nothing more will be sent; the peer closes the stream when it is done."""
         self.send(self._out(end=End(reason=reason)))
 
+    def leave(self, reason: str) -> None:
+        """End for good: nothing more is sent, and `run` returns once the peer has closed the stream."""
+        self._is_left = True
+        if self._end:
+            self._end.say_end(reason)
+
     async def flush(self) -> None:
         if self._end:
             await self._end.flush()
 
     async def run(self) -> None:
-        """Stay connected until cancelled."""
+        """Stay connected until cancelled, or until it was left."""
         wait = BACKOFF[0]
-        while True:
+        while not self._is_left:
             was_up = await self.run_once()
             wait = BACKOFF[0] if was_up else min(2 * wait, BACKOFF[1])
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  # spreads reconnects, guards nothing
@@ -174,9 +181,10 @@ class Link(Generic[Out, In]):
             async with end.limit:
                 async with asyncio.timeout(HELLO_TIMEOUT):
                     end.hello = check_hello(await call.read())
-                loops.append(asyncio.create_task(end.tick()))
-                self._up(end)
-                await self._read(call, end)
+                if not self._is_left:
+                    loops.append(asyncio.create_task(end.tick()))
+                    self._up(end)
+                    await self._read(call, end)
         except TimeoutError:
             end.closed_because = end.closed_because or "no hello"
         except (grpc.RpcError, FailedPrecondition, asyncio.InvalidStateError) as error:
@@ -206,7 +214,7 @@ class Link(Generic[Out, In]):
             self._on_up(end.hello)
 
     def _down(self, end: StreamEnd[Out, In]) -> None:
-        end.closed_because = end.closed_because or ("ended" if end.ended else "cut")
+        end.note_closed("ended" if end.ended or end.has_said_end else "cut")
         if self._end is not end:
             return
         counters.open -= 1

@@ -65,7 +65,7 @@ class SchedulerService(SchedulerServiceServicer):
             worker.send(scheduler_pb2.AttachResponse(end=End(reason="drained")))
         links = list(self._queues.values())
         for link in links:
-            link.end("drained")
+            link.leave("drained")
         await asyncio.gather(*(link.flush() for link in links))
 
     def figures(self) -> dict[str, float]:
