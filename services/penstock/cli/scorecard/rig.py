@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
 
 from penstock.chassis.channels import channel
 from penstock.cli.mesh import LocalMesh, local_mesh
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.faults import Fault
 from penstock.cli.scorecard.load import Load
+from penstock.cli.scorecard.saying import Say, saying
 from penstock.cli.scorecard.wires import Wires
 from penstock.client import Client
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
@@ -45,10 +44,7 @@ SETTINGS = (
 class Rig:
     mesh: LocalMesh
     client: Client
-    live: Live
-
-    def say(self, text: str) -> None:
-        self.live.update(escape(text), refresh=True)
+    say: Say
 
     async def figures(self, address: str) -> dict[str, float]:
         return dict((await self._snapshot(address)).figures)
@@ -87,14 +83,14 @@ async def rig(
     with `wires`, all that its processes and clients say goes over these.
     """
     own = replace(asked, base_port=0, envoy=False, settings=(*SETTINGS, *settings, *asked.settings))
-    with Live(console=console, transient=True, auto_refresh=False) as live:
-        live.update("starting a mesh", refresh=True)
+    with saying(console) as say:
+        say("starting a mesh")
         async with local_mesh(own, rewire=wires.rewire if wires else None) as mesh:
             gc.collect()  # the channels that watched the start are closed, and yet their connections wait for this
             addresses = wires.doors if wires else [each.address for each in mesh.plan.of("edge")]
             async with Client(*addresses, api_key=mesh.api_key) as client:
-                yield Rig(mesh, client, live)
-            live.update("draining the mesh", refresh=True)
+                yield Rig(mesh, client, say)
+            say("draining the mesh")
 
 
 @asynccontextmanager
