@@ -8,6 +8,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.chassis.lifecycle import spare_what_is_loaded
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.cancel import CancelOptions, cancel
 from penstock.cli.scorecard.card import Card, exit_code
@@ -32,6 +33,7 @@ COLORS = {"pass": "green", "miss": "red", "void": "yellow"}
 
 async def scorecard(proofs: Sequence[str], mesh: MeshOptions, *, as_json: bool, **given: Any) -> None:
     """Raises Exit with 1 for a miss, 3 for a void run."""
+    spare_what_is_loaded()  # or what a proof measures has pauses of its own
     cards = []
     for proof in proofs:
         card = await _prove(proof, mesh, given)
