@@ -185,8 +185,9 @@ class SimWorker:
         over = leap.over
         leap.over += count
         self.ends += leap.ends[over : leap.over]
+        self._noted.prefill_tokens, self._noted.decode_seqs = 0, leap.decodes
         for duration in leap.durations[over : leap.over]:
-            self._note(0, leap.decodes, duration)
+            self._pace.note(self._noted, duration)
         self.engine.skip(count)
         self.tally.note_decodes(leap.decodes, leap.durations[over + 1 : leap.over + 1])
 

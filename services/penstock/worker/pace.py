@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from penstock.worker.engine.interface import StepResult
 
 MEMORY = 0.9  # share of what was known that a step keeps: about the last 10 steps count
-SLOWEST = 1 / 128  # gain of a slope; it is the engine's own, so that it may be learnt for longer than a pace
+SLOWEST_AFTER = 128  # steps
+SLOWEST = 1 / SLOWEST_AFTER  # gain of a slope; it is the engine's own, so that it may be learnt for longer than a pace
 ENOUGH = 8  # steps before a slope counts
 SPREAD = 0.2  # of the mean, that steps have to differ by: a line through points that are all alike may lie anyhow
 
@@ -21,13 +22,13 @@ class Slope:
     _covariance: float = 0.0
 
     def note(self, tokens: int, took: float) -> None:
-        gain = max(SLOWEST, 1 / (self._steps + 1))
+        self._steps += 1
+        gain = 1 / self._steps if self._steps < SLOWEST_AFTER else SLOWEST
         more, longer = tokens - self._tokens, took - self._took
         self._tokens += gain * more
         self._took += gain * longer
         self._variance = (1 - gain) * (self._variance + gain * more * more)
         self._covariance = (1 - gain) * (self._covariance + gain * more * longer)
-        self._steps += 1
 
     @property
     def seconds(self) -> float:
@@ -71,16 +72,17 @@ class Pace:
         tokens = result.prefill_tokens + result.decode_seqs
         if not tokens or took <= 0:
             return
-        keep = 0.0 if self.step_time is None else MEMORY
+        prefill, keep = result.prefill_tokens, 0.0 if self.step_time is None else MEMORY
+        gain = 1 - keep
         self.steps += 1
         self.most_tokens = max(self.most_tokens, tokens)
-        self.step_time = keep * (self.step_time or 0.0) + (1 - keep) * took
+        self.step_time = keep * (self.step_time or 0.0) + gain * took
         # Tokens and time are smoothed apart: a mean of quotients would let short steps count as much as long ones.
-        self._tokens_per_step = keep * self._tokens_per_step + (1 - keep) * tokens
-        self._prefill_per_step = keep * self._prefill_per_step + (1 - keep) * result.prefill_tokens
-        self._slope.note(result.prefill_tokens, took)
-        if result.prefill_tokens:
-            self._note_prefill(result.prefill_tokens, took)
+        self._tokens_per_step = keep * self._tokens_per_step + gain * tokens
+        self._prefill_per_step = keep * self._prefill_per_step + gain * prefill
+        self._slope.note(prefill, took)
+        if prefill:
+            self._note_prefill(prefill, took)
 
     def _note_prefill(self, tokens: int, took: float) -> None:
         self._prefill_tokens = MEMORY * self._prefill_tokens + tokens
