@@ -13,10 +13,12 @@ from textwrap import dedent
 import pytest
 
 from penstock.chassis.lifecycle import background, new_instance_id, request_stop, stop_requested
+from penstock.cli import child as child_program
 
 TIER = """
 import asyncio
 from penstock.chassis.config import ServiceConfig
+from penstock.cli import child as child_program
 from penstock.chassis.lifecycle import main, stop_requested
 from penstock.chassis.server import serving
 
@@ -54,6 +56,25 @@ def wait_for(child, event):
         if found["event"] == event:
             return found
     raise AssertionError(f"the process ended without {event!r}")
+
+
+def test_a_stop_that_comes_before_anything_can_hear_it_is_kept_for_a_process_that_was_started_so():
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        with process(SERVE) as child:
+            child.terminate()  # it is not yet importing
+            assert wait_for(child, "stop_requested")["reason"] == "SIGTERM"
+            assert child.wait() == 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def test_the_mesh_starts_its_tiers_so_and_no_other_program(tmp_path):
+    (tmp_path / "held.py").write_text("import signal; print(signal.SIGTERM in signal.pthread_sigmask(0, []))")
+    between = (sys.executable, "-I", "-S", child_program.__file__, str(os.getpid()), sys.executable)
+    for arguments, held in ((("-m", "held"), "True"), ((str(tmp_path / "held.py"),), "False")):
+        ran = subprocess.run([*between, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert ran.stdout.strip() == held
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -211,6 +211,18 @@ async def test_a_link_that_was_left_says_nothing_more_and_does_not_come_back():
         assert echo.peers.qsize() == 1
 
 
+async def test_a_server_that_is_stopped_between_two_frames_ends_its_streams_without_a_fault():
+    class Stopped(grpc.aio.BaseError):
+        """As grpc calls it, which does not tell of the name."""
+
+    class Context:
+        async def read(self):
+            raise Stopped
+
+    peer = streams.Peer(Context(), AdmitResponse, Hello(), capacity=8)
+    assert [frame async for frame in peer] == []
+
+
 async def test_nobody_waits_for_frames_that_a_stream_cannot_write_any_more(monkeypatch):
     monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT", 3_600.0)
     end = StreamEnd(AdmitRequest, Hello(), capacity=8)

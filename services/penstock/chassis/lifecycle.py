@@ -108,6 +108,7 @@ async def _answering_signals(main: Callable[[], Awaitable[None]]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, answer, number.name)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # whoever started us may have held it back until now
     try:
         await main()
     except asyncio.CancelledError:

@@ -56,7 +56,12 @@ class Peer(StreamEnd[Out, In]):
     async def __aiter__(self) -> AsyncIterator[In]:
         """Yield frames until the peer ends or is cut off; silence and overflow interrupt the caller's block."""
         while not self.ended:
-            frame = await self._context.read()
+            try:
+                frame = await self._context.read()
+            except grpc.aio.UsageError:
+                raise
+            except grpc.aio.BaseError:  # the server was stopped between two frames
+                return
             if frame is grpc.aio.EOF:
                 return
             for each in self.frames_in(frame):
