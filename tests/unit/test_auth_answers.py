@@ -1,13 +1,13 @@
 """Answers that take several requests: the prompt once, each token once, in any order of settlements and losses."""
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.auth.accounts import Accounts
-from penstock.auth.answers import MAX_ANSWERS, MAX_CONTINUATIONS, Answers
+from penstock.auth.answers import MAX_ANSWERS, MAX_CONTINUATIONS, Answers, joined
 from penstock.auth.reservation import LOST, Ask
 from penstock.auth.tenant import Tenant
 
@@ -194,3 +194,20 @@ def test_an_answer_told_without_a_gap_costs_its_prompt_and_its_length(makes, los
     parts.append((had, 1, False))
     books, _ = book(parts, range(len(parts)))
     assert total(books) == (PROMPT, had + 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12))
+def test_stretches_that_are_joined_cover_what_they_covered_in_as_few_as_can_be(added):
+    kept, covered = (), set()
+    for start, length in added:
+        kept = joined(kept, start, start + length)
+        covered |= set(range(start, start + length))
+    assert {index for start, end in kept for index in range(start, end)} == covered
+    assert all(before[1] < after[0] for before, after in pairwise(kept))
+
+
+def test_names_that_run_into_one_another_name_different_answers():
+    answers = Answers()
+    for each in (ask("b", tenant="a", fingerprint=b"c"), ask("bc", tenant="a", fingerprint=b""), ask("c", tenant="ab")):
+        answers.charge(each, PROMPT, 1, "stop")
+    assert len(answers) == 3

@@ -1,7 +1,7 @@
 """What of each answer was charged, over all the requests it took. Knows no clock, no tenant's limits and no store."""
 
 from collections import OrderedDict
-from itertools import pairwise
+from hashlib import blake2b
 from typing import NamedTuple
 
 from penstock.auth.reservation import FINAL, Ask
@@ -9,7 +9,7 @@ from penstock.auth.reservation import FINAL, Ask
 MAX_ANSWERS = 20_000  # answers whose next request may still come; one of an older answer is charged by itself
 MAX_CONTINUATIONS = 8  # of one answer; further ones are charged by themselves
 
-Key = tuple[str, str, bytes]  # tenant, answer and fingerprint: who names a stranger's answer names none
+Stretches = tuple[tuple[int, int], ...]  # indexes from, up to: in order, none touching the next
 
 
 class Due(NamedTuple):
@@ -37,12 +37,12 @@ class Answer:
         self._charged = NOTHING
         self._claimed = 0  # tokens that the client had, by its own word
         self._made = 0
-        self._stretches: list[tuple[int, int]] = []  # indexes that are paid for by who made them
+        self._stretches: Stretches = ()  # indexes that are paid for by who made them
 
     def add(self, prompt_tokens: int, emitted_tokens: int, made_tokens: int, *, begins: bool) -> Due:
         """Return what to charge. What a request had that `begins` its answer is nobody's concern, as it ever was."""
         self._made += made_tokens
-        self._stretches.append((0 if begins else emitted_tokens, emitted_tokens + made_tokens))
+        self._stretches = joined(self._stretches, 0 if begins else emitted_tokens, emitted_tokens + made_tokens)
         if not begins:
             self._claimed = max(self._claimed, emitted_tokens)
         owed = Due(max(self._charged.prompt_tokens, prompt_tokens), self._made + self._unaccounted())
@@ -52,19 +52,23 @@ class Answer:
 
     def _unaccounted(self) -> int:
         """Claimed tokens that lie in no stretch."""
-        ends, reached = [(0, 0)], 0
-        for start, end in sorted(self._stretches):
-            reached = max(reached, end)
-            ends.append((start, reached))
-        ends.append((self._claimed, self._claimed))
-        return sum(max(0, min(after[0], self._claimed) - before[1]) for before, after in pairwise(ends))
+        paid = (min(end, self._claimed) - min(start, self._claimed) for start, end in self._stretches)
+        return self._claimed - sum(paid)
+
+
+def joined(stretches: Stretches, start: int, end: int) -> Stretches:
+    """Add one more to them, which may lie across some."""
+    apart = [each for each in stretches if each[1] < start or each[0] > end]
+    across = [each for each in stretches if each[1] >= start and each[0] <= end]
+    whole = min([start, *(each[0] for each in across)]), max([end, *(each[1] for each in across)])
+    return tuple(sorted([*apart, whole]))
 
 
 class Answers:
     """All answers of late. What a client names is worth what auth itself has booked under that name."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[Key, Answer] = OrderedDict()
+        self._answers: OrderedDict[bytes, Answer] = OrderedDict()  # the longest unheard of first
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -87,7 +91,7 @@ class Answers:
         return self._of(ask).add(prompt, ask.emitted_tokens, made_tokens, begins=not continues)
 
     def _of(self, ask: Ask) -> Answer:
-        key = (ask.tenant_id, ask.answer_id or ask.request_id, ask.fingerprint)
+        key = _key(ask)
         answer = self._answers.get(key)
         if answer is None:
             answer = self._answers[key] = Answer()
@@ -95,3 +99,9 @@ class Answers:
                 self._answers.popitem(last=False)
         self._answers.move_to_end(key)
         return answer
+
+
+def _key(ask: Ask) -> bytes:
+    """Of tenant, answer and fingerprint: who names a stranger's answer names none. Short, as many are kept."""
+    named = repr((ask.tenant_id, ask.answer_id or ask.request_id, ask.fingerprint))
+    return blake2b(named.encode(), digest_size=16).digest()
