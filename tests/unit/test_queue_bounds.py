@@ -1,0 +1,126 @@
+"""The book's bounds and deadlines: who is refused, who is evicted, who is shed in time."""
+
+import pytest
+
+from penstock.chassis.errors import DeadlineExceeded, Overloaded
+from penstock.queue import effects as out
+from penstock.queue.moves import DROPS
+from queue_tickets import (
+    BATCH,
+    INTERACTIVE,
+    START,
+    Shard,
+    only,
+    recalls,
+    sheds,
+)
+
+
+@pytest.fixture
+def shard():
+    shard = Shard()
+    shard.join()
+    return shard
+
+
+# Bounds.
+
+
+def test_a_full_queue_refuses_with_the_time_in_which_what_waits_is_served():
+    shard = Shard(max_depth=2)
+    shard.join()
+    shard.credit(0, rate=100.0)
+    shard.enqueue("a", tokens=150), shard.enqueue("b", tokens=150)
+    error = only(out.Shed, shard.enqueue("c")).error
+    assert isinstance(error, Overloaded)
+    assert (error.reason, error.retry_after) == ("QUEUE_FULL", 3.0)
+    assert shard.book.tally.shed == {"QUEUE_FULL": 1}
+
+
+def test_tokens_are_bounded_as_tickets_are():
+    shard = Shard(max_tokens=1_000)
+    shard.join()
+    shard.enqueue("a", tokens=900)
+    assert sheds(shard.enqueue("b", tokens=101)) == {"b": "QUEUE_TOKENS_FULL"}
+    assert sheds(shard.enqueue("c", tokens=100)) == {}
+
+
+def test_what_is_offered_does_not_count_against_the_bounds():
+    shard = Shard(max_depth=1)
+    shard.join()
+    shard.credit(1)
+    shard.enqueue("offered")
+    assert sheds(shard.enqueue("waits")) == {}
+    assert sheds(shard.enqueue("refused")) == {"refused": "QUEUE_FULL"}
+
+
+def test_resumed_work_is_let_in_above_the_bounds():
+    shard = Shard(max_depth=1)
+    shard.join()
+    shard.enqueue("a")
+    assert sheds(shard.enqueue("b", attempt=2)) == {}
+
+
+def test_a_higher_class_takes_the_place_of_the_newest_of_the_lowest():
+    shard = Shard(max_depth=3)
+    shard.join()
+    shard.enqueue("old", priority=BATCH, enqueued=START), shard.enqueue("new", priority=BATCH, enqueued=START + 1)
+    shard.enqueue("standard")
+    assert sheds(shard.enqueue("first", priority=INTERACTIVE)) == {"new": "EVICTED"}
+    assert sheds(shard.enqueue("second", priority=INTERACTIVE)) == {"old": "EVICTED"}
+    assert sheds(shard.enqueue("third", priority=INTERACTIVE)) == {"standard": "EVICTED"}
+    assert sheds(shard.enqueue("fourth", priority=INTERACTIVE)) == {"fourth": "QUEUE_FULL"}
+
+
+def test_a_large_ticket_evicts_as_many_as_it_needs_of_whatever_model():
+    shard = Shard(max_tokens=1_000)
+    shard.join(models=("m", "n"))
+    for number in range(10):
+        shard.enqueue(f"t{number}", priority=BATCH, model="mn"[number % 2], enqueued=START + number)
+    effects = shard.enqueue("large", tokens=250, priority=INTERACTIVE)
+    assert list(sheds(effects)) == ["t9", "t8", "t7"]
+    assert shard.book.shelves.waiting.tokens == 950
+
+
+def test_nobody_is_evicted_in_vain():
+    shard = Shard(max_tokens=1_000)
+    shard.join()
+    shard.enqueue("standard", tokens=900), shard.enqueue("batch", tokens=100, priority=BATCH)
+    effects = shard.enqueue("large", tokens=1_001, priority=INTERACTIVE)
+    assert sheds(effects) == {"large": "QUEUE_TOKENS_FULL"}
+    assert shard.book.shelves.waiting.tickets == 2
+
+
+# Deadlines.
+
+
+def test_a_waiting_ticket_is_shed_at_its_deadline_and_not_before(shard):
+    shard.enqueue("a", deadline=START + 3)
+    assert shard.wait(2.9) == []
+    error = only(out.Shed, shard.wait(0.1)).error
+    assert (isinstance(error, DeadlineExceeded), error.reason) == (True, "DEADLINE")
+
+
+def test_an_offered_ticket_past_its_deadline_is_recalled_as_well(shard):
+    shard.enqueue("a", deadline=START + 1), shard.credit(1)
+    effects = shard.wait(1.0)
+    assert (sheds(effects), recalls(effects)) == ({"a": "DEADLINE"}, [("s", ("a",))])
+    assert shard.place("a") == []
+
+
+def test_a_ticket_that_comes_too_late_is_refused_at_once(shard):
+    assert sheds(shard.enqueue("a", deadline=START - 1)) == {"a": "DEADLINE"}
+
+
+def test_many_deadlines_at_once_are_spread_over_ticks():
+    shard = Shard(max_depth=10_000)
+    shard.join()
+    for number in range(2 * DROPS + 1):
+        shard.enqueue(f"t{number}", deadline=START + 1)
+    assert [len(sheds(shard.wait(seconds))) for seconds in (1.0, 0.05, 0.05, 0.05)] == [DROPS, DROPS, 1, 0]
+
+
+def test_deadlines_of_tickets_that_left_do_not_pile_up(shard):
+    for number in range(5_000):
+        shard.enqueue(f"t{number}", deadline=START + 3_600), shard.withdraw(f"t{number}")
+    assert len(shard.book._moves.timers.dues) < 200

@@ -1,0 +1,148 @@
+"""The book and its models: unknown, away for a moment, gone for good; and the heads that schedulers are told."""
+
+import pytest
+
+from penstock.chassis.errors import NotFound
+from penstock.queue import effects as out
+from penstock.queue.moves import DROPS
+from penstock.queue.policies.order import Key
+from queue_tickets import (
+    INTERACTIVE,
+    PATIENCE,
+    START,
+    WARM_UP,
+    Shard,
+    only,
+    sheds,
+)
+
+
+@pytest.fixture
+def shard():
+    shard = Shard()
+    shard.join()
+    return shard
+
+
+# Models.
+
+
+def test_a_model_that_nobody_serves_is_unknown_once_the_shard_is_warm(shard):
+    shard.wait(WARM_UP)
+    error = only(out.Shed, shard.enqueue("a", model="x")).error
+    assert (isinstance(error, NotFound), error.reason) == (True, "MODEL_UNKNOWN")
+
+
+def test_right_after_the_start_any_model_may_be_about_to_come():
+    shard = Shard()
+    shard.join(models=("other",))
+    assert sheds(shard.enqueue("a")) == {}
+    shard.join("t")
+    assert shard.credit(1, "t") == ["a"]
+
+
+def test_tickets_wait_for_a_scheduler_that_is_gone_for_a_moment(shard):
+    shard.enqueue("before")
+    shard.wait(60)
+    shard.lose("s")
+    assert sheds(shard.enqueue("after", enqueued=START + 60)) == {}
+    shard.wait(PATIENCE - 1)
+    shard.join("t")
+    assert sheds(shard.wait(60)) == {}
+    assert shard.credit(5, "t") == ["before", "after"]
+
+
+def test_a_model_that_moved_from_one_scheduler_to_another_was_never_unknown(shard):
+    shard.join("t", models=("other",))
+    shard.wait(60)
+    shard.serve("s", ())
+    assert sheds(shard.enqueue("a")) == {}
+    shard.serve("t", ("m", "other"))
+    assert shard.credit(1, "t") == ["a"]
+
+
+def test_tickets_do_not_wait_for_ever_for_a_model_that_stays_away(shard):
+    shard.enqueue("a"), shard.lose("s")
+    assert sheds(shard.wait(PATIENCE - 0.1)) == {}
+    assert sheds(shard.wait(0.1)) == {"a": "NO_WORKER"}
+    assert only(out.Shed, shard.said).error.retry_after == PATIENCE
+
+
+def test_those_who_wait_in_vain_are_told_in_turns_and_no_more_once_the_model_is_back():
+    shard = Shard(max_depth=10_000)
+    shard.join()
+    for number in range(DROPS + 2):
+        shard.enqueue(f"t{number}")
+    shard.lose("s")
+    assert len(sheds(shard.wait(PATIENCE))) == DROPS
+    shard.join("t")
+    assert sheds(shard.wait(0.05)) == {}
+    assert shard.credit(5, "t") == [f"t{DROPS}", f"t{DROPS + 1}"]
+
+
+def test_once_a_model_stays_away_newcomers_hear_so_at_once(shard):
+    shard.lose("s"), shard.wait(PATIENCE)
+    assert sheds(shard.enqueue("b")) == {"b": "NO_WORKER"}
+
+
+def test_an_offer_that_comes_back_after_its_model_went_waits_for_a_bounded_time(shard):
+    shard.enqueue("a"), shard.credit(1)
+    shard.serve("s", ()), shard.wait(PATIENCE)
+    shard.decline("a")
+    assert sheds(shard.wait(PATIENCE - 0.1)) == {}
+    assert sheds(shard.wait(0.1)) == {"a": "NO_WORKER"}
+
+
+def test_the_catalog_is_the_union_over_schedulers_and_told_on_change_alone(shard):
+    shard.said.clear()
+    shard.join("t", models=("m", "n"))
+    entries = only(out.Models, shard.said).entries
+    assert [(each.model, each.workers_hint) for each in entries] == [("m", 2), ("n", 1)]
+    shard.said.clear()
+    shard.serve("t", ("m", "n"))
+    assert shard.said == []
+    shard.lose("t")
+    assert [(each.model, each.workers_hint) for each in only(out.Models, shard.said).entries] == [("m", 1)]
+
+
+def test_an_edge_that_joins_hears_the_catalog(shard):
+    assert [each.model for each in only(out.Models, shard.book.edge_joined("new")).entries] == ["m"]
+
+
+# Heads.
+
+
+def test_the_head_is_told_when_it_changes_and_not_again(shard):
+    shard.heads()
+    shard.enqueue("a", tokens=100, enqueued=START + 1)
+    assert shard.heads() == [out.Head("s", "m", 1, 100, Key(2, 0.0, START + 1))]
+    shard.enqueue("a")
+    assert shard.heads() == []
+    shard.enqueue("b", tokens=50, priority=INTERACTIVE, enqueued=START + 2)
+    assert shard.heads() == [out.Head("s", "m", 2, 150, Key(1, 0.0, START + 2))]
+    shard.withdraw("a", "b")
+    assert shard.heads() == [out.Head("s", "m", 0, 0, None)]
+
+
+def test_after_an_offer_the_head_is_told_even_where_it_looks_the_same(shard):
+    shard.enqueue("a"), shard.heads()
+    shard.credit(1), shard.enqueue("b")
+    assert shard.heads() == [out.Head("s", "m", 1, 100, Key(2, 110.0, START))]
+
+
+def test_tickets_that_pass_through_at_once_make_no_noise(shard):
+    shard.credit(5), shard.heads()
+    shard.enqueue("a"), shard.place("a")
+    assert shard.heads() == []
+
+
+def test_heads_go_to_those_alone_that_can_place_the_model(shard):
+    shard.join("t", models=("n",))
+    shard.enqueue("a")
+    assert [head.scheduler for head in shard.heads()] == ["s"]
+
+
+def test_a_scheduler_that_joins_hears_what_waits(shard):
+    shard.enqueue("a"), shard.heads()
+    shard.join("t")
+    assert {head.scheduler: head.waiting for head in shard.heads()} == {"s": 1, "t": 1}
