@@ -31,8 +31,6 @@ ARRIVING = 1.5  # s, over which the clients of a crowd come, so that they leave 
 STEPS = 1  # that which runs when the engine is told; it begins the next without the request
 CROWD_TIMEOUT = 60.0  # s for a crowd to come, leave and be gone
 
-Ran = Mapping[str, dict[str, Any]]  # what a worker said of a run, by request
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelOptions:
