@@ -67,3 +67,14 @@ def test_a_lone_answer_costs_an_event_for_each_report_and_not_for_each_step():
     steps = leaping.workers[0].tally.steps
     assert steps > 500
     assert leaping.events.past < one_by_one.events.past - steps / 2
+
+
+def test_a_request_costs_few_events_however_many_come():
+    """Its own frames, and its share of what is told at every tick and every few steps; less the more there are."""
+
+    def each(rate):
+        run = Simulation(world(rate=rate, output=100, seed=1, duration=5.0, workers=[{"slots": 16}])).run()
+        return run.events.past / len(run.ledger.requests)
+
+    assert each(20.0) < 28
+    assert each(200.0) < 7

@@ -82,8 +82,9 @@ class Worker:
 
     def release(self, lease_id: str) -> None:
         """Idempotent."""
-        self.promised_blocks -= self.promised.pop(lease_id, 0)
-        self._measure()
+        if lease_id in self.promised:
+            self.promised_blocks -= self.promised.pop(lease_id)
+            self._measure()
 
     def expect(self, prompt_tokens: int) -> None:
         """Count a prompt that is on its way here; or, below 0, one that its own reports count from now on."""
