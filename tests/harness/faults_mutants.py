@@ -22,11 +22,14 @@ from penstock.edge.tower import Tower
 from penstock.faults.plan import Act, Fault, plan, with_poison, with_slow_reader
 from penstock.faults.wire import TO_CLIENT, Point
 from penstock.queue.book import TicketBook
+from penstock.scheduler.blames import BlameBook
 from penstock.scheduler.credit import CreditBook
 from penstock.scheduler.dispatcher import Dispatcher
+from penstock.worker import refusals
 from penstock.worker.attachment import Attachment
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.probation import Probation
 from penstock.worker.runs import RunBook
 
 MUTANTS = {}
@@ -55,7 +58,7 @@ class Mutant:
     def plan(self, seed):
         found = plan(seed)
         if self.world:
-            return dataclasses.replace(self.world(found, random.Random(seed)), faults=(), roughness=0.0)
+            return self.world(dataclasses.replace(found, faults=(), roughness=0.0), random.Random(seed))
         if self.leaves:
             asks = (dataclasses.replace(ask, poison_at=None) for ask in found.asks)  # such a client is not to leave
             asks = tuple(self.leaves(ask, number) for number, ask in enumerate(asks))
@@ -74,6 +77,14 @@ def stays(ask, _):
 def hurries_off(ask, number):
     """Leaves while its prompt is on its way into the mesh, tokenized, or computed."""
     return dataclasses.replace(ask, leaves_at=None, leaves_after=0.003 + 0.004 * number, timeout=None, tokens=24)
+
+
+def edges_die_of_poison(planned, draw):
+    """A request crashes engines, and edges are lost: what they had comes again by another."""
+    deaths = (
+        Fault(act=Act.KILL, seconds=0.1, victim="edge", pick=pick, at=draw.uniform(0.3, 0.6)) for pick in (0, 0.9)
+    )
+    return dataclasses.replace(with_poison(planned, draw), faults=tuple(deaths))
 
 
 def leaves_midway(ask, _):
@@ -233,6 +244,22 @@ def runs_of_a_dead_engine_are_waited_for(engine_lost, self, error, *rest, **give
 @mutant(RunBook, "engine_lost", world=with_poison)
 def nobody_is_put_on_probation(engine_lost, self, error, now, *, crashed=False):
     return engine_lost(self, error, now)
+
+
+@mutant(Probation, "acquit", world=with_poison)
+def acquitted_runs_go_on_beside_the_next_suspect(_, self):
+    if self.tried and self.tried.tokens > self._mark:
+        self.tried = None
+
+
+@mutant(BlameBook, "all", world=edges_die_of_poison)
+def queues_do_not_hear_of_suspects(*_):
+    return ()
+
+
+@mutant(RunBook, "_leave_ghost", world=edges_die_of_poison)
+def trials_end_with_their_clients(_, self, run, now):
+    return self._end(run, refusals.too_late(), now)
 
 
 @mutant(Batch, "_let_go", leaves=hurries_off)
