@@ -4,7 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chassis.errors import Overloaded
-from penstock.edge.refusals import HOLD, LONGEST, PROBE_EVERY, SIZES, SLACK, Ask, Closing, Kind, Refusals, refusal_of
+from penstock.edge.refusals import (
+    HOLD,
+    LONGEST,
+    PROBE_EVERY,
+    SIZES,
+    SLACK,
+    UNANSWERED,
+    Ask,
+    Closing,
+    Kind,
+    Refusals,
+    refusal_of,
+)
 
 ANNA = Kind("anna", "m", 2)
 ASK = Ask(100, 50, arrived=10.0, time=60.0)
@@ -43,16 +55,27 @@ def test_when_a_refusal_is_over_the_others_wait_for_what_becomes_of_the_first():
     assert not found.find(ANNA, later(first, by=HOLD / 2))
 
 
-def test_one_that_is_never_answered_holds_up_nobody_for_long():
+def test_while_the_first_is_not_answered_another_is_let_through_now_and_then():
     found = refused()
-    assert not found.find(ANNA, later(by=SHORT))
-    assert not found.find(ANNA, later(by=SHORT + HOLD))
+    passed = [at for at in range(300) if not found.find(ANNA, later(by=SHORT + at / 1_000))]
+    assert passed == [round(1_000 * HOLD) * each for each in range(len(passed))]
+    assert len(passed) > 5
 
 
 def test_a_refusal_that_is_long_over_is_nothing_to_anybody():
     found = refused()
-    assert not found.find(ANNA, later(by=SHORT + HOLD))
-    assert not found.find(ANNA, later(by=SHORT + 1.1 * HOLD))
+    assert not found.find(ANNA, later(by=SHORT + UNANSWERED))
+    assert not found.find(ANNA, later(by=SHORT + UNANSWERED + 0.1 * HOLD))
+
+
+def test_what_is_taken_with_no_room_behind_it_shuts_the_door_again():
+    found = refused()
+    found.taken(ANNA, later())
+    closing = Closing(lasts=SHORT, prompt=50, output=1)
+    found.closed(ANNA, later(), [closing], asked_at=later().arrived, told=None, now=later().arrived)
+    error = found.find(ANNA, later(later(), prompt=50, output=1)).error(later().arrived)
+    assert (error.reason, round(error.retry_after, 6)) == ("OVERLOADED", 0.05)
+    assert not found.find(ANNA, later(later(), prompt=49))
 
 
 def test_what_is_smaller_in_anything_or_due_earlier_is_for_the_queue_to_judge():
@@ -151,7 +174,7 @@ def test_only_what_a_refusal_of_its_own_kind_covers_is_refused_and_only_while_it
             assert ask.prompt >= why.ask.prompt
             assert ask.output >= why.ask.output
             assert ask.deadline >= why.ask.deadline
-            assert why.ask.arrived <= ask.arrived < why.until + HOLD <= why.ask.arrived + LONGEST + HOLD
+            assert why.ask.arrived <= ask.arrived < why.until + UNANSWERED <= why.ask.arrived + LONGEST + UNANSWERED
 
 
 @given(st.lists(st.tuples(kinds, asks, st.floats(0, 5)), max_size=30), kinds)

@@ -7,7 +7,7 @@ from penstock.cli.bench.report import Slo, report
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.floor import Floor
 from penstock.cli.scorecard.surge import SurgeOptions, scenario
-from penstock.cli.scorecard.surge_lines import JUDGED, Offered, cost_lines, goodput_lines, refusal_lines
+from penstock.cli.scorecard.surge_lines import JUDGED, Offered, alone_lines, cost_lines, goodput_lines, refusal_lines
 
 SECONDS = 10.0
 FLOOR = Floor(cpu=0.0002, waits=[0.001, 0.002])
@@ -76,6 +76,7 @@ def test_sessions_are_judged_and_other_ways_told_each_beside_its_floor():
 def test_what_edges_refuse_alone_is_told_as_a_share():
     real = replace(offered([refused(number) for number in range(10)], edge=1.0), by_edges=4.0)
     flood = replace(offered([refused(number) for number in range(110)], edge=1.0), by_edges=99.0)
-    lines = by_figure(refusal_lines(real, flood))
-    shares = [lines[f"of these by the edge alone, at {load}"].measured for load in ("3x", "8x")]
-    assert shares == [40.0, 90.0]
+    simulated = {"refused_by_edges_share": 0.85}
+    lines = by_figure([*alone_lines(3.0, real, simulated), *alone_lines(8.0, flood, simulated)])
+    shares = [lines[f"refused by the edge alone at {load}"].measured for load in ("3x", "8x", "8x as simulated")]
+    assert shares == [40.0, 90.0, 85.0]

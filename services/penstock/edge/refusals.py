@@ -2,8 +2,9 @@
 
 Exact by the figures of those refusals: what is refused here, the queue would have refused. When one is over there is
 room for one more, and the first that comes is let through to take it: until that is answered the others would find
-none. As figures change, now and then one is let through all the same, and what the queue says to it counts from there
-on. No I/O; `now` comes in.
+none, so only now and then another goes after it, however long answers take where all is busy. As figures change, one is
+let through now and then while they stand as well, and what the queue says to it counts from there on. No I/O; `now`
+comes in.
 """
 
 from collections import OrderedDict
@@ -15,7 +16,8 @@ from typing import NamedTuple
 from penstock.chassis.errors import Overloaded
 
 PROBE_EVERY = 0.1  # s; the end of an overload is noticed by then
-HOLD = 0.02  # s at most for which the others are refused while one is on its way; the queue answers in a few ms
+HOLD = 0.04  # s between those that are let through once a refusal is over; the queue answers in a few ms
+UNANSWERED = 1.0  # s at most that a refusal which is over counts for anything
 LONGEST = 1.0  # s that one refusal holds at most: a tenant may be given another class or weight meanwhile
 KINDS = 10_000  # remembered; the least recently refused go first
 SIZES = 8  # of one kind
@@ -84,7 +86,7 @@ class Closed:
 
     refusals: list[Refusal] = field(default_factory=list)  # oldest first
     heard_at: float = -inf  # when one was last refused by the queue, or let through to it
-    trying: float = -inf  # when the one came that was let through as a refusal was over; it is not answered yet
+    trying: float = -inf  # when the last came that was let through as a refusal was over
 
     def stands(self, refusal: Refusal, arrived: float) -> bool:
         """Tell whether a refusal counts now; where it does not, whoever came is the one that is let through."""
@@ -120,7 +122,7 @@ class Refusals:
             self._kinds.popitem(last=False)
         kept = [each for each in closed.refusals if each.until > now and not _covers(refusal, each)]
         closed.refusals = [*kept, refusal][-SIZES:]
-        closed.heard_at, closed.trying = now, -inf
+        closed.heard_at = now
 
     def find(self, kind: Kind, ask: Ask) -> Refusal | None:
         """Return why a request that comes now is refused; None: ask the queue."""
@@ -128,14 +130,13 @@ class Refusals:
         if closed is None or ask.arrived in (closed.heard_at, closed.trying):  # let through a moment ago
             return None
         found = max(closed.refusals, key=lambda each: (each.holds_for(ask), each.until))
-        if not found.holds_for(ask) or ask.arrived >= found.until + HOLD:
+        if not found.holds_for(ask) or ask.arrived >= found.until + UNANSWERED:
             return None
         return found if closed.stands(found, ask.arrived) else None
 
     def taken(self, kind: Kind, ask: Ask) -> None:
         """Hear that the queue took one in: what would have refused it holds no more."""
         if closed := self._kinds.get(kind):
-            closed.trying = -inf
             closed.refusals = [each for each in closed.refusals if not each.holds_for(ask)]
             if not closed.refusals:
                 del self._kinds[kind]

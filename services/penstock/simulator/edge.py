@@ -75,6 +75,12 @@ class SimEdge:
         self._waiting: dict[str, tuple[Request, WaitingTicket]] = {}  # by ticket, until a lease
         self._flights: dict[int, Flight] = {}  # by run, until it is over
         self._last_run = 0
+        self._refusals = 0
+
+    @property
+    def refused_alone_share(self) -> float:
+        """Return the share of refusals that were decided at the door, without the queue."""
+        return self.door.refused / self._refusals if self.door and self._refusals else 0.0
 
     # What clients do.
 
@@ -166,6 +172,7 @@ class SimEdge:
             self._refused(request, error)
 
     def _refused(self, request: Request, error: PenstockError) -> None:
+        self._refusals += 1
         code = error.code.name
         if code in RETRIED and request.tries <= request.tenant.client.retries:
             self._try_later(request, error.retry_after or 0.0)

@@ -26,6 +26,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
         **_prefixes(simulation),
         **_predictions(ledger.waits, ledger.unpredicted),
         **({"same_zone_share": ledger.near_leases / ledger.leases} if ledger.leases else {}),
+        "refused_by_edges_share": simulation.mesh.edge.refused_alone_share,
         "attempts_per_request": _share(sum(each.tries for each in ledger.requests), len(ledger.requests)),
         "first_tokens": ledger.first_tokens,
         "first_tokens_late_share": _share(ledger.late, ledger.first_tokens),

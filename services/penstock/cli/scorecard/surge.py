@@ -12,8 +12,10 @@ in this run: what gRPC or the HTTP server takes to say no.
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -25,7 +27,16 @@ from penstock.cli.scorecard.asking import WAYS, Asking, Way
 from penstock.cli.scorecard.card import Card, told
 from penstock.cli.scorecard.floor import measured_floors
 from penstock.cli.scorecard.rig import Rig, rig
-from penstock.cli.scorecard.surge_lines import FLOOD, JUDGED, LOAD, Offered, cost_lines, goodput_lines, refusal_lines
+from penstock.cli.scorecard.surge_lines import (
+    FLOOD,
+    JUDGED,
+    LOAD,
+    Offered,
+    alone_lines,
+    cost_lines,
+    goodput_lines,
+    refusal_lines,
+)
 from penstock.cli.scorecard.verdicts import residue_lines
 from penstock.simulator.arrivals import Poisson
 from penstock.simulator.demand import Drawn
@@ -56,7 +67,8 @@ class SurgeOptions:
 async def surge(asked: SurgeOptions, mesh: MeshOptions, console: Console) -> Card:
     world = scenario(asked, mesh)
     limit = await asyncio.to_thread(knee, replace(world, load=1.0, duration=60.0))
-    simulated = figures_of(await asyncio.to_thread(Simulation(replace(world, load=LOAD * limit)).run))
+    simulated = await asyncio.to_thread(_simulated, world, LOAD * limit)
+    flooded = await asyncio.to_thread(_simulated, world, FLOOD * limit)
     offered: dict[str, tuple[Offered, Offered]] = {}
     async with rig(mesh, console, settings=settings()) as stage:
         for name, way in WAYS.items():
@@ -68,10 +80,16 @@ async def surge(asked: SurgeOptions, mesh: MeshOptions, console: Console) -> Car
     card = Card(proof="surge", void="" if real.refused else "nobody was refused")
     card.lines += [told("what FIFO serves", limit * rate(world), "requests/s")]
     card.lines += [*goodput_lines(real, simulated), *refusal_lines(real, flood)]
+    card.lines += [*alone_lines(LOAD, real, simulated), *alone_lines(FLOOD, flood, flooded)]
     for name, (less, more) in offered.items():
         card.lines += cost_lines(name, less, more, floors[name])
     card.lines += residue_lines(residue)
     return card
+
+
+def _simulated(world: Scenario, load: float) -> Mapping[str, Any]:
+    """Return the figures of the very same requests under virtual time."""
+    return figures_of(Simulation(replace(world, load=load)).run())
 
 
 def settings() -> tuple[str, ...]:

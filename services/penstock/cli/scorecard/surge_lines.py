@@ -67,10 +67,17 @@ def refusal_lines(real: Offered, flood: Offered) -> list[Line]:
         told(f"refused at {LOAD:g}x", len(real.refused)),
         told(f"refused at {FLOOD:g}x", len(flood.refused)),
         told(f"failed otherwise at {FLOOD:g}x", flood.figures["failures"]),
-        told(f"of these by the edge alone, at {LOAD:g}x", _share_alone(real), "%"),
-        told(f"of these by the edge alone, at {FLOOD:g}x", _share_alone(flood), "%"),
         told(f"let in at {LOAD:g}x and refused later", real.given_up),
         exactly("refusals without a Retry-After", real.figures["shed_without_retry_after"], 0),
+    ]
+
+
+def alone_lines(load: float, real: Offered, simulated: Mapping[str, Any]) -> list[Line]:
+    """How many the edge refuses without asking the queue, which is what makes them cheap."""
+    share = 100 * real.by_edges / max(1, len(real.refused))
+    return [
+        told(f"refused by the edge alone at {load:g}x", share, "%"),
+        told(f"refused by the edge alone at {load:g}x as simulated", 100 * simulated["refused_by_edges_share"], "%"),
     ]
 
 
@@ -89,7 +96,3 @@ def cost_lines(way: str, real: Offered, flood: Offered, floor: Floor) -> list[Li
         at_most(spent, total, COST, "us") if is_judged else told(spent, total, "us"),
         told(f"{way}: CPU of an empty one", 1e6 * floor.cpu, "us"),
     ]
-
-
-def _share_alone(offered: Offered) -> float:
-    return 100 * offered.by_edges / max(1, len(offered.refused))
