@@ -13,7 +13,14 @@ POISON = 300  # a token that no text here has
 SETTINGS = (f"PENSTOCK_WORKER_SIM_CRASH_ON={POISON}", "PENSTOCK_WORKER_SIM_BASE_S=0.01")
 
 
-async def test_a_request_that_crashes_engines_hits_one_worker_and_is_told_so_while_all_others_finish(tiny_model):
+async def is_told_so(client):
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await read_all(client.generate(token_ids=TokenIds(ids=[5, POISON]), max_output_tokens=4))
+    assert failed.value.code() is grpc.StatusCode.INTERNAL
+    assert error_from_rpc(failed.value).reason == "ENGINE_CRASHED"
+
+
+async def test_a_request_that_crashes_engines_hits_one_worker_once_and_is_told_so_while_all_others_finish(tiny_model):
     sampling = Sampling(temperature=0.0, seed=1)  # a simulated engine's tokens follow from the seed
     wishes = [{**greedy(f"word {number}", 150), "sampling": sampling} for number in range(8)]
     async with running_mesh(engine="sim", model=tiny_model, workers=2, settings=SETTINGS) as mesh:
@@ -22,11 +29,9 @@ async def test_a_request_that_crashes_engines_hits_one_worker_and_is_told_so_whi
             others = [asyncio.create_task(read_all(client.generate(**wish))) for wish in wishes]
             for each in mesh.plan.of("worker"):
                 await until(each.address, lambda figures: figures["running"] > 1)
-            with pytest.raises(grpc.aio.AioRpcError) as failed:
-                await read_all(client.generate(token_ids=TokenIds(ids=[5, POISON]), max_output_tokens=4))
-            assert failed.value.code() is grpc.StatusCode.INTERNAL
-            assert error_from_rpc(failed.value).reason == "ENGINE_CRASHED"
+            await is_told_so(client)
             assert await asyncio.gather(*others) == calm
-        await at_rest(mesh)
+            await at_rest(mesh)
+            await is_told_so(client)  # before any engine has seen it
         over = [await until(each.address, lambda figures: figures["restarts"] != 1) for each in mesh.plan.of("worker")]
         assert sorted(figures["restarts"] for figures in over) == [0, 2]

@@ -54,6 +54,19 @@ def test_a_suspect_is_named_while_it_is_tried_and_once_it_is_found_guilty():
     assert book.trials.blamed(603.0) == []
 
 
+def test_what_is_the_same_as_the_guilty_is_not_tried_as_well():
+    book = ready_book()
+    runs = [running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2, 3)]
+    for run, fingerprint in zip(runs, (5, 5, 6), strict=True):
+        run.fingerprint = fingerprint
+    book.engine_lost(refusals.engine_died(), 1.0, crashed=True)
+    book.engine_ready(LIMITS)
+    ended = book.engine_lost(refusals.engine_died(), 2.0, crashed=True)
+    told = {each.run.handle: each.outcome.reason for each in ended if isinstance(each, Ended)}
+    assert told == {1: "ENGINE_CRASHED", 2: "ENGINE_CRASHED"}
+    assert book.trials.probation.held == [runs[2]]
+
+
 def test_a_suspect_that_is_acquitted_is_named_no_more():
     book, run = book_with_suspect()
     book.engine_ready(LIMITS)

@@ -145,10 +145,10 @@ class RunBook:
         Where it `crashed` by itself, the run that was tried is to blame, or those that it had are put on probation.
         """
         self.closed, self._limits = error, None
-        culprit, freed = self.trials.lose_engine(now, crashed=crashed)
+        guilty, freed = self.trials.lose_engine(now, crashed=crashed)
         effects: list[Effect] = []
         for run in (*self.parked.values(), *self.running.values(), *freed):
-            why = refusals.engine_crashed() if run is culprit else error
+            why = refusals.engine_crashed() if run in guilty else error
             gone = Cancelled(run.seq_id, run.tokens, 0)
             effects += self._end(run, why if run.ending is None else outcome_of(run, gone), now)
         return told_at_once(effects)

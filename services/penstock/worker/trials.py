@@ -21,8 +21,11 @@ class Trials:
     probation: Probation = field(default_factory=Probation)  # those held are not running
     blames: Blames = field(default_factory=Blames)
 
-    def lose_engine(self, now: float, *, crashed: bool) -> tuple[Run | None, list[Run]]:
-        """Keep what the next engine is to try; return who is found guilty, and those who need not wait any longer."""
+    def lose_engine(self, now: float, *, crashed: bool) -> tuple[list[Run], list[Run]]:
+        """Keep what the next engine is to try; return who is found guilty, and those who need not wait any longer.
+
+        Whatever is the same as the run that was tried is as guilty: trying each would cost an engine each.
+        """
         running = list(self.running.values())
         culprit = self.probation.culprit(running) if crashed else None
         if culprit:
@@ -30,7 +33,10 @@ class Trials:
         for run in self.probation.hold([] if culprit else running, crashed=crashed):
             self._keep(run)
         self.time_waits(now + self.hold_for)
-        return culprit, self.probation.release() if culprit else []
+        if culprit is None:
+            return [], []
+        twins = [run for run in self.probation.held if run.fingerprint == culprit.fingerprint != 0]
+        return [culprit, *twins], [*twins, *self.probation.release()]
 
     def time_waits(self, until: float = math.inf) -> None:
         for run in self.probation.waiting:
