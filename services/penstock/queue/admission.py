@@ -5,7 +5,7 @@ from functools import partial
 from math import ceil
 
 from penstock.chassis.errors import PenstockError
-from penstock.queue.bounds import NO_EXCESS, Bounds
+from penstock.queue.bounds import Bounds
 from penstock.queue.errors import (
     AtTheDoor,
     Closed,
@@ -124,7 +124,7 @@ class Admission:
 
     def has_room(self, ticket: WaitingTicket) -> bool:
         """Resumed work always has: its place was its own, and half of its answer is out already."""
-        return ticket.resumes or self._bounds.excess(self._shelves.waiting, ticket.tokens) == NO_EXCESS
+        return ticket.resumes or self._bounds.fits(self._shelves.waiting, ticket.tokens)
 
     def can_have_room(self, ticket: WaitingTicket) -> bool:
         """Tell whether it would have room if all that may make way for it did."""

@@ -10,12 +10,13 @@ class Bounds:
     max_depth: int  # tickets waiting
     max_tokens: int  # prompt + output tokens waiting
 
+    def fits(self, waiting: Load, tokens: int) -> bool:
+        """Tell whether one more ticket of `tokens` stays within the bounds."""
+        return waiting.tickets < self.max_depth and waiting.tokens + tokens <= self.max_tokens
+
     def excess(self, waiting: Load, tokens: int) -> Load:
         """Return by how much one more ticket of `tokens` would pass the bounds."""
         return Load(
             max(0, waiting.tickets + 1 - self.max_depth),
             max(0, waiting.tokens + tokens - self.max_tokens),
         )
-
-
-NO_EXCESS = Load(0, 0)

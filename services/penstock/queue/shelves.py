@@ -78,7 +78,7 @@ class Shelves:
         """Use up credit; `urgent`: what is for tickets that go first alone. They wait for a class above their own."""
         seats, unfit = self._seats, set[str]()
         find, offer = (seats.with_urgent_credit, seats.offer_urgent) if urgent else (seats.with_credit, seats.offer)
-        while (found := find(shelf.model, unfit)) and (not urgent or shelf.is_urgent):
+        while (found := find(shelf.model, unfit)) and shelf.order.load.tickets and (not urgent or shelf.is_urgent):
             scheduler, credit = found
             fit = urgent_fit_of(scheduler, credit.max_tokens) if urgent else fit_of(scheduler, credit.largest)
             ticket = shelf.order.take(fit)
