@@ -134,7 +134,14 @@ def test_what_a_worker_said_holds_until_it_says_something_else_or_its_time_is_ov
 
 def test_a_shard_refuses_the_guilty_for_good_and_has_suspects_asked_for_again():
     seats = Seats(a=Seat(blames={1: False}), b=Seat(blames={1: True, 2: False}))
-    assert seats.refusal(1).reason == "ENGINE_CRASHED"
-    assert seats.refusal(2).reason == "SUSPECT"
-    assert seats.refusal(2).retry_after
-    assert seats.refusal(3) is None
+    assert seats.refusal(1, 0.0).reason == "ENGINE_CRASHED"
+    assert seats.refusal(2, 0.0).reason == "SUSPECT"
+    assert seats.refusal(2, 0.0).retry_after
+    assert seats.refusal(3, 0.0) is None
+
+
+def test_what_a_lost_scheduler_said_holds_for_a_while_as_it_may_be_back():
+    seats = Seats(a=Seat(blames={1: True, 2: False}))
+    seats.lose("a", 5.0)
+    assert [seats.refusal(key, 14.9).reason for key in (1, 2)] == ["ENGINE_CRASHED", "SUSPECT"]
+    assert seats.refusal(1, 15.0) is None

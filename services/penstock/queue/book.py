@@ -87,7 +87,7 @@ class TicketBook:
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
             return [_queued(known, self.shelves.predict(known, now))]
         effects = self._moves.recall([ticket.ticket_id], "REPLACED")
-        refusal = self.seats.refusal(fingerprint) or self._admission.refusal(ticket, now)
+        refusal = self.seats.refusal(fingerprint, now) or self._admission.refusal(ticket, now)
         if refusal is None:
             prediction = self._predict(ticket, now)
             refusal = self._admission.lateness(ticket, prediction, now)
@@ -114,7 +114,7 @@ class TicketBook:
 
     def scheduler_lost(self, scheduler: str, now: float) -> list[Effect]:
         """Put back into its place what it was offered; leases it gave stand or lapse without it."""
-        seat = self.seats.pop(scheduler)
+        seat = self.seats.lose(scheduler, now)
         offered = [self.tickets[ticket_id] for ticket_id in seat.offered]
         for ticket in offered:
             self._moves.give_back(ticket, now)

@@ -12,6 +12,8 @@ from penstock.queue.policies.order import Fit, FitOf
 from penstock.queue.speed import Speed
 from penstock.queue.waiting import WaitingTicket
 
+MEMORY = 10.0  # s
+
 
 @dataclass(slots=True)
 class Credit:
@@ -91,9 +93,23 @@ class Seats(dict[str, Seat]):
     def serving(self, model: str) -> Iterator[str]:
         return (key for key, seat in self.items() if model in seat.catalog)
 
-    def refusal(self, fingerprint: int) -> PenstockError | None:
+    def __init__(self, **seats: Seat) -> None:
+        super().__init__(**seats)
+        self._lost: dict[int, tuple[bool, float]] = {}  # what lost schedulers had said in blame, and until when
+
+    def lose(self, scheduler: str, now: float) -> Seat:
+        """Take a seat away; what its scheduler said in blame holds until it may be back, or its workers elsewhere."""
+        seat = self.pop(scheduler)
+        self._lost = {key: each for key, each in self._lost.items() if each[1] > now}
+        self._lost |= {key: (is_guilty, now + MEMORY) for key, is_guilty in seat.blames.items()}
+        return seat
+
+    def refusal(self, fingerprint: int, now: float) -> PenstockError | None:
         """Return why nobody is to run what crashed an engine, or may have."""
         blames = {seat.blames.get(fingerprint) for seat in self.values()}
+        is_guilty, until = self._lost.get(fingerprint, (False, now))
+        if until > now:
+            blames.add(is_guilty)
         return Guilty() if True in blames else Suspect() if False in blames else None
 
     @property
