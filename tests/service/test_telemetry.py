@@ -63,7 +63,9 @@ def test_without_a_valid_parent_a_span_is_the_root_of_a_new_trace(receiver, trac
 
 def test_the_trace_id_of_a_malformed_traceparent_is_empty():
     assert trace_id_of(CALLER) == TRACE
-    assert trace_id_of("00-xyz") == ""
+    zeros, ids = f"00-{'0' * 32}-{'b' * 16}-01", f"{'a' * 32}-{'0' * 16}-01"
+    assert [trace_id_of(each) for each in ("", "00-xyz", zeros, f"00-{ids}", CALLER + "-more")] == [""] * 5
+    assert trace_id_of(CALLER.replace("00-", "01-", 1) + "-more") == TRACE, "a later version may say more"
 
 
 def test_a_counter_made_before_telemetry_is_configured_counts(receiver):

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import grpc
 import structlog
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
 from google.rpc import code_pb2, status_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
@@ -70,12 +69,10 @@ class PenstockError(Exception):
         return found
 
     def status(self) -> status_pb2.Status:
-        packed = []
+        status = status_pb2.Status(code=self.code.value[0], message=self.message)
         for detail in self.details():
-            any_message = AnyMessage()
-            any_message.Pack(detail)
-            packed.append(any_message)
-        return status_pb2.Status(code=self.code.value[0], message=self.message, details=packed)
+            status.details.add().Pack(detail)
+        return status
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """What goes beside the status: the details in binary, and the pushback gRPC's own retries obey.

@@ -5,6 +5,7 @@ is named (by a W3C traceparent, which also travels in frames) and a span is ende
 """
 
 import os
+import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ log = structlog.get_logger()
 SCOPE = "penstock"
 EXPORT_TIMEOUT = 2.0  # s; a receiver that is away must not hold up the end of the process
 
+_PLAIN = re.compile("00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
 _propagator = TraceContextTextMapPropagator()
 
 # Trace context of the call that is being answered; set by the server's interceptor, read by whoever calls on.
@@ -124,6 +126,8 @@ def traceparent_of(span: Span) -> str:
 
 def trace_id_of(traceparent: str) -> str:
     """The 32 hex digits of the trace; empty when `traceparent` is malformed."""
+    if plain := _PLAIN.fullmatch(traceparent):  # as nearly all are: the propagator takes 20 times as long
+        return plain[1]
     context = trace.get_current_span(_propagator.extract({"traceparent": traceparent}, context=Context()))
     found = context.get_span_context().trace_id
     return f"{found:032x}" if found else ""

@@ -1,6 +1,7 @@
 """Models this edge can talk to: cards fetched from workers, tokenizers built from them."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -116,7 +117,7 @@ class Catalog:
         entries = self._entries()
         return bool(entries) and all(each.card_digest in self._models for each in entries.values())
 
-    def _entries(self) -> dict[str, CatalogEntry]:
+    def _entries(self) -> Mapping[str, CatalogEntry]:
         return self._roster.entries(self._clock.now())
 
     def _look_up(self, name: str) -> Model | None:

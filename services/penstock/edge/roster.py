@@ -1,6 +1,7 @@
 """Which models are served, by the latest word of every shard."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from math import inf
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 
@@ -15,6 +16,8 @@ class Roster:
         self._linger = linger  # s
         self._by_shard: dict[str, dict[str, CatalogEntry]] = {}
         self._last_seen: dict[str, tuple[CatalogEntry, float]] = {}
+        self._found: dict[str, CatalogEntry] = {}
+        self._found_until = -inf  # s; found again then, or when a shard has a word
 
     def __repr__(self) -> str:
         return f"<Roster {sorted(self._last_seen)} from {len(self._by_shard)} shards>"
@@ -25,6 +28,7 @@ class Roster:
 
     def replace(self, shard: str, entries: Iterable[CatalogEntry], now: float) -> None:
         """Take a shard's word for all models it can place."""
+        self._found_until = -inf
         before = self._by_shard.get(shard, {})
         self._by_shard[shard] = {entry.model: entry for entry in entries}
         for entry in [*before.values(), *self._by_shard[shard].values()]:
@@ -35,9 +39,16 @@ class Roster:
             self.replace(shard, (), now)
             del self._by_shard[shard]
 
-    def entries(self, now: float) -> dict[str, CatalogEntry]:
+    def entries(self, now: float) -> Mapping[str, CatalogEntry]:
         """Return each model's entry; of several shards' the one with most workers, which has the newest card."""
+        if now >= self._found_until:  # every request asks
+            self._found, self._found_until = self._find(now)
+        return self._found
+
+    def _find(self, now: float) -> tuple[dict[str, CatalogEntry], float]:
+        """Return the entries, and until when they are right."""
         found: dict[str, CatalogEntry] = {}
+        until = inf
         for entries in self._by_shard.values():
             for name, entry in entries.items():
                 if name not in found or entry.workers_hint > found[name].workers_hint:
@@ -45,8 +56,9 @@ class Roster:
         for name, (entry, seen_at) in list(self._last_seen.items()):
             if name in found:
                 continue
-            if now - seen_at < self._linger:
+            if now < seen_at + self._linger:
                 found[name] = entry
+                until = min(until, seen_at + self._linger)
             else:
                 del self._last_seen[name]
-        return found
+        return found, until
