@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from penstock.queue.curve import Curve
 from penstock.queue.margin import ENOUGH, FIRST, LEAST, MOST, Margin
-from penstock.queue.outlook import Ask, Line, Moment, outlook
+from penstock.queue.outlook import Arrivals, Ask, Line, Moment
 from penstock.queue.sizes import Sizes
 from penstock.queue.speed import Release, Speed, merged, together
 
 STEP, TOKEN = 0.01, 0.0001  # s
-NOW = Moment(elapsed=0.0, inflow=0.0, prompt=100.0)
+NOW = Arrivals(elapsed=0.0, inflow=0.0, prompt=100.0)
 ENDS = tuple(Release(number / 10, number) for number in range(1, 9))
 FULL = Speed(
     0.0,
@@ -28,7 +28,8 @@ IDLE = FULL._replace(leases=0, releases=())
 
 
 def first_token(speed, line, prompt, now=NOW, *, shorter=0.5, tokens=0):
-    return outlook(speed, Curve(speed.releases, 0.0), line, Ask(prompt, tokens or prompt, shorter), now).first_token
+    ask = Ask(prompt, tokens or prompt, shorter)
+    return Moment(speed, now).outlook(Curve(speed.releases, 0.0), line, ask).first_token
 
 
 def test_an_idle_worker_takes_a_step_and_the_prompt():
@@ -57,7 +58,7 @@ def test_what_was_placed_since_the_report_takes_slots_of_it():
 
 def test_a_lease_that_waits_at_the_worker_is_given_one_slot_earlier():
     ahead = FULL._replace(leases=9, room=0)
-    found = outlook(ahead, Curve(ENDS, 0.0), Line(1), Ask(10, 10, 0.5), NOW)
+    found = Moment(ahead, NOW).outlook(Curve(ENDS, 0.0), Line(1), Ask(10, 10, 0.5))
     assert found.wait == pytest.approx(0.2)
     assert found.first_token == pytest.approx(0.3 + STEP + 10 * TOKEN)
 
@@ -85,32 +86,40 @@ def test_no_more_passes_a_prompt_than_there_are_slots_for():
     )
 
 
-@given(
-    st.builds(
-        Speed,
-        at=st.just(0.0),
-        step_time=st.floats(0.001, 1),
-        slots=st.integers(1, 300),
-        leases=st.integers(0, 310),
-        room=st.integers(0, 300),
-        workers=st.integers(0, 4),
-        pending_prefill=st.floats(0, 1e6),
-        decode_step=st.floats(1e-4, 1),
-        prefill_token=st.floats(1e-7, 0.01),
-        step_tokens=st.integers(0, 10_000),
-        held_tokens=st.integers(0, 10**6),
-        free_tokens=st.integers(0, 10**6),
-        releases=st.sampled_from([(), ENDS]),
-        placed=st.integers(0, 50),
-    ),
-    st.builds(Line, *[st.floats(0, 1e5)] * 4),
-    st.builds(Ask, st.integers(1, 100_000), st.integers(2, 200_000), st.floats(0, 1)),
-    st.builds(Moment, st.floats(0, 5), st.floats(0, 1e7), st.floats(0, 1e5)),
+SPEEDS = st.builds(
+    Speed,
+    at=st.just(0.0),
+    step_time=st.floats(0.001, 1),
+    slots=st.integers(1, 300),
+    leases=st.integers(0, 310),
+    room=st.integers(0, 300),
+    workers=st.integers(0, 4),
+    pending_prefill=st.floats(0, 1e6),
+    decode_step=st.floats(1e-4, 1),
+    prefill_token=st.floats(1e-7, 0.01),
+    step_tokens=st.integers(0, 10_000),
+    held_tokens=st.integers(0, 10**6),
+    free_tokens=st.integers(0, 10**6),
+    releases=st.sampled_from([(), ENDS]),
+    placed=st.integers(0, 50),
 )
+LINES = st.builds(Line, *[st.floats(0, 1e5)] * 4)
+ASKS = st.builds(Ask, st.integers(1, 100_000), st.integers(2, 200_000), st.floats(0, 1))
+COMES = st.builds(Arrivals, st.floats(0, 5), st.floats(0, 1e7), st.floats(0, 1e5))
+
+
+@given(SPEEDS, LINES, ASKS, COMES)
 def test_whatever_is_reported_a_first_token_comes_after_its_lease_and_after_its_own_prompt(speed, line, ask, now):
-    found = outlook(speed, Curve(speed.releases, 1.0), line, ask, now)
+    found = Moment(speed, now).outlook(Curve(speed.releases, 1.0), line, ask)
     assert 0 <= found.wait <= found.first_token < float("inf")
     assert found.first_token >= speed.decode_step
+
+
+@given(SPEEDS, st.lists(st.tuples(LINES, ASKS), max_size=6), LINES, COMES)
+def test_asking_one_moment_about_many_tickets_tells_what_asking_about_each_alone_does(speed, tickets, line, now):
+    curve, together = Curve(speed.releases, 1.0), Moment(speed, now)
+    for before, ask in [*tickets, *((line, ask) for _, ask in tickets)]:
+        assert together.outlook(curve, before, ask) == Moment(speed, now).outlook(curve, before, ask)
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 5.0), st.integers(1, 9)), max_size=12), st.floats(0.01, 10.0))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.queue.curve import Curve
 from penstock.queue.margin import Margin
-from penstock.queue.outlook import Ask, Line, Moment, outlook
+from penstock.queue.outlook import Arrivals, Ask, Line, Moment
 from penstock.queue.owed import Owed
 from penstock.queue.pace import Pace
 from penstock.queue.sizes import Sizes
@@ -151,7 +151,7 @@ class Forecast:
     def _by_law(self, ticket: WaitingTicket, ahead: Line, view: View) -> Prediction:
         curve = self._curve_for(view.speeds, view.speed, ahead.answer or self.answer)
         ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
-        found = outlook(view.speed, curve, ahead, ask, view.moment)
+        found = view.moment.outlook(curve, ahead, ask)
         tickets, correction = round(ahead.tickets), self.correction
         if not found.waits:
             after = found.first_token - found.wait
@@ -164,8 +164,8 @@ class Forecast:
         speed = together(speeds)
         if speed.leases < speed.slots and self._is_short(now):
             speed = speed._replace(slots=speed.leases)
-        moment = Moment(max(0.0, now - speed.at), self.inflow.tokens_per_second(now), self.sizes.mean)
-        return View(speeds, now, speed, moment)
+        arrivals = Arrivals(max(0.0, now - speed.at), self.inflow.tokens_per_second(now), self.sizes.mean)
+        return View(speeds, now, speed, Moment(speed, arrivals))
 
     def _curve_for(self, speeds: Sequence[Speed], speed: Speed, answer: float) -> Curve:
         """Return the curve of reports, `speed` all together, where answers have so many tokens."""

@@ -6,6 +6,7 @@ as the (n+1)th; until then the prompts of all before it are computed, as far as 
 From there on its own worker splits each step's budget: short prompts pass long ones, but for a share of the oldest.
 """
 
+from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -40,8 +41,8 @@ class Ask(NamedTuple):
     share_of_shorter: float  # of all prompt tokens, in prompts shorter than its own
 
 
-class Moment(NamedTuple):
-    """When it is asked."""
+class Arrivals(NamedTuple):
+    """What comes while a ticket waits."""
 
     elapsed: float  # s since the report
     inflow: float  # prompt tokens per second that go to workers of late
@@ -69,28 +70,59 @@ class Outlook(NamedTuple):
     takes: float  # by which its prompt delays those that it passes; 0: it waits until they are done
 
 
-def outlook(speed: Speed, curve: Curve, line: Line, ask: Ask, now: Moment) -> Outlook:
-    """Tell what a ticket may expect; the report must have a law."""
-    steps = _steps(speed)
-    slot = _releases(speed, line, ask)
-    ahead_of_slots = max(0, speed.room + speed.leases - speed.slots)  # leases that wait at a worker for the next one
-    wait, left = _reach(steps, curve, line, slot - ahead_of_slots)
-    at = wait
-    if ahead_of_slots:
-        at, left = _reach(steps, curve, line, slot)
-    at -= now.elapsed
-    if at < 0:
-        left = max(0.0, left + at * steps.budget / steps.full)
-    if slot > 0:
-        inflow, most = _inflow(steps, curve, line, slot), inf
-    else:
+@dataclass(slots=True)
+class Slot:
+    """When a ticket has a slot, and what there is to prefill beside its prompt from then on, in tokens of a worker."""
+
+    wait: float  # s from now, to the lease
+    at: float  # s from now, at least 0
+    left: float  # of prompts that came before it
+    inflow: float  # of others, that come with each step
+    most: float  # of these, until there is no slot for more
+
+
+class Moment:
+    """What tickets may expect that are asked about at one time, by a report that has a law.
+
+    When a slot comes is worked out once for all that wait for the same one, whatever their prompts.
+    """
+
+    __slots__ = ("_arrivals", "_slots", "_speed", "_steps")
+
+    def __init__(self, speed: Speed, arrivals: Arrivals) -> None:
+        self._speed = speed
+        self._arrivals = arrivals
+        self._steps = _steps(speed)
+        self._slots: dict[tuple[Curve, Line, float], Slot] = {}
+
+    def outlook(self, curve: Curve, line: Line, ask: Ask) -> Outlook:
+        """`curve`: when slots fall free from the report on, beside `line`."""
+        steps, count = self._steps, _releases(self._speed, line, ask)
+        slot = self._slots.get((curve, line, count))
+        if slot is None:
+            slot = self._slots[curve, line, count] = self._slot(curve, line, count)
+        first = slot.at + _own(steps, ask, slot.left, slot.inflow, slot.most)
+        alone = slot.at + _own(steps, ask, slot.left) if slot.inflow else first
+        takes = 0.0 if count > 0 else steps.full * ask.prompt / steps.budget / steps.workers
+        return Outlook(slot.wait, first, count > 0, alone, takes)
+
+    def _slot(self, curve: Curve, line: Line, count: float) -> Slot:
+        speed, steps, arrivals = self._speed, self._steps, self._arrivals
+        ahead_of_slots = max(
+            0, speed.room + speed.leases - speed.slots
+        )  # leases that wait at a worker for the next one
+        wait, left = _reach(steps, curve, line, count - ahead_of_slots)
+        at = wait
+        if ahead_of_slots:
+            at, left = _reach(steps, curve, line, count)
+        wait, at = max(0.0, wait - arrivals.elapsed), at - arrivals.elapsed
+        if at < 0:
+            left = max(0.0, left + at * steps.budget / steps.full)
+        if count > 0:
+            return Slot(wait, max(0.0, at), left, _inflow(steps, curve, line, count), inf)
         at = max(0.0, at) + (speed.step_time / 2 if speed.leases else 0.0)  # a step is under way
-        inflow, most = KEEPS * now.inflow * steps.full / steps.workers, -slot * now.prompt / steps.workers
-    first = _own(steps, ask, left, inflow, most)
-    alone = _own(steps, ask, left) if inflow else first
-    takes = 0.0 if slot > 0 else steps.full * ask.prompt / steps.budget / steps.workers
-    at = max(0.0, at)
-    return Outlook(max(0.0, wait - now.elapsed), at + first, slot > 0, at + alone, takes)
+        inflow = KEEPS * arrivals.inflow * steps.full / steps.workers
+        return Slot(wait, at, left, inflow, -count * arrivals.prompt / steps.workers)
 
 
 def _steps(speed: Speed) -> Steps:
