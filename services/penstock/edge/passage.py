@@ -30,6 +30,7 @@ class Passage:
     record: Record = field(repr=False)
     size: int  # bytes of prompt and ids
     shard: str = ""  # that has the ticket; empty: none
+    crash_fingerprint: int = 0  # as its ticket has it, once there is one
     run: RunOnWorker | None = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     timer_at: float = 0.0

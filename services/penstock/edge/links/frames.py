@@ -61,6 +61,7 @@ def withdraw(ticket_id: str) -> SubmitRequest:
 
 def _ticket(passage: Passage) -> Ticket:
     flight, plan, identity = passage.flight, passage.flight.plan, passage.flight.identity
+    passage.crash_fingerprint = passage.crash_fingerprint or crash_fingerprint(identity.cache_salt, plan)
     return Ticket(
         ticket_id=flight.ticket_id,
         tenant_id=identity.tenant_id,
@@ -75,7 +76,7 @@ def _ticket(passage: Passage) -> Ticket:
         prefix_hashes=prefix_hashes(plan.prompt_ids, plan.block_size, identity.cache_salt),
         avoid_workers=flight.losses.avoided,
         traceparent=passage.record.traceparent,
-        fingerprint=crash_fingerprint(identity.cache_salt, plan),
+        fingerprint=passage.crash_fingerprint,
     )
 
 
@@ -94,7 +95,7 @@ def start(passage: Passage, handle: int, lease: Lease) -> ExecuteRequest:
             cache_salt=flight.identity.cache_salt,
             deadline_unix_nano=unix_nano(flight.deadline),
             traceparent=passage.record.traceparent,
-            fingerprint=crash_fingerprint(flight.identity.cache_salt, plan),
+            fingerprint=passage.crash_fingerprint,
         )
     )
 
