@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous, Naive
+from penstock.worker.engine.batching import OVERTAKEN, Continuous, Naive
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.errors import PromptTooLong, StartInvalid
 from penstock.worker.engine.interface import Admitted, Cancelled, Finished, FinishReason, SequenceSpec
@@ -99,14 +99,20 @@ def test_a_short_prompt_overtakes_a_long_prefill_which_still_goes_on():
     assert [(part.sequence.spec.seq_id, part.count) for part in plan.prefills] == [(1, 2), (2, 6)]
 
 
-def test_urgent_prompts_go_before_shorter_ones_and_the_oldest_keeps_its_share():
-    batch = batch_of(batching=Continuous(token_budget=16, oldest_share=0.25))
+def test_urgent_prompts_go_before_shorter_ones_and_the_oldest_keeps_a_little_of_its_share():
+    batch = batch_of(batching=Continuous(token_budget=16, oldest_share=1.0))
     batch.add(spec(1, prompt=40))
     step(batch)
     batch.add(spec(2, prompt=6))
     batch.add(spec(3, prompt=20, is_urgent=True))
     chunks = [{part.sequence.spec.seq_id: part.count for part in batch.plan().prefills}]
-    assert chunks == [{1: 4, 3: 12}]
+    assert chunks == [{1: 2, 3: 14}]
+
+
+def test_the_oldest_of_urgent_prompts_is_sure_of_the_share_beside_shorter_ones():
+    left = Continuous(token_budget=64, oldest_share=0.25).split_prefill([500, 300, 90], 0, [False, True, True])
+    assert left == [2, 15, 47]
+    assert Continuous(token_budget=64, oldest_share=0.25).split_prefill([300, 90], 0, [True, True]) == [16, 48]
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.booleans()), min_size=1, max_size=9), st.integers(0, 40))
@@ -118,7 +124,8 @@ def test_no_other_prompt_gets_more_than_the_oldests_share_while_an_urgent_one_la
     others = [chunk for chunk, is_urgent in zip(chunks[1:], urgent[1:], strict=True) if not is_urgent]
     lacks = any(flag and chunk < left for chunk, left, flag in zip(chunks, remaining, urgent, strict=True))
     assert not (lacks and any(others))
-    assert chunks[0] >= min(remaining[0], max(1, int(policy.oldest_share * max(1, 32 - decodes))))
+    share = policy.oldest_share * (OVERTAKEN if any(urgent) and not urgent[0] else 1)
+    assert chunks[0] >= min(remaining[0], max(1, int(share * max(1, 32 - decodes))))
 
 
 @pytest.mark.parametrize("decodes", [0, 3, 100])

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+OVERTAKEN = 1 / 8  # of its share, which the oldest keeps while an urgent one prefills that is not as old
+
 
 class Batching(Protocol):
     def taken(self, members: int, running: int) -> int:
@@ -25,7 +27,8 @@ class Continuous:
 
     Shortest remaining prefill first keeps a short prompt's first token from waiting behind a long prompt, and urgent
     ones go before all others. The oldest has a guaranteed share, so it ends in bounded time; as each in turn becomes
-    the oldest, none starves.
+    the oldest, none starves. While urgent ones prefill, the oldest of them has it, but for a little: otherwise each
+    of a busy neighbour's prompts, as it becomes the oldest in its turn, holds them up by as much.
     """
 
     token_budget: int = 512  # tokens per step
@@ -46,8 +49,11 @@ class Continuous:
         if not remaining:
             return chunks
         budget = max(1, self.token_budget - decodes)  # never 0: decodes alone must not hold up prefills for ever
-        chunks[0] = min(remaining[0], max(1, int(budget * self.oldest_share)))
-        budget -= chunks[0]
+        oldest = next((place for place, is_urgent in enumerate(urgent) if is_urgent), 0)
+        for place in (0, oldest) if oldest else (0,):
+            share = self.oldest_share * (1 if place == oldest else OVERTAKEN)
+            chunks[place] = min(remaining[place], max(1, int(budget * share)), budget)
+            budget -= chunks[place]
         shortest = sorted(range(len(remaining)), key=remaining.__getitem__)
         for index in sorted(shortest, key=lambda each: not urgent[each]) if any(urgent) else shortest:
             extra = min(remaining[index] - chunks[index], budget)
