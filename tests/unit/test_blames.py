@@ -128,7 +128,10 @@ def test_what_a_worker_said_holds_until_it_says_something_else_or_its_time_is_ov
     assert not book.expire(10.9)
     assert book.expire(11.0)
     assert named(book) == {2: True}
-    assert book.hear("w1", [], 12.0)
+    assert book.hear("w1", [said(3)], 12.0)
+    assert book.hear("w1", [], 13.0)
+    assert named(book) == {2: True}, "the process has forgotten what the one before it found out"
+    assert book.expire(21.0)
     assert named(book) == {}
 
 

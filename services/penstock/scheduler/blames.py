@@ -10,15 +10,16 @@ from penstock.mesh.v1.ticket_pb2 import Blame
 @dataclass(slots=True)
 class BlameBook:
     """A worker is detached while it finds out: what it said holds until it is back, be it as a new process at the same
-    address, or until its time is over.
+    address that has forgotten, or until its time is over.
     """
 
     _said: dict[str, dict[int, tuple[bool, float]]] = field(default_factory=dict)  # guilt, and until when, by address
 
     def hear(self, address: str, blames: Iterable[Blame], now: float) -> bool:
-        """Take it for all that the worker says; False where that is nothing new."""
-        said = {each.fingerprint: (each.is_guilty, now + (seconds_of(each.lasts) or 0.0)) for each in blames}
+        """Take it for all that the worker suspects; who was guilty stays so. False where that is nothing new."""
         known = self._said.pop(address, {})
+        said = {key: each for key, each in known.items() if each[0]}
+        said |= {each.fingerprint: (each.is_guilty, now + (seconds_of(each.lasts) or 0.0)) for each in blames}
         if said:
             self._said[address] = said
         return {key: guilt for key, (guilt, _) in said.items()} != {key: guilt for key, (guilt, _) in known.items()}
