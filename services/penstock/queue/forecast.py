@@ -27,6 +27,7 @@ NOTICEABLE = 0.05  # s; what errors are relative to at least
 INFLOW_MEMORY = 0.5  # s; a burst is to be seen while it lasts
 MEAN_NEWS = 0.2  # relative change of how long tickets keep their slots
 ERRORS = 1_024  # remembered, for their quantiles
+NO_CURVE = Curve((), 0.0)
 
 
 class Prediction(NamedTuple):
@@ -60,6 +61,8 @@ class View:
     now: float
     speed: Speed  # of all together, without slots that nobody can use
     moment: Moment
+    answer: float = -1.0  # tokens of those that went before the last ticket that was asked about, in the mean
+    curve: Curve = NO_CURVE  # for it
 
     def is_of(self, speeds: Sequence[Speed], now: float) -> bool:
         return self.now == now and len(self.speeds) == len(speeds) and all(map(is_, self.speeds, speeds))
@@ -79,7 +82,7 @@ class Forecast:
     _realised: float = 0.0  # s, faded sums of waits and of their raw predictions
     _predicted: float = 0.0
     _short_since: float | None = None  # since when tickets wait that no credit was found for
-    _curve: Curve = field(default_factory=lambda: Curve((), 0.0))
+    _curve: Curve = NO_CURVE
     _curve_of: Sequence[Sequence[Release]] = ()  # one of each scheduler
     _curve_mean: float = 0.0  # s
     _view: View | None = None  # of the last ticket that was asked about; None: something has changed since
@@ -149,9 +152,11 @@ class Forecast:
         return self._by_law(ticket, ahead, view)
 
     def _by_law(self, ticket: WaitingTicket, ahead: Line, view: View) -> Prediction:
-        curve = self._curve_for(view.speeds, view.speed, ahead.answer or self.answer)
+        answer = ahead.answer or self.answer
+        if answer != view.answer:
+            view.answer, view.curve = answer, self._curve_for(view.speeds, view.speed, answer)
         ask = Ask(ticket.prompt_tokens, ticket.tokens, self.sizes.share_of_shorter(ticket.prompt_tokens))
-        found = view.moment.outlook(curve, ahead, ask)
+        found = view.moment.outlook(view.curve, ahead, ask)
         tickets, correction = round(ahead.tickets), self.correction
         if not found.waits:
             after = found.first_token - found.wait
