@@ -164,6 +164,12 @@ def test_a_request_that_crashes_more_than_that_or_is_not_told_is_found(changes, 
     assert kinds(judge_poison([poison(**changes)], {4: workers})) == {"poison"}
 
 
+def test_a_request_that_would_crash_engines_may_fail_before_it_comes_to_that():
+    refused = poison(reason_of_failure="AUTH_LOST", over_at=2.0)
+    assert list(judge_poison([refused], {}, excused={"AUTH_LOST": 2.0})) == []
+    assert kinds(judge_poison([refused], {}, excused={"AUTH_LOST": 1.0})) == {"poison"}
+
+
 def test_each_worker_that_was_stopped_may_have_taken_along_what_it_found_out():
     assert list(judge_poison([poison()], {4: ["w0", "w1", "w1"]}, stops=1)) == []
     assert kinds(judge_poison([poison()], {4: ["w0", "w1", "w2"]}, stops=1)) == {"poison"}

@@ -201,16 +201,19 @@ def judge_waste(all_seen: Iterable[Seen], made_at: Mapping[int, float], bound: f
             yield Violation("waste", f"{length} prompt tokens: worked on for {late:.3f} s after the client left")
 
 
-def judge_poison(all_seen: Sequence[Seen], crashes: Mapping[int, Sequence[str]], stops: int = 0) -> Iterator[Violation]:
+def judge_poison(
+    all_seen: Sequence[Seen], crashes: Mapping[int, Sequence[str]], stops: int = 0, excused: Excused = NOBODY
+) -> Iterator[Violation]:
     """Hold a request that crashes engines to one worker and to an error that says so.
 
     crashes: whose engines crashed each time, by the length of the prompt that did it.
     stops:   how often a worker was killed, frozen or asked to end: each took along what it had found out.
+    excused: as for answers; such a request may have failed for another reason before it crashed anything.
     """
     for seen in all_seen:
         if _is_poison(seen) and seen.is_over and seen.reason:
             yield Violation("poison", f"{len(seen.ask.prompt)} prompt tokens crash every engine, and were answered")
-        if _is_poison(seen) and seen.reason_of_failure != CRASHED:
+        if _is_poison(seen) and seen.reason_of_failure != CRASHED and not _is_excused(seen, excused):
             yield Violation("poison", f"its client was told {seen.failure or 'nothing'}")
     for length, workers in crashes.items():
         if len(workers) > CRASHES * (1 + stops) or len(set(workers)) > 1 + stops:

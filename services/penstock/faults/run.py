@@ -172,7 +172,7 @@ def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
         else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
         stand.monitor.found,
         stand.watch.found.values(),
-        judge_poison(seen, stand.engines.poisoned, nemesis.stopped["worker"]),
+        judge_poison(seen, stand.engines.poisoned, nemesis.stopped["worker"], excused),
         leaks,
         crashes(stand.tiers),
     )
