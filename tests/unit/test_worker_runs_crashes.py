@@ -112,6 +112,16 @@ def test_a_run_that_was_being_tried_in_an_engine_that_was_killed_is_tried_again_
     assert book.engine_ready(LIMITS) == [AddSequence(run.spec)]
 
 
+def test_a_run_without_a_deadline_waits_for_its_turn_without_a_timer():
+    book = ready_book()
+    for handle in (1, 2):
+        running(book, handle=handle, lease=f"l{handle}", ticket=f"t{handle}")
+    crash(book, now=1.0)
+    assert book.next_expiry == 31.0
+    book.engine_ready(LIMITS)
+    assert book.next_expiry is None
+
+
 def test_a_revoked_lease_of_a_held_run_changes_nothing_as_it_runs_without_one():
     book = ready_book()
     book.trials.hold_for = 5.0

@@ -40,7 +40,7 @@ class Trials:
 
     def time_waits(self, until: float = math.inf) -> None:
         for run in self.probation.waiting:
-            self.due.set(("held", run.lease_id), min(until, run.deadline))
+            self._time_wait(run, until)
 
     def set_aside(self, run: Run) -> bool:
         """Keep a run that the engine let go of as it was acquitted; False where that was not why it did."""
@@ -58,7 +58,7 @@ class Trials:
         if is_tried:
             self.running[ghost.seq_id] = ghost
         else:
-            self.due.set(("held", ghost.lease_id), now + self.hold_for)
+            self._time_wait(ghost, now + self.hold_for)
 
     def holds(self, lease_id: str) -> bool:
         return any(run.lease_id == lease_id for run in self.probation.waiting)
@@ -71,4 +71,11 @@ class Trials:
         """Keep a run that no engine has. Its scheduler takes this worker for gone, and its leases with it."""
         del self.running[run.seq_id]
         self.due.drop(run.seq_id)
-        self.due.set(("held", run.lease_id), run.deadline)
+        self._time_wait(run, math.inf)
+
+    def _time_wait(self, run: Run, until: float) -> None:
+        until = min(until, run.deadline)
+        if until < math.inf:
+            self.due.set(("held", run.lease_id), until)
+        else:
+            self.due.drop(("held", run.lease_id))
