@@ -61,6 +61,14 @@ def test_leaping_over_steps_comes_to_what_they_do_one_by_one(seed, rate, workers
     assert seen(Simulation(scenario).run()) == seen(Simulation(scenario, SteppedMesh).run())
 
 
+def test_workers_in_lockstep_are_heard_in_the_same_order():
+    """Their steps end at the very same moments, as all prompts and answers are alike."""
+    like = {"arrivals": {"kind": "regular", "rate": 10.0}, "prompt": {"tokens": 64}, "output": {"tokens": 40}}
+    tenants = [{"name": name, **like} for name in "abc"]
+    scenario = scenario_of({"tenants": tenants, "duration": 2.0, "workers": [{"count": 3, "slots": 8}]})
+    assert seen(Simulation(scenario).run()) == seen(Simulation(scenario, SteppedMesh).run())
+
+
 def test_a_lone_answer_costs_an_event_for_each_report_and_not_for_each_step():
     scenario = world(rate=1.0, output=2_000, seed=4, duration=1.0, workers=[{"slots": 4}])
     one_by_one, leaping = Simulation(scenario, SteppedMesh).run(), Simulation(scenario).run()

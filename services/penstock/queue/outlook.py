@@ -108,9 +108,8 @@ class Moment:
 
     def _slot(self, curve: Curve, line: Line, count: float) -> Slot:
         speed, steps, arrivals = self._speed, self._steps, self._arrivals
-        ahead_of_slots = max(
-            0, speed.room + speed.leases - speed.slots
-        )  # leases that wait at a worker for the next one
+        # Leases that wait at a worker for the next slot.
+        ahead_of_slots = max(0, speed.room + speed.leases - speed.slots)
         wait, left = _reach(steps, curve, line, count - ahead_of_slots)
         at = wait
         if ahead_of_slots:
