@@ -70,8 +70,9 @@ def test_among_shards_that_wait_the_most_urgent_head_gets_the_turn():
 
 def test_within_a_class_the_tenant_served_least_comes_before_the_one_that_came_first():
     book = CreditBook("ab")
-    book.head("a", head(5, at=1, virtual=10.0))
-    book.head("b", head(5, at=9, virtual=5.0))
+    for virtual in 0, 1:
+        book.head("a", head(5, at=1, virtual=10.0 * virtual))
+        book.head("b", head(5, at=9, virtual=5.0 * virtual))
     assert grants(book, 1, LARGE) == [Grant("b", 1, once=True)]
 
 

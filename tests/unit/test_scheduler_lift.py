@@ -31,6 +31,43 @@ def test_a_lift_holds_while_a_shard_waits_and_is_found_anew_after():
     assert book.shards["b"].virtual_tokens == 1_200.0
 
 
+def begun(book, **virtual):
+    """Shards that began to wait together, and have come to so much since."""
+    for queue in virtual:
+        book.head(queue, head(5))
+    for queue, tokens in virtual.items():
+        book.head(queue, head(5, virtual=tokens))
+
+
+def standing(book):
+    return {queue: shard.virtual_tokens for queue, shard in book.shards.items()}
+
+
+def test_who_waits_for_the_first_time_since_nobody_did_owes_nothing_for_what_came_before():
+    book = CreditBook("abc")
+    for queue, tokens in ("a", 1_000.0), ("b", 7_000.0), ("c", 0.0):
+        book.head(queue, head(5, virtual=tokens))
+    assert standing(book) == dict.fromkeys("abc", 7_000.0)
+    book.head("b", head(0))
+    book.head("b", head(2, virtual=9_000.0))
+    assert standing(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "others waited while that was served"
+    for queue in "abc":
+        book.head(queue, head(0))
+    book.head("a", head(1, virtual=1_200.0))
+    book.head("c", head(1, virtual=8_000.0))
+    book.head("a", head(1, virtual=1_300.0))
+    assert (standing(book)["a"], standing(book)["c"]) == (8_100.0, 8_000.0)
+
+
+def test_what_begins_to_wait_and_goes_first_says_nothing_of_the_time():
+    book = CreditBook("ab")
+    book.head("a", head(5, virtual=1_000.0))
+    book.head("b", head(5, virtual=7_000.0, resumes=True))
+    assert standing(book)["a"] == 1_000.0
+    book.head("b", head(4, virtual=7_000.0))
+    assert standing(book)["a"] == 7_000.0
+
+
 def book_that_came_to(virtual):
     """Shard a has served as much, and waits with more."""
     book = CreditBook("ab")
@@ -70,8 +107,7 @@ def test_a_class_that_has_stopped_waiting_is_lifted_anew_when_it_comes_back():
 def test_virtual_time_elsewhere_is_what_others_served_or_the_least_that_waits_there():
     book = CreditBook("abc")
     assert book.elsewhere("a") == {}
-    book.head("b", head(5, virtual=300.0))
-    book.head("c", head(5, virtual=200.0))
+    begun(book, b=300.0, c=200.0)
     assert (book.elsewhere("a"), book.elsewhere("b"), book.elsewhere("c")) == ({2: 200.0}, {2: 200.0}, {2: 300.0})
     grants(book, 1, LARGE)  # to c, whose head comes first
     book.head("c", head(5, virtual=250.0, priority=3))
@@ -91,6 +127,7 @@ def sized_head(*, tokens, **fields):
 
 def test_a_head_that_finds_no_room_bars_other_shards_once_they_are_ahead_by_half_of_it():
     book = CreditBook("ab")
+    begun(book, a=0.0, b=0.0)
     book.head("a", sized_head(tokens=LARGE))
     book.head("b", head(5, virtual=LARGE / 2, tokens=SMALL))
     room = Space(1, SMALL, SMALL, ever=LARGE)

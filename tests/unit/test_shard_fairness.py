@@ -123,6 +123,20 @@ def test_a_shard_that_was_idle_does_not_claim_what_it_missed():
     assert abs(served["busy"] - served["idle"]) <= 2 * SLOTS
 
 
+@pytest.mark.parametrize("order", [("q0", "q1", "q2"), ("q2", "q1", "q0"), ("q1", "q0", "q2")])
+def test_what_was_served_while_nobody_waited_is_owed_to_nobody(order):
+    """Each of them came to where the one before had left the shard's clock."""
+    mesh = fleet_of(3)
+    for number in range(20):
+        mesh.backlog("q1", f"passing{number}", tickets=1)
+        mesh.serve(1)
+    for shard in order:
+        mesh.backlog(shard, f"of {shard}")
+    served = mesh.serve(90)
+    assert max(served.values()) - min(served.values()) <= 2 * SLOTS, served
+    assert len(served) == len(order)
+
+
 def test_a_new_scheduler_knows_no_time_and_yet_lets_no_shard_claim_what_it_missed():
     mesh = fleet_of(1)
     mesh.backlog("q0", "old")

@@ -70,6 +70,7 @@ class CreditBook:
         self.shards = {queue: Shard() for queue in queues}
         # Start-time fair queueing's clock, by class: the virtual tokens of the head that was served last.
         self.virtual_time: dict[int, float] = {}
+        self._idle = set(self.shards)  # that have not waited since nobody did
         self.large = 0.0  # tokens that few tickets exceed
 
     def __repr__(self) -> str:
@@ -103,6 +104,7 @@ class CreditBook:
 
     def lost(self, queue: str) -> None:
         self.shards.pop(queue, None)
+        self._idle.discard(queue)
 
     def reset(self) -> None:
         """No worker serves the model any more, or the first does: shards tell their heads and get credit anew."""
@@ -121,7 +123,21 @@ class CreditBook:
         self.shards[queue].voided()
 
     def head(self, queue: str, head: Head) -> None:
-        self.shards[queue].hear(head, self.virtual_time.get(head.priority, 0.0))
+        if not self.waits:
+            self._idle = set(self.shards)
+        shard = self.shards[queue]
+        shard.hear(head, self.virtual_time.get(head.priority, 0.0))
+        if queue in self._idle and shard.waits and not shard.goes_first:
+            self._idle.discard(queue)
+            self._begin(head.priority, shard.virtual_tokens)
+
+    def _begin(self, priority: int, virtual_tokens: float) -> None:
+        """Let nobody owe what it was served before anybody waited: each shard's clock ran by its own load then."""
+        if virtual_tokens > self.virtual_time.get(priority, 0.0):
+            self.virtual_time[priority] = virtual_tokens
+            for shard in self.shards.values():
+                if shard.waits and shard.head.priority == priority:
+                    shard.lift(virtual_tokens)
 
     def stir(self) -> None:
         for shard in self.shards.values():

@@ -121,6 +121,14 @@ class Shard:
         if self.urgency != before:
             self.refusals, self.is_probed = 0, False
 
+    def lift(self, virtual_tokens: float) -> None:
+        """Have its head stand no lower than this, while it waits."""
+        lift = self.lifts.get(self.head.priority)
+        if lift and self.virtual_tokens < virtual_tokens:
+            lifted_since = self.head.lifted_tokens - lift.lifted_there
+            lifted = virtual_tokens - self.head.virtual_tokens
+            self.lifts[self.head.priority] = Lift(lifted + lifted_since, lift.lifted_there)
+
     def stir(self) -> None:
         """Capacity or time has changed: what did not fit may fit now."""
         self.is_stuck = False
