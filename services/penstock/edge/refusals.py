@@ -17,11 +17,12 @@ from penstock.chassis.errors import Overloaded
 
 PROBE_EVERY = 0.1  # s; the end of an overload is noticed by then
 HOLD = 0.04  # s between those that are let through once a refusal is over; the queue answers in a few ms
-UNANSWERED = 1.0  # s at most that a refusal which is over counts for anything
+LULL = 0.08  # s in which none was let through, after which a refusal that is over is nothing to anybody
 LONGEST = 1.0  # s that one refusal holds at most: a tenant may be given another class or weight meanwhile
 KINDS = 10_000  # remembered; the least recently refused go first
 SIZES = 8  # of one kind
 SLACK = 0.005  # s; the same timeout comes as a little more or less, for the time it was on its way
+ROUNDED = 0.01  # of a timeout; gRPC rounds it up to two or three digits, now to one and now to the next
 SOONEST = 0.05  # s; what a refused client is told at least
 
 
@@ -70,7 +71,7 @@ class Refusal:
         return (
             ask.prompt >= was.prompt
             and ask.output >= was.output
-            and ask.deadline >= was.deadline
+            and ask.deadline + ROUNDED * ask.time >= was.deadline
             and not (self.by_deadline and ask.time > was.time + SLACK)
         )
 
@@ -93,7 +94,8 @@ class Closed:
         if arrived >= refusal.until:
             if arrived < self.trying + HOLD:
                 return True
-            self.trying = arrived
+            if arrived < max(refusal.until, self.trying) + LULL:
+                self.trying = arrived
         elif arrived >= self.heard_at + PROBE_EVERY:
             self.heard_at = arrived
         else:
@@ -130,9 +132,7 @@ class Refusals:
         if closed is None or ask.arrived in (closed.heard_at, closed.trying):  # let through a moment ago
             return None
         found = max(closed.refusals, key=lambda each: (each.holds_for(ask), each.until))
-        if not found.holds_for(ask) or ask.arrived >= found.until + UNANSWERED:
-            return None
-        return found if closed.stands(found, ask.arrived) else None
+        return found if found.holds_for(ask) and closed.stands(found, ask.arrived) else None
 
     def taken(self, kind: Kind, ask: Ask) -> None:
         """Hear that the queue took one in: what would have refused it holds no more."""
