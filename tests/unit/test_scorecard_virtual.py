@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.cli.bench.history import OK, History
-from penstock.cli.scorecard import neighbour, order, overload
+from penstock.cli.scorecard import fairness, neighbour, order, overload
 from penstock.cli.scorecard.overload import KINDS, Sweep
 from penstock.cli.scorecard.recovery import END, recovered_after
 from penstock.cli.scorecard.worlds import chat, world
@@ -27,6 +27,14 @@ def test_a_share_of_the_peak_is_of_the_same_seeds_peak_around_the_knee():
     kind = KINDS["tokens"]
     sweep = Sweep({1.0: [{kind: 100}, {kind: 10}], 3.0: [{kind: 50}, {kind: 12}], 10.0: [{kind: 400}, {kind: 1}]})
     assert sweep.shares(3.0, "tokens") == [50, 120]
+
+
+def test_a_quiet_tenant_is_judged_by_the_requests_of_all_seeds(monkeypatch):
+    took = {(0, True): 1.0, (1, True): 1.2, (0, False): 1.0, (1, False): 0.9}
+    monkeypatch.setattr(fairness, "quiet_firsts", lambda seed, *, beside: [took[seed, beside]] * 100)
+    judged, usual, worst = fairness.quiet_lines(2)
+    assert (judged.measured, judged.goal) == (pytest.approx(1.2), "<= 1.25")
+    assert (usual.measured, worst.measured) == (pytest.approx((1.0 + 1.2 / 0.9) / 2), pytest.approx(1.2 / 0.9))
 
 
 def test_recovered_is_from_when_on_nothing_fails_again():
