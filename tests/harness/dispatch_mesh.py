@@ -131,7 +131,7 @@ class Mesh:
 
     def connect(self, scheduler, shard):
         self.streams[scheduler, shard] = Stream()
-        self._perform_shard(shard, self.shards[shard].scheduler_joined(scheduler))
+        self._perform_shard(shard, self.shards[shard].scheduler_joined(scheduler, self.now))
         self._perform_scheduler(scheduler, self.schedulers[scheduler].queue_joined(shard))
 
     def disconnect(self, scheduler, shard):

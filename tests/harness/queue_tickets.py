@@ -63,7 +63,7 @@ class Shard:
         return effects
 
     def join(self, scheduler="s", models=("m",)):
-        self.hear(self.book.scheduler_joined(scheduler))
+        self.hear(self.book.scheduler_joined(scheduler, self.now))
         self.serve(scheduler, models)
 
     def serve(self, scheduler, models):

@@ -15,6 +15,7 @@ from penstock.chassis.streams import PROTOCOL, Link
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, Profile, Released, Report, RunningLease, Started
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
+from penstock.mesh.v1.ticket_pb2 import Blame
 from penstock.queue.service import QueueService
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
@@ -295,6 +296,18 @@ async def test_a_worker_whose_profile_lacks_something_is_refused(name):
         error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(profile=Profile(**lacking)))
         assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROFILE_INVALID")
         assert scheduler.service.figures()["workers"] == 0
+
+
+async def test_a_worker_that_takes_nothing_is_heard_and_placed_on_once_it_says_what_it_is():
+    blame = Blame(fingerprint=5)
+    blame.lasts.seconds = 30
+    nothing = dict.fromkeys(PROFILE)
+    async with scheduler_of() as scheduler, worker_at(scheduler.address, **nothing, blames=[blame]) as worker:
+        await turns_until(lambda: scheduler.dispatcher.blames.names(5))
+        assert scheduler.service.figures()["workers"] == 0
+        worker.say(profile=Profile(**PROFILE))
+        await scheduler.until(workers=1)
+        assert not scheduler.dispatcher.blames.names(5)
 
 
 async def test_a_worker_that_reports_before_it_says_what_it_is_is_refused():

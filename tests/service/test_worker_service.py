@@ -235,6 +235,20 @@ async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model
         assert (await worker.at_rest())["restarts"] == 2
 
 
+async def test_a_worker_that_tries_a_suspect_is_attached_to_say_so_and_takes_nothing(model):
+    options = {"engine": "sim", "sim_crash_on": POISON}
+    async with running_worker(model, **options) as worker, edge_of(worker.address) as edge:
+        worker.scheduler.expect("lease 1")
+        edge.start(1, prompt=[5, POISON], fingerprint=7)
+        profiles = [await worker.scheduler.profiles.get()]
+        while not profiles[-1].model:
+            profiles.append(await worker.scheduler.profiles.get())
+        assert len(profiles) > 1
+        assert all([blame.fingerprint for blame in each.blames] == [7] for each in profiles)
+        assert [profiles[0].blames[0].is_guilty, profiles[-1].blames[0].is_guilty] == [False, True]
+        assert [kind for kind, _ in [await worker.scheduler.hear()]] == ["started"]
+
+
 async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_nobody(model):
     runs = 32  # enough tokens per frame to fill the window well before the answers end
     many = {"stream_frames": 128, "slots": runs + 1, "kv_blocks": 2_000, "sim_base_s": 0.0005}

@@ -1,16 +1,22 @@
 """Whom workers blame for crashed engines, from the worker that finds it out to the shard that refuses the next one."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.edge.flight.plan import Plan
 from penstock.edge.links.fingerprint import crash_fingerprint
 from penstock.mesh.v1.ticket_pb2 import Blame
-from penstock.queue.seats import Seat, Seats
+from penstock.queue import effects as out
+from penstock.queue.blames import HEARING
+from penstock.queue.blames import Blames as ShardBlames
+from penstock.queue.timers import PAUSE
 from penstock.scheduler.blames import BlameBook
 from penstock.v1.inference_pb2 import Sampling
 from penstock.worker import refusals
 from penstock.worker.blames import MAX_GUILTY, Blames
 from penstock.worker.effects import AddSequence, Ended
+from queue_tickets import START, Shard, entry, recalls, sheds, ticket
 from worker_runs import LIMITS, expect, make_run, ready_book, refusal, running, step_of
 
 SALT = b"tenant"
@@ -135,16 +141,112 @@ def test_what_a_worker_said_holds_until_it_says_something_else_or_its_time_is_ov
     assert named(book) == {}
 
 
+def shard_blames():
+    """What a shard has heard of two schedulers, long after they came."""
+    blames = ShardBlames()
+    for scheduler in "ab":
+        blames.joined(scheduler, -60.0)
+    return blames
+
+
 def test_a_shard_refuses_the_guilty_for_good_and_has_suspects_asked_for_again():
-    seats = Seats(a=Seat(blames={1: False}), b=Seat(blames={1: True, 2: False}))
-    assert seats.refusal(1, 0.0).reason == "ENGINE_CRASHED"
-    assert seats.refusal(2, 0.0).reason == "SUSPECT"
-    assert seats.refusal(2, 0.0).retry_after
-    assert seats.refusal(3, 0.0) is None
+    blames = shard_blames()
+    assert blames.hear("a", [said(1)]) == set()
+    assert blames.hear("b", [said(1, is_guilty=True), said(2)]) == {1}
+    assert blames.hear("a", [said(1, is_guilty=True)]) == set(), "that is nothing new"
+    assert blames.refusal(1, 0.0).reason == "ENGINE_CRASHED"
+    assert blames.refusal(2, 0.0).reason == "SUSPECT"
+    assert blames.refusal(2, 0.0).retry_after
+    assert blames.refusal(3, 0.0) is None
 
 
 def test_what_a_lost_scheduler_said_holds_for_a_while_as_it_may_be_back():
-    seats = Seats(a=Seat(blames={1: True, 2: False}))
-    seats.lose("a", 5.0)
-    assert [seats.refusal(key, 14.9).reason for key in (1, 2)] == ["ENGINE_CRASHED", "SUSPECT"]
-    assert seats.refusal(1, 15.0) is None
+    blames = shard_blames()
+    blames.hear("a", [said(1, is_guilty=True), said(2)])
+    blames.lost("a", 5.0)
+    assert [blames.refusal(key, 14.9).reason for key in (1, 2)] == ["ENGINE_CRASHED", "SUSPECT"]
+    assert blames.refusal(1, 15.0) is None
+
+
+@pytest.mark.parametrize("change", ["joined", "lost"])
+def test_a_run_that_was_lost_with_its_worker_waits_while_some_worker_may_be_out_of_hearing(change):
+    blames = shard_blames()
+    lost, other = ticket("l", avoid_workers=("w0",)), ticket("o")
+    assert not blames.bar(lost, 5.0)
+    getattr(blames, change)("a", 5.0)
+    assert [blames.bar(each, 5.0 + HEARING - 0.01) for each in (lost, other)] == [True, False]
+    assert not blames.bar(lost, 5.0 + HEARING)
+
+
+def shard_with_two_waiting():
+    shard = Shard()
+    shard.join()
+    for ticket_id, fingerprint in (("x", 5), ("y", 6)):
+        shard.enqueue(ticket_id, fingerprint=fingerprint)
+    return shard
+
+
+def hear_blames(shard, *blames, scheduler="s"):
+    return shard.hear(shard.book.catalog(scheduler, [entry()], shard.now, blames))
+
+
+def test_a_ticket_that_waits_is_passed_over_while_it_is_a_suspect_and_keeps_its_place():
+    shard = shard_with_two_waiting()
+    hear_blames(shard, said(5))
+    assert shard.credit(1) == ["y"]
+    shard.enqueue("z")
+    hear_blames(shard)
+    shard.wait(PAUSE)
+    assert shard.credit(1) == ["x"]
+
+
+def test_a_ticket_that_waits_is_refused_once_it_is_found_guilty():
+    shard = shard_with_two_waiting()
+    assert sheds(hear_blames(shard, said(5, is_guilty=True))) == {"x": "ENGINE_CRASHED"}
+    assert shard.credit(2) == ["y"]
+
+
+def test_a_ticket_that_is_offered_is_taken_back_once_it_is_found_guilty():
+    shard = shard_with_two_waiting()
+    assert shard.credit(1) == ["x"]
+    assert recalls(hear_blames(shard, said(5, is_guilty=True))) == [("s", ("x",))]
+
+
+NEWS = st.tuples(st.just("blame"), st.sampled_from("st"), st.dictionaries(st.integers(1, 4), st.booleans()))
+CREDIT = st.tuples(st.just("credit"), st.sampled_from("st"), st.integers(1, 2))
+ENQUEUE = st.tuples(st.just("enqueue"), st.integers(1, 4), st.booleans())
+WAIT = st.tuples(st.just("wait"), st.sampled_from([0.05, 0.2, 1.0]), st.none())
+
+
+def step(shard, kind, first, second):
+    match kind:
+        case "blame":
+            blames = [said(key, is_guilty=guilt) for key, guilt in second.items()]
+            shard.hear(shard.book.catalog(first, [entry()], shard.now, blames))
+        case "credit":
+            shard.credit(second, first)
+        case "enqueue":
+            name = f"t{len(shard.said)}"
+            shard.enqueue(name, fingerprint=first, avoid_workers=("w0",) if second else ())
+        case "wait":
+            shard.wait(first)
+
+
+@given(steps=st.lists(NEWS | CREDIT | ENQUEUE | WAIT, max_size=40))
+def test_nobody_is_offered_what_a_scheduler_blames_and_nobody_else_is_kept_waiting(steps):
+    shard, blamed = Shard(), {"s": {}, "t": {}}
+    shard.join("s")
+    shard.join("t")
+    for kind, first, second in steps:
+        blamed |= {first: second} if kind == "blame" else {}
+        known = len(shard.said)
+        step(shard, kind, first, second)
+        for each in shard.said[known:]:
+            if isinstance(each, out.Offer):
+                assert not any(each.ticket.fingerprint in found for found in blamed.values())
+                assert not each.ticket.avoid_workers or shard.now >= START + HEARING
+    for scheduler in "st":
+        hear_blames(shard, scheduler=scheduler)
+    shard.wait(HEARING)
+    shard.credit(len(steps))
+    assert shard.book.shelves.waiting.tickets == 0

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.chassis.errors import Unavailable
 from penstock.queue import effects as out
+from penstock.queue.blames import HEARING
 from penstock.queue.timers import PAUSE
 from queue_tickets import (
     MEMORY,
@@ -199,6 +200,7 @@ def test_a_scheduler_with_other_workers_is_asked_again_for_the_credit_it_gave(sh
 
 
 def test_what_failed_under_every_worker_hears_that_and_when_to_retry(shard):
+    shard.wait(HEARING)
     shard.enqueue("a", avoid_workers=("w1", "w2"), attempt=3), shard.credit(1)
     error = only(out.Shed, shard.decline("a", "NO_WORKER")).error
     assert "2 workers" in error.message

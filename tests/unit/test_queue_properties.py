@@ -114,7 +114,7 @@ class Mesh(RuleBasedStateMachine):
             self.unanswered[scheduler] = []
             self.credit |= {(scheduler, model): 0 for model in MODELS}
             self.urgent_credit |= {(scheduler, model): 0 for model in MODELS}
-            self.hear(self.shard.book.scheduler_joined(scheduler))
+            self.hear(self.shard.book.scheduler_joined(scheduler, self.shard.now))
         entries = [entry(model) for model in models]
         self.hear(self.shard.book.catalog(scheduler, entries, self.shard.now))
 

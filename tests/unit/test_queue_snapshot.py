@@ -12,7 +12,7 @@ from penstock.queue.waiting import from_frame
 def book():
     found = book_of()
     found.edge_joined("edge")
-    found.scheduler_joined("s")
+    found.scheduler_joined("s", START)
     found.catalog("s", [CatalogEntry(model=MODEL)], START)
     return found
 

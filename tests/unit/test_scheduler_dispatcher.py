@@ -6,6 +6,7 @@ from dispatch_mesh import MODEL, START, TTL, ticket_of
 from dispatcher_calls import attach, credits_in, offer, only
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report
+from penstock.mesh.v1.ticket_pb2 import Blame
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Catalog, Decline, Expect, GiveCredit, Place
 from penstock.scheduler.leases import LeaseBook
@@ -16,6 +17,12 @@ def scheduler():
     """One shard, no worker."""
     found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
     found.queue_joined("q")
+    return found
+
+
+def blame(fingerprint):
+    found = Blame(fingerprint=fingerprint)
+    found.lasts.seconds = 30
     return found
 
 
@@ -80,6 +87,22 @@ def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
     attach(scheduler, "other", slots=1)
     assert only(Place, offer(scheduler, avoid=["killer"])).lease.worker_id == "other"
     assert only(Decline, offer(scheduler, "u", avoid=["killer"])).reason == "NO_CAPACITY"
+
+
+def test_a_worker_that_takes_nothing_and_blames_somebody_is_placed_on_no_more(scheduler):
+    attach(scheduler), attach(scheduler, "w2")
+    [blamed, gone] = [each for each in scheduler.worker_apart("w", "w:1", [blame(5)], START) if type(each) is Catalog]
+    assert [each.fingerprint for each in blamed.blames] == [each.fingerprint for each in gone.blames] == [5]
+    assert [each.worker_id for each in scheduler.fleet] == ["w2"]
+
+
+def test_what_was_offered_before_its_shard_heard_that_it_is_a_suspect_goes_back(scheduler):
+    attach(scheduler)
+    scheduler.worker_apart("w2", "w2:1", [blame(5)], START)
+    assert only(Decline, offer(scheduler, "a", fingerprint=5)).reason == "NO_CAPACITY"
+    assert only(Place, offer(scheduler, "b", fingerprint=6)).lease.ticket_id == "b"
+    scheduler.blamed("w2:1", [], START)
+    assert only(Place, offer(scheduler, "a", fingerprint=5)).lease.ticket_id == "a"
 
 
 def test_a_model_whose_last_worker_has_gone_may_be_back_in_a_moment(scheduler):

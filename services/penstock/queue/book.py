@@ -23,7 +23,7 @@ from penstock.queue.policies.choice import Choice
 from penstock.queue.policies.order import Order
 from penstock.queue.presence import Presence
 from penstock.queue.promises import Promises
-from penstock.queue.seats import Credit, Seat, Seats
+from penstock.queue.seats import Credit, Seats
 from penstock.queue.shelves import Shelves
 from penstock.queue.speed import Speed
 from penstock.queue.waiting import WaitingTicket
@@ -77,7 +77,7 @@ class TicketBook:
         effects = self._moves.recall([*owned, *self.placed.of_edge(edge)], "EDGE_LOST")
         return [each for each in effects if not isinstance(each, Left)]
 
-    def enqueue(self, ticket: WaitingTicket, now: float, fingerprint: int = 0) -> list[Effect]:
+    def enqueue(self, ticket: WaitingTicket, now: float) -> list[Effect]:
         """Take a ticket in, or refuse it.
 
         The same attempt again on the same stream changes nothing; on a new stream, which may come before the old
@@ -87,7 +87,7 @@ class TicketBook:
         if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
             return [_queued(known, self.shelves.predict(known, now))]
         effects = self._moves.recall([ticket.ticket_id], "REPLACED")
-        refusal = self.seats.refusal(fingerprint, now) or self._admission.refusal(ticket, now)
+        refusal = self.seats.blames.refusal(ticket.fingerprint, now) or self._admission.refusal(ticket, now)
         if refusal is None:
             prediction = self._predict(ticket, now)
             refusal = self._admission.lateness(ticket, prediction, now)
@@ -108,8 +108,8 @@ class TicketBook:
 
     # What schedulers do.
 
-    def scheduler_joined(self, scheduler: str) -> list[Effect]:
-        self.seats[scheduler] = Seat()
+    def scheduler_joined(self, scheduler: str, now: float) -> list[Effect]:
+        self.seats.join(scheduler, now)
         return []
 
     def scheduler_lost(self, scheduler: str, now: float) -> list[Effect]:
@@ -127,11 +127,11 @@ class TicketBook:
         self, scheduler: str, entries: Iterable[CatalogEntry], now: float, blames: Iterable[Blame] = ()
     ) -> list[Effect]:
         seat = self.seats[scheduler]
-        seat.blames = {blame.fingerprint: blame.is_guilty for blame in blames}
+        effects = self._moves.drop_guilty(self.seats.blames.hear(scheduler, blames))
         seat.catalog = {entry.model: entry for entry in entries}
         for model in seat.catalog:
             self.shelves.tell_again(model)
-        return [*self._moves.ask_again(scheduler, now), *self._catalog_changed(now)]
+        return [*effects, *self._moves.ask_again(scheduler, now), *self._catalog_changed(now)]
 
     def credit(self, scheduler: str, model: str, given: Credit, now: float, *, once: bool) -> list[Effect]:
         credit = self.seats[scheduler].credits.setdefault(model, Credit())

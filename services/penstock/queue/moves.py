@@ -1,12 +1,13 @@
 """Where the tickets of a shard stand, and every step from one place to another. Decides nothing of who is let in."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 from penstock.chassis.errors import PenstockError
 from penstock.queue.admission import Admission
 from penstock.queue.effects import Effect, Left, Recalled, Shed
-from penstock.queue.errors import NoWorker
+from penstock.queue.errors import Guilty, NoWorker
 from penstock.queue.placed import Placed
 from penstock.queue.presence import Presence
 from penstock.queue.seats import Seats
@@ -42,7 +43,7 @@ class Moves:
         if self.timers.has_overdue(now):
             self._unmatched.add(model)
             return effects
-        return [*effects, *self._shelves.match(model, now)]
+        return [*effects, *self._shelves.match(model, now, partial(self._hold, now=now))]
 
     def drop_overdue(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -76,10 +77,20 @@ class Moves:
         ticket.scheduler = ""
         self._shelves.count(ticket, 1)
         if ticket.declines > len(self._seats):
-            self._shelves.charge(ticket, 0.0)
-            self.timers.pause(ticket, now)
+            self._set_aside(ticket, now)
         else:
             self.show(ticket, now)
+
+    def _hold(self, ticket: WaitingTicket, now: float) -> bool:
+        """Set aside for a moment, again and again, what may crash the engine of whoever gets it."""
+        is_barred = self._seats.blames.bar(ticket, now)
+        if is_barred:
+            self._set_aside(ticket, now)
+        return is_barred
+
+    def _set_aside(self, ticket: WaitingTicket, now: float) -> None:
+        self._shelves.charge(ticket, 0.0)
+        self.timers.pause(ticket, now)
 
     def recall(self, ticket_ids: Iterable[str], reason: str) -> list[Effect]:
         """Take tickets out and tell the schedulers that know of them."""
@@ -128,6 +139,11 @@ class Moves:
         """Drop those that no scheduler can ever run."""
         found = [ticket for ticket in among if self._seats.refuse(ticket)]
         return [effect for ticket in found for effect in self.drop(ticket, self._never(ticket))]
+
+    def drop_guilty(self, fingerprints: set[int]) -> list[Effect]:
+        """Drop what would crash every engine, be it on its way to a scheduler."""
+        found = [each for each in self.tickets.values() if each.fingerprint in fingerprints] if fingerprints else []
+        return [effect for ticket in found for effect in self.drop(ticket, Guilty())]
 
     def _abandoned(self) -> Iterator[WaitingTicket]:
         """Yield those whose model nobody came back for in time; the caller drops each before it asks for the next."""

@@ -4,15 +4,12 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+from penstock.queue.blames import Blames
 from penstock.queue.effects import Offer
-from penstock.queue.errors import Guilty, Suspect
 from penstock.queue.policies.order import Fit, FitOf
 from penstock.queue.speed import Speed
 from penstock.queue.waiting import WaitingTicket
-
-MEMORY = 10.0  # s
 
 
 @dataclass(slots=True)
@@ -63,7 +60,6 @@ class Seat:
     catalog: dict[str, CatalogEntry] = field(default_factory=dict)
     credits: dict[str, Credit] = field(default_factory=dict)
     speeds: dict[str, Speed] = field(default_factory=dict)  # by model
-    blames: dict[int, bool] = field(default_factory=dict)  # by fingerprint: whether it is beyond doubt
     offered: set[str] = field(default_factory=set)  # ticket ids
     void: Counter[str] = field(default_factory=Counter)  # offers taken back that it has not answered yet
 
@@ -95,22 +91,15 @@ class Seats(dict[str, Seat]):
 
     def __init__(self, **seats: Seat) -> None:
         super().__init__(**seats)
-        self._lost: dict[int, tuple[bool, float]] = {}  # what lost schedulers had said in blame, and until when
+        self.blames = Blames()
+
+    def join(self, scheduler: str, now: float) -> None:
+        self[scheduler] = Seat()
+        self.blames.joined(scheduler, now)
 
     def lose(self, scheduler: str, now: float) -> Seat:
-        """Take a seat away; what its scheduler said in blame holds until it may be back, or its workers elsewhere."""
-        seat = self.pop(scheduler)
-        self._lost = {key: each for key, each in self._lost.items() if each[1] > now}
-        self._lost |= {key: (is_guilty, now + MEMORY) for key, is_guilty in seat.blames.items()}
-        return seat
-
-    def refusal(self, fingerprint: int, now: float) -> PenstockError | None:
-        """Return why nobody is to run what crashed an engine, or may have."""
-        blames = {seat.blames.get(fingerprint) for seat in self.values()}
-        is_guilty, until = self._lost.get(fingerprint, (False, now))
-        if until > now:
-            blames.add(is_guilty)
-        return Guilty() if True in blames else Suspect() if False in blames else None
+        self.blames.lost(scheduler, now)
+        return self.pop(scheduler)
 
     @property
     def credit(self) -> int:

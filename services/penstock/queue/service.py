@@ -68,7 +68,7 @@ class QueueService(QueueServiceServicer):
             scheduler = f"{peer.hello.instance_id}/{next(self._streams)}"
             self._schedulers[scheduler] = peer
             try:
-                self._perform(self._book.scheduler_joined(scheduler))
+                self._perform(self._book.scheduler_joined(scheduler, self._now()))
                 async for frame in peer:
                     self._perform(self._from_scheduler(scheduler, frame))
             finally:
@@ -125,7 +125,7 @@ class QueueService(QueueServiceServicer):
             check(ticket)
         except TicketInvalid as fault:
             return [out.Shed(edge, ticket.ticket_id, fault)]
-        return self._book.enqueue(from_frame(ticket, edge), self._now(), ticket.fingerprint)
+        return self._book.enqueue(from_frame(ticket, edge), self._now())
 
     def _from_scheduler(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
         now = self._now()

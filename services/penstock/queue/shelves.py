@@ -67,14 +67,15 @@ class Shelves:
         self[ticket.model].order.charge(ticket, cost)
         self._changed.add(ticket.model)
 
-    def match(self, model: str, now: float) -> list[Effect]:
-        """Offer tickets for as long as credit is found that fits one."""
+    def match(self, model: str, now: float, is_held: Callable[[WaitingTicket], bool]) -> list[Effect]:
+        """Offer tickets for as long as credit is found that fits one; what `is_held` then is its caller's to list."""
         shelf = self[model]
-        effects: list[Effect] = [*self._offers(shelf, urgent=False), *self._offers(shelf, urgent=True)]
+        regular = self._offers(shelf, is_held, urgent=False)
+        effects: list[Effect] = [*regular, *self._offers(shelf, is_held, urgent=True)]
         shelf.forecast.note_waiting(shelf.order.load.tickets, now)
         return effects
 
-    def _offers(self, shelf: Shelf, *, urgent: bool) -> Iterator[Offer]:
+    def _offers(self, shelf: Shelf, is_held: Callable[[WaitingTicket], bool], *, urgent: bool) -> Iterator[Offer]:
         """Use up credit; `urgent`: what is for tickets that go first alone. They wait for a class above their own."""
         seats, unfit = self._seats, set[str]()
         find, offer = (seats.with_urgent_credit, seats.offer_urgent) if urgent else (seats.with_credit, seats.offer)
@@ -84,6 +85,8 @@ class Shelves:
             ticket = shelf.order.take(fit)
             if ticket is None:
                 unfit.add(scheduler)
+                continue
+            if is_held(ticket):
                 continue
             yield self._left(ticket, offer(ticket, scheduler))
             unfit.clear()  # it may be this very ticket, too large for the others, that was not to be passed by

@@ -29,6 +29,7 @@ class WaitingTicket:
     prefix_hashes: bytes = b""  # packed as on the wire: 8 bytes each
     avoid_workers: tuple[str, ...] = ()
     trace: bytes = b""  # its traceparent, packed
+    fingerprint: int = 0  # by which it is known whether it crashes engines; 0: unknown
 
     # Where it stands in this book.
     arrived: float = 0.0  # s; here, for this attempt
@@ -118,6 +119,7 @@ def from_frame(ticket: Ticket, edge: str) -> WaitingTicket:
         prefix_hashes=hashes,
         avoid_workers=tuple(sys.intern(each) for each in ticket.avoid_workers),
         trace=pack_traceparent(ticket.traceparent),
+        fingerprint=ticket.fingerprint,
     )
 
 
@@ -139,6 +141,7 @@ def to_frame(ticket: WaitingTicket) -> Ticket:
         traceparent=ticket.traceparent,
         predicted_output_tokens=ticket.predicted_output,
         urgent=ticket.is_urgent,
+        fingerprint=ticket.fingerprint,
     )
 
 

@@ -24,6 +24,9 @@ class BlameBook:
             self._said[address] = said
         return {key: guilt for key, (guilt, _) in said.items()} != {key: guilt for key, (guilt, _) in known.items()}
 
+    def names(self, fingerprint: int) -> bool:
+        return any(fingerprint in said for said in self._said.values())
+
     def expire(self, now: float) -> bool:
         """Forget what is over; False where nothing is."""
         over = [

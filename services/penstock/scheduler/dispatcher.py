@@ -72,7 +72,8 @@ class Dispatcher:
         if former and former.attempt > ticket.attempt:
             return self._decline(queue, ticket)  # its edge has moved on; this shard has not heard of that yet
         ended = self._end_unstarted([former]) if former else []
-        pool = None if self.is_draining else self.fleet.pools.get(ticket.model)
+        is_barred = self.is_draining or self.blames.names(ticket.fingerprint)  # as its shard is about to hear
+        pool = None if is_barred else self.fleet.pools.get(ticket.model)
         worker = pool.place(ticket) if pool is not None else None
         if worker is None:
             return [*ended, *self._decline(queue, ticket)]
@@ -111,6 +112,11 @@ class Dispatcher:
         self.fleet.add(worker)
         return [self._catalog(), *self._freed(profile.model)]
 
+    def worker_apart(self, worker_id: str, address: str, blames: Iterable[Blame], now: float) -> list[Effect]:
+        """A worker takes nothing now, and says why; its loss may not have been noticed."""
+        former = self.fleet.named(worker_id)
+        return self.blamed(address, blames, now) + (self.worker_lost(former.key) if former else [])
+
     def worker_lost(self, key: str) -> list[Effect]:
         """What runs on it goes on without us, or its edges notice for themselves and enqueue again."""
         worker = self.fleet.get(key)
@@ -147,6 +153,9 @@ class Dispatcher:
             worker.release(lease_id)  # it may have come along with the worker
         return self._freed(worker.model)
 
+    def blamed(self, address: str, blames: Iterable[Blame], now: float) -> list[Effect]:
+        return [self._catalog()] if self.blames.hear(address, blames, now) else []
+
     # What time does.
 
     def tick(self, now: float) -> list[Effect]:
@@ -156,8 +165,7 @@ class Dispatcher:
             if credit.waits:
                 credit.tick()
                 effects += self._grant(model)
-        if self.blames.expire(now):
-            effects.append(self._catalog())
+        effects += [self._catalog()] if self.blames.expire(now) else []
         paces = self.paces.news(self.queues, self.fleet.pools, self.leases.leases, now)
         return [*effects, *paces, *self._times(), *self.served.take(self.queues, now)]
 
@@ -167,11 +175,6 @@ class Dispatcher:
     def drain(self) -> None:
         """Give no more credit and decline what is offered yet."""
         self.is_draining = True
-
-    # Whom workers blame.
-
-    def blamed(self, address: str, blames: Iterable[Blame], now: float) -> list[Effect]:
-        return [self._catalog()] if self.blames.hear(address, blames, now) else []
 
     def _catalog(self) -> Catalog:
         return Catalog(self.fleet.catalog(), self.blames.all())

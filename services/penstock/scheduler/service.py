@@ -89,9 +89,12 @@ class SchedulerService(SchedulerServiceServicer):
     def _from_worker(self, key: str, hello: Hello, frame: scheduler_pb2.AttachRequest) -> list[out.Effect]:
         kind, is_known = frame.WhichOneof("frame"), key in self._dispatcher.fleet
         if kind == "profile" and not is_known:
+            blames = frame.profile.blames
+            if frame.profile == scheduler_pb2.Profile(blames=blames):
+                return self._dispatcher.worker_apart(hello.instance_id, hello.address, blames, self._now())
             if fault := _fault(frame.profile):
                 raise InvalidArgument(fault, field="profile", reason="PROFILE_INVALID")
-            told = self._dispatcher.blamed(hello.address, frame.profile.blames, self._now())
+            told = self._dispatcher.blamed(hello.address, blames, self._now())
             return told + self._dispatcher.worker_attached(
                 key, hello.instance_id, hello.address, frame.profile, zone=hello.zone
             )

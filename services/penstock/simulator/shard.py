@@ -64,7 +64,7 @@ class SimShard:
     # What schedulers do.
 
     def scheduler_joined(self, scheduler: str) -> None:
-        self._perform(self.book.scheduler_joined(scheduler))
+        self._perform(self.book.scheduler_joined(scheduler, self._events.now))
 
     def catalog(self, scheduler: str, entries: Iterable[CatalogEntry]) -> None:
         self._perform(self.book.catalog(scheduler, entries, self._events.now))

@@ -1,7 +1,8 @@
 """This worker's session with the one scheduler that places on it.
 
 It attaches to one of the schedulers at a time: whenever the stream is refused, cut or ended, the next attempt goes to
-the next address. It is attached only while its engine can take work.
+the next address. It is attached only while its engine can take work, or while it has somebody to blame for its crashed
+engine: then with no capacity, and says nothing else.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ class Attachment:
         profile: Callable[[], pb.Profile],
         on_frame: Callable[[pb.AttachResponse], None],
     ) -> None:
-        """`profile` is asked at each attachment: it lists the leases that run by then."""
+        """`profile` is asked at each attachment: it lists the leases that run by then, or nothing but blames."""
         self._watch = AddressWatch(schedulers)
         self._rank = {address: float(place) for place, address in enumerate(schedulers)}
         self._profile = profile
@@ -49,56 +50,66 @@ class Attachment:
         self._load: Load | None = None
         self._told: Load | None = None
         self._parting = ""
+        self._is_open = False  # introduced as one that takes work
+        self._is_parting = False
         self._link = Link[pb.AttachRequest, pb.AttachResponse](
             "scheduler",
             self._call_next,
             pb.AttachRequest,
             hello,
             on_frame=on_frame,
-            on_up=self._introduce,
-            on_down=lambda _: self._down.set(),
+            on_up=self._meet,
+            on_down=self._lose,
         )
 
     @property
     def is_up(self) -> bool:
-        return self._link.is_up
+        """Whether a scheduler takes it for one that takes work."""
+        return self._is_open and self._link.is_up
 
     def attach(self) -> None:
+        """Be attached as what `profile` says by now."""
         self._unwanted.clear()
         self._wanted.set()
+        if self._link.is_up and not self._is_parting:
+            self._introduce()
 
     def detach(self, reason: str) -> None:
         """Have the scheduler forget this worker; leases it announced until then still arrive.
 
         It is the first to be asked again: it knows whom this worker blamed.
         """
-        self._turn -= self._link.is_up
+        self._turn -= self._link.is_up and not self._is_parting
+        self._is_parting = self._link.is_up
         self._parting = reason
         self._load = None
         self._wanted.clear()
         self._unwanted.set()
 
     def started(self, lease_id: str) -> None:
-        self._link.send(pb.AttachRequest(started=pb.Started(lease_id=lease_id)))
+        self._say(pb.AttachRequest(started=pb.Started(lease_id=lease_id)))
 
     def released(self, released: LeasesReleased) -> None:
-        self._link.send(released_frame(released))
+        self._say(released_frame(released))
 
     def blamed(self, blames: Sequence[Blame]) -> None:
         """Tell what `profile` would tell as well, at an attachment yet to come."""
-        self._link.send(blamed_frame(blames))
+        self._say(blamed_frame(blames))
 
     def progress(self, served: Sequence[Served]) -> None:
-        self._link.send(progress_frame(served))
+        self._say(progress_frame(served))
 
     def cache_changed(self, change: CacheChange) -> None:
-        self._link.send(cache_frame(change))
+        self._say(cache_frame(change))
 
     def report(self, load: Load) -> None:
         """Tell the scheduler where that is news; to be called at most once per engine step."""
         self._load = load
-        if load.is_news_after(self._told) and self._link.send(report_frame(load)):
+        if load.is_news_after(self._told) and self._say(report_frame(load)):
             self._told = load
+
+    def _say(self, frame: pb.AttachRequest) -> bool:
+        return self._is_open and self._link.send(frame)
 
     async def run(self) -> None:
         async with background(self._follow_addresses()):
@@ -138,11 +149,19 @@ class Attachment:
             self._channels[address] = channel(address)
         return SchedulerServiceStub(self._channels[address]).Attach()
 
-    def _introduce(self, _: Hello) -> None:
-        if not self._wanted.is_set():  # unwanted while it connected: `run` is about to end it
-            return
-        self._down.clear()
+    def _lose(self, _: str) -> None:
+        self._is_open = self._is_parting = False
+        self._down.set()
+
+    def _meet(self, _: Hello) -> None:
+        if self._wanted.is_set():  # otherwise unwanted while it connected: `run` is about to end it
+            self._down.clear()
+            self._introduce()
+
+    def _introduce(self) -> None:
         self._told = None
-        self._link.send(pb.AttachRequest(profile=self._profile()))
+        profile = self._profile()
+        self._link.send(pb.AttachRequest(profile=profile))
+        self._is_open = bool(profile.model)
         if self._load:
             self.report(self._load)

@@ -127,6 +127,11 @@ def profile_message(
     )
 
 
+def apart_message(blames: Iterable[Blame]) -> scheduler_pb2.Profile:
+    """Say that the worker takes nothing now."""
+    return scheduler_pb2.Profile(blames=map(_blame, blames))
+
+
 def blamed_frame(blames: Iterable[Blame]) -> scheduler_pb2.AttachRequest:
     return scheduler_pb2.AttachRequest(released=scheduler_pb2.Released(blames=map(_blame, blames)))
 

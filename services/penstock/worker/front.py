@@ -27,7 +27,7 @@ from penstock.worker.engine.interface import Capacity
 from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
 from penstock.worker.engine_link import EngineLink
 from penstock.worker.engine_state import EngineState
-from penstock.worker.frames import ended_frame, grant_from, profile_message, run_from, step_frame
+from penstock.worker.frames import apart_message, ended_frame, grant_from, profile_message, run_from, step_frame
 from penstock.worker.leases import LeaseBook
 from penstock.worker.runs import RunBook
 
@@ -136,10 +136,12 @@ class Front:
             request_stop("scheduler drains us", frame.drain.grace.ToTimedelta().total_seconds() if asked else None)
 
     def _profile(self) -> scheduler_pb2.Profile:
+        blames = self.book.trials.blamed(time.time())
+        if not self._is_open:
+            return apart_message(blames)
         assert self.state.card, "attached before the engine was ready"
         assert self.state.capacity
         self.cache.begin()
-        blames = self.book.trials.blamed(time.time())
         return profile_message(self.state.card, self.state.capacity, self.book.running.values(), blames)
 
     # What the engine does.
@@ -202,8 +204,12 @@ class Front:
         self._perform(self.book.engine_lost(refusals.engine_died(), time.time(), crashed=crashed))
         if held := len(self.book.trials.probation.held):
             log.warning("runs_on_probation", runs=held)
-            self.attachment.blamed(self.book.trials.blamed(time.time()))
+        blames = self.book.trials.blamed(time.time())
+        if blames:
+            self.attachment.blamed(blames)
         self.attachment.detach("the engine died")
+        if blames and not self.book.is_draining:
+            self.attachment.attach()  # as one that takes nothing
 
     # What time does.
 

@@ -21,6 +21,8 @@ class Probation:
        guilty. Those acquitted by then may go where they like, the others are tried yet: it need not be the only one.
     5. Whoever is a suspect is tried though nobody waits for its answer any more: the same request may come again.
     6. An engine that is killed from outside says nothing of what it had: who was being tried is tried again.
+    7. A scheduler is told of it all the while, though this worker takes nothing: one that starts again, or that the
+       worker could not reach before, is to hear of a suspect before it places it elsewhere. Queues give them time.
 
     So a run that crashes every engine at some token does so twice, on one worker, and nobody else is told it was him.
     """

@@ -103,7 +103,9 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 
 @_typing.final
 class Profile(_message.Message):
-    """Profile is what a worker is; it does not change while it is attached."""
+    """Profile is what a worker is; it does not change while it is attached. One that has nothing but `blames` says that the
+    worker takes nothing at present: nothing but another profile may follow it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -1,0 +1,58 @@
+"""Whom nobody is to run, as schedulers say it of requests that crashed an engine, or may have."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock.chassis.errors import PenstockError
+from penstock.mesh.v1.ticket_pb2 import Blame
+from penstock.queue.errors import Guilty, Suspect
+from penstock.queue.waiting import WaitingTicket
+
+MEMORY = 10.0  # s that what a lost scheduler said holds: it may be back by then, or its workers elsewhere
+HEARING = 1.0  # s after which the workers of a scheduler that was lost, or is back, have said whom they suspect
+
+
+@dataclass(slots=True)
+class Blames:
+    """By scheduler and fingerprint whether it is beyond doubt.
+
+    While a scheduler is missing, some worker may have nobody to tell whom it suspects. A run that was lost with its
+    worker may be the suspect: it waits until such a worker was heard, and goes on elsewhere then.
+    """
+
+    _said: dict[str, dict[int, bool]] = field(default_factory=dict)
+    _lost: dict[int, tuple[bool, float]] = field(default_factory=dict)  # what lost schedulers had said, and until when
+    _deaf_until: float = 0.0  # s; when all workers are heard again
+
+    def joined(self, scheduler: str, now: float) -> None:
+        self._said[scheduler] = {}
+        self._deaf_until = now + HEARING
+
+    def lost(self, scheduler: str, now: float) -> None:
+        self._lost = {key: each for key, each in self._lost.items() if each[1] > now}
+        self._lost |= {key: (is_guilty, now + MEMORY) for key, is_guilty in self._said.pop(scheduler).items()}
+        self._deaf_until = now + HEARING
+
+    def hear(self, scheduler: str, blames: Iterable[Blame]) -> set[int]:
+        """Take it for all that a scheduler says; return who is guilty by it and was not before."""
+        known = self._guilty
+        self._said[scheduler] = {blame.fingerprint: blame.is_guilty for blame in blames}
+        return self._guilty - known
+
+    def refusal(self, fingerprint: int, now: float) -> PenstockError | None:
+        """Return why nobody is to run such a request."""
+        found = {said.get(fingerprint) for said in self._said.values()}
+        is_guilty, until = self._lost.get(fingerprint, (False, now))
+        if until > now:
+            found.add(is_guilty)
+        return Guilty() if True in found else Suspect() if False in found else None
+
+    def bar(self, ticket: WaitingTicket, now: float) -> bool:
+        """Tell whether a ticket that was let in is not to be run now."""
+        return (now < self._deaf_until and bool(ticket.avoid_workers)) or self.refusal(
+            ticket.fingerprint, now
+        ) is not None
+
+    @property
+    def _guilty(self) -> set[int]:
+        return {key for said in self._said.values() for key, is_guilty in said.items() if is_guilty}
