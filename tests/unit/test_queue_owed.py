@@ -26,37 +26,44 @@ def owed(*firsts, budget=0.0):
 
 
 def test_a_shorter_prompt_comes_in_for_as_long_as_longer_ones_stay_in_time():
-    assert owed(LONG).allows(2, 100, takes=0.1, now=0.0)
+    assert owed(LONG).allows(2, 100, takes=0.1, begins=0.0)
     found = owed(LONG)
     for _ in range(4):
-        found.let_in(100, takes=0.09, now=0.0)
-    assert not found.allows(2, 100, takes=0.09, now=0.0), "five times 0.09 s are more than the 0.4 s there were"
+        found.let_in(100, takes=0.09, begins=0.0, now=0.0)
+    assert not found.allows(2, 100, takes=0.09, begins=0.0), "five times 0.09 s are more than the 0.4 s there were"
 
 
 @pytest.mark.parametrize(
-    ("prompt", "takes", "now"),
+    ("prompt", "takes", "begins"),
     [(1_000, 0.5, 0.0), (1_200, 0.5, 0.0), (100, 0.5, 0.7), (100, 0.5, 0.3)],
-    ids=["as long", "longer", "out by now", "nearly done"],
+    ids=["as long", "longer", "waits until it is out", "nearly done"],
 )
-def test_what_it_does_not_pass_keeps_no_prompt_out(prompt, takes, now):
-    assert owed(LONG).allows(2, prompt, takes, now)
+def test_what_it_does_not_pass_keeps_no_prompt_out(prompt, takes, begins):
+    assert owed(LONG).allows(2, prompt, takes, begins)
+
+
+def test_a_prompt_that_waits_for_a_slot_passes_what_is_not_out_when_it_has_one():
+    assert owed(LONG).allows(2, 100, takes=0.1, begins=0.25)
+    tight = First(2, 1_000, 0.6, 0.65)
+    assert not owed(tight).allows(2, 100, takes=0.1, begins=0.25)
+    assert owed(tight).allows(2, 100, takes=0.1, begins=0.35)
 
 
 def test_a_higher_class_is_not_kept_out_by_a_lower_one():
     tight = First(LONG.priority, LONG.prompt, LONG.expected, LONG.expected + 0.01)
-    assert not owed(tight).allows(2, 100, takes=0.1, now=0.0)
-    assert owed(tight).allows(1, 100, takes=0.1, now=0.0)
+    assert not owed(tight).allows(2, 100, takes=0.1, begins=0.0)
+    assert owed(tight).allows(1, 100, takes=0.1, begins=0.0)
 
 
 def test_one_long_prompt_may_be_made_late_where_many_promises_were_kept_and_holds_up_nobody_then():
     tight = First(2, 1_000, 0.6, 0.61)
     found = owed(tight, tight, budget=1.0)
-    assert not found.allows(2, 100, takes=0.1, now=0.0), "two would be"
+    assert not found.allows(2, 100, takes=0.1, begins=0.0), "two would be"
     found = owed(tight, budget=1.0)
-    assert found.allows(2, 100, takes=0.1, now=0.0)
-    found.let_in(100, takes=0.1, now=0.0)
+    assert found.allows(2, 100, takes=0.1, begins=0.0)
+    found.let_in(100, takes=0.1, begins=0.0, now=0.0)
     assert found.budget == 0.0
-    assert found.allows(2, 100, takes=0.1, now=0.0)
+    assert found.allows(2, 100, takes=0.1, begins=0.0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4_000), st.floats(0.001, 0.2)), max_size=60), st.integers(0, 40))
@@ -68,7 +75,7 @@ def test_no_more_promises_are_broken_than_their_share_of_those_made(prompts, kep
     for number, (prompt, takes) in enumerate(prompts):
         now, before = number / 100, found.budget
         if found.allows(2, prompt, takes, now):
-            found.let_in(prompt, takes, now)
+            found.let_in(prompt, takes, now, now)
             broken += round(before - found.budget)
             found.owe(First(2, prompt, now + takes, now + 1.0))
             made += 1

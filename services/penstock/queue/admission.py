@@ -70,19 +70,25 @@ class Admission:
         """Note what a ticket is owed from now on, and who waits longer for it."""
         owed = self._shelves[ticket.model].forecast.owed
         if prediction.takes:
-            owed.let_in(ticket.prompt_tokens, prediction.takes, now)
+            owed.let_in(ticket.prompt_tokens, prediction.takes, now + (prediction.wait or 0.0), now)
         if ticket.promised and prediction.undisturbed:
-            first = First(ticket.priority, ticket.prompt_tokens, now + prediction.undisturbed, now + ticket.promised)
-            owed.owe(first)
+            due = now + ticket.promised * self._usable(ticket.model, prediction)
+            owed.owe(First(ticket.priority, ticket.prompt_tokens, now + prediction.undisturbed, due))
 
     def _keeps_promises(self, ticket: WaitingTicket, prediction: Prediction, now: float) -> bool:
         owed = self._shelves[ticket.model].forecast.owed
-        return not prediction.takes or owed.allows(ticket.priority, ticket.prompt_tokens, prediction.takes, now)
+        if not prediction.takes:
+            return True
+        begins = now + (prediction.wait or 0.0)
+        return owed.allows(ticket.priority, ticket.prompt_tokens, prediction.takes, begins)
 
     def _excess(self, model: str, prediction: Prediction, limit: float) -> float:
         """Return the s by which a first token would be too late to promise it within `limit`."""
-        usable = self._promises.headroom or self._shelves[model].forecast.usable(prediction)
-        return prediction.least - limit * usable
+        return prediction.least - limit * self._usable(model, prediction)
+
+    def _usable(self, model: str, prediction: Prediction) -> float:
+        """Return the share of a promise up to which it may be predicted, as predictions may be off."""
+        return self._promises.headroom or self._shelves[model].forecast.usable(prediction)
 
     def closed_behind(self, ticket: WaitingTicket, now: float) -> Iterator[Closed]:
         """Yield for how long others like a ticket that was let in a moment ago would be refused behind it."""

@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
     raw_wait: float = 0.0  # s; before correction; 0: there is nothing to be learnt from it, as with the next
     raw_first: float = 0.0  # s to the first token, likewise
     undisturbed: float = 0.0  # s to the first token, if nobody comes after it
-    takes: float = 0.0  # s by which its prompt delays those that it passes; 0: it passes none that is known
+    takes: float = 0.0  # s by which its prompt delays those that it passes from its lease on; 0: not known
 
     @property
     def least(self) -> float:

@@ -67,7 +67,7 @@ class Outlook(NamedTuple):
     first_token: float
     waits: bool  # for a slot, and not only for its prompt
     undisturbed: float  # to the first token, if nobody comes after it
-    takes: float  # by which its prompt delays those that it passes; 0: it waits until they are done
+    takes: float  # by which its prompt delays those that it passes, from its lease on
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Moment:
             slot = self._slots[curve, line, count] = self._slot(curve, line, count)
         first = slot.at + _own(steps, ask, slot.left, slot.inflow, slot.most)
         alone = slot.at + _own(steps, ask, slot.left) if slot.inflow else first
-        takes = 0.0 if count > 0 else steps.full * ask.prompt / steps.budget / steps.workers
+        takes = steps.full * ask.prompt / steps.budget / steps.workers
         return Outlook(slot.wait, first, count > 0, alone, takes)
 
     def _slot(self, curve: Curve, line: Line, count: float) -> Slot:

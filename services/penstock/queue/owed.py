@@ -1,8 +1,8 @@
 """First tokens that are owed to prompts let in, and which of them a shorter one that comes after would make late.
 
 Workers do short prompts first, so whoever is let in later may be in time at the cost of longer prompts that were
-promised theirs before. Each is kept with the time by which it is due and the time at which it would come if nobody else
-came; all that pass it move the latter.
+promised theirs before. Each is kept with the time at which it would come if nobody else came, which all that pass it
+move, and the time by which it is due: short of what was promised by as much as predictions may be off.
 """
 
 from collections.abc import Iterator
@@ -34,14 +34,17 @@ class Owed:
     def __len__(self) -> int:
         return len(self._firsts)
 
-    def allows(self, priority: int, prompt: int, takes: float, now: float) -> bool:
-        """Tell whether a prompt that takes `takes` s may come in; lower classes have to bear it."""
-        passed = self._passed(prompt, takes, now)
+    def allows(self, priority: int, prompt: int, takes: float, begins: float) -> bool:
+        """Tell whether a prompt that takes `takes` s and has a slot when it `begins` may come in.
+
+        Lower classes have to bear it.
+        """
+        passed = self._passed(prompt, takes, begins)
         return self.budget >= sum(each.priority <= priority and each.expected + takes > each.due for each in passed)
 
-    def let_in(self, prompt: int, takes: float, now: float) -> None:
+    def let_in(self, prompt: int, takes: float, begins: float, now: float) -> None:
         """Delay those that it passes; those that this makes late hold up nobody any more."""
-        for each in self._passed(prompt, takes, now):
+        for each in self._passed(prompt, takes, begins):
             each.expected += takes
         late = sum(each.expected > each.due for each in self._firsts)
         self.budget = max(0.0, self.budget - late)
@@ -53,6 +56,6 @@ class Owed:
         if len(self._firsts) >= 2 * MOST_OWED:
             del self._firsts[:MOST_OWED]
 
-    def _passed(self, prompt: int, takes: float, now: float) -> Iterator[First]:
-        horizon = now + IN_REACH * takes
+    def _passed(self, prompt: int, takes: float, begins: float) -> Iterator[First]:
+        horizon = begins + IN_REACH * takes
         return (each for each in self._firsts if each.prompt > prompt and each.expected > horizon)
