@@ -21,6 +21,7 @@ from penstock.edge.links.worker import WorkerLink
 from penstock.edge.tower import Tower
 from penstock.faults.plan import Act, Fault, plan, with_poison, with_slow_reader
 from penstock.faults.wire import TO_CLIENT, Point
+from penstock.queue.blames import Blames
 from penstock.queue.book import TicketBook
 from penstock.scheduler.blames import BlameBook
 from penstock.scheduler.credit import CreditBook
@@ -85,6 +86,17 @@ def edges_die_of_poison(planned, draw):
         Fault(act=Act.KILL, seconds=0.1, victim="edge", pick=pick, at=draw.uniform(0.3, 0.6)) for pick in (0, 0.9)
     )
     return dataclasses.replace(with_poison(planned, draw), faults=tuple(deaths))
+
+
+def nobody_hears_of_poison(planned, draw):
+    """A request crashes an engine when no scheduler is there and its edge has just lost the worker."""
+    poisoned = with_poison(planned, draw)
+    ask = next(each for each in poisoned.asks if each.poison_at is not None)
+    shape = dataclasses.replace(planned.shape, schedulers=1, workers=2)
+    deaf = Fault(act=Act.KILL, seconds=0.3, victim="scheduler", pick=0, at=ask.at + draw.uniform(0.02, 0.04))
+    lost = Fault(act=Act.CUT, seconds=0.0, victim="edge", pick=0, point=Point(EXECUTE, TO_CLIENT, "step"), nth=3)
+    later = dataclasses.replace(ask, tokens=max(4, ask.tokens), poison_at=3)
+    return dataclasses.replace(planned, shape=shape, asks=(later,), faults=(deaf, lost))
 
 
 def leaves_midway(ask, _):
@@ -255,6 +267,11 @@ def acquitted_runs_go_on_beside_the_next_suspect(_, self):
 @mutant(BlameBook, "all", world=edges_die_of_poison)
 def queues_do_not_hear_of_suspects(*_):
     return ()
+
+
+@mutant(Blames, "bar", world=nobody_hears_of_poison)
+def lost_runs_do_not_wait_for_workers_that_nobody_heard(_, self, ticket, now):
+    return self.refusal(ticket.fingerprint, now) is not None
 
 
 @mutant(RunBook, "_leave_ghost", world=edges_die_of_poison)
