@@ -9,8 +9,8 @@ from penstock.mesh.v1.ticket_pb2 import Blame
 
 @dataclass(slots=True)
 class BlameBook:
-    """A worker is detached while it finds out: what it said holds until it is back, be it as a new process at the same
-    address that has forgotten, or until its time is over.
+    """A worker takes nothing while it finds out, and may be out of hearing: what it said holds until it says something
+    else, be it as a new process at the same address that has forgotten, or until its time is over.
     """
 
     _said: dict[str, dict[int, tuple[bool, float]]] = field(default_factory=dict)  # guilt, and until when, by address
