@@ -7,7 +7,15 @@ from penstock.cli.bench.report import Slo, report
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.floor import Floor
 from penstock.cli.scorecard.surge import SurgeOptions, scenario
-from penstock.cli.scorecard.surge_lines import JUDGED, Offered, alone_lines, cost_lines, goodput_lines, refusal_lines
+from penstock.cli.scorecard.surge_lines import (
+    JUDGED,
+    Offered,
+    alone_lines,
+    cost_lines,
+    goodput_lines,
+    refusal_lines,
+    void_because,
+)
 
 SECONDS = 10.0
 FLOOR = Floor(cpu=0.0002, waits=[0.001, 0.002])
@@ -80,3 +88,12 @@ def test_what_edges_refuse_alone_is_told_as_a_share():
     lines = by_figure([*alone_lines(3.0, real, simulated), *alone_lines(8.0, flood, simulated)])
     shares = [lines[f"refused by the edge alone at {load}"].measured for load in ("3x", "8x", "8x as simulated")]
     assert shares == [40.0, 90.0, 85.0]
+
+
+def test_clients_that_cannot_keep_up_prove_nothing_and_tell_their_lag_alone():
+    real = offered([refused(number) for number in range(10)], edge=1.0)
+    late = replace(offered([refused(number) for number in range(12)], edge=9.0), lag=40.0)
+    assert not void_because(real, real)
+    assert "40.0 s too late" in void_because(real, late)
+    [line] = cost_lines("HTTP", real, late, FLOOR)
+    assert (line.measured, line.goal) == (40.0, "")

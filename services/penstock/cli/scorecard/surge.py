@@ -36,6 +36,7 @@ from penstock.cli.scorecard.surge_lines import (
     cost_lines,
     goodput_lines,
     refusal_lines,
+    void_because,
 )
 from penstock.cli.scorecard.verdicts import residue_lines
 from penstock.simulator.arrivals import Poisson
@@ -77,7 +78,7 @@ async def surge(asked: SurgeOptions, mesh: MeshOptions, console: Console) -> Car
         residue = await stage.residue()
     floors = await measured_floors()
     real, flood = offered[JUDGED]
-    card = Card(proof="surge", void="" if real.refused else "nobody was refused")
+    card = Card(proof="surge", void=void_because(real, flood))
     card.lines += [told("what FIFO serves", limit * rate(world), "requests/s")]
     card.lines += [*goodput_lines(real, simulated), *refusal_lines(real, flood)]
     card.lines += [*alone_lines(LOAD, real, simulated), *alone_lines(FLOOD, flood, flooded)]
@@ -143,6 +144,7 @@ async def _ask_all(stage: Rig, asking: Asking, world: Scenario) -> Offered:
             group.create_task(asking(ask, histories[-1], began))
             if number % 20 == 0:
                 stage.say(f"{world.load:.1f} times one request/s: {number} of {len(asks)} asked")
+        lag = histories[-1].started - asks[-1].at
     counted = [each for each in histories if each.started >= world.warm_up]
     slo = Slo(ttft=world.targets.ttft, tpot=world.targets.tbt)
     return Offered(
@@ -151,6 +153,7 @@ async def _ask_all(stage: Rig, asking: Asking, world: Scenario) -> Offered:
         tokens=sum(asks[each.number].prompt + 2 * each.tokens for each in counted if slo.is_met_by(each)),
         cpu={tier: spent - before[tier] for tier, spent in _cpu(stage).items()},
         by_edges=await stage.total("edge", "refused_here") - by_edges,
+        lag=lag,
     )
 
 

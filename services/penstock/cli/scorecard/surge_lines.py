@@ -8,6 +8,7 @@ from penstock.cli.bench.history import History
 from penstock.cli.scorecard.card import Line, at_most, exactly, percentile, told
 from penstock.cli.scorecard.floor import Floor
 
+LAGGING = 1.0  # s; clients that are this late did not offer what they were to
 LOAD, FLOOD = 3.0, 8.0  # times what FIFO serves; the second shows what more refusals cost
 JUDGED = "session"
 WITHIN = 10.0  # %
@@ -24,6 +25,7 @@ class Offered:
     tokens: int  # asked for by those that were good
     cpu: Mapping[str, float]  # s, by tier
     by_edges: float = 0.0  # refusals that edges decided
+    lag: float = 0.0  # s by which the last request was asked late, as the clients were busy
 
     @property
     def refused(self) -> list[float]:
@@ -38,6 +40,14 @@ class Offered:
     @property
     def _overloaded(self) -> list[History]:
         return [each for each in self.histories if each.outcome == "OVERLOADED"]
+
+
+def void_because(real: Offered, flood: Offered) -> str:
+    """Why the run proves nothing; empty when it does."""
+    if not real.refused:
+        return "nobody was refused"
+    lag = max(real.lag, flood.lag)
+    return f"the clients asked {lag:.1f} s too late: this host is busy" if lag > LAGGING else ""
 
 
 def goodput_lines(real: Offered, simulated: Mapping[str, Any]) -> list[Line]:
@@ -82,7 +92,12 @@ def alone_lines(load: float, real: Offered, simulated: Mapping[str, Any]) -> lis
 
 
 def cost_lines(way: str, real: Offered, flood: Offered, floor: Floor) -> list[Line]:
-    """What a refusal takes of time and CPU, and what it would take if nothing had to be decided."""
+    """What a refusal takes of time and CPU, and what it would take if nothing had to be decided.
+
+    Where the clients could not keep up, too few were refused to tell: their lag is told alone.
+    """
+    if way != JUDGED and max(real.lag, flood.lag) > LAGGING:
+        return [told(f"{way}: clients could not ask as often, and came late by", max(real.lag, flood.lag), "s")]
     more = max(1, len(flood.refused) - len(real.refused))
     costs = {tier: 1e6 * (spent - real.cpu[tier]) / more for tier, spent in flood.cpu.items()}
     total, last = sum(costs.values()), percentile(real.refused, 0.99)
