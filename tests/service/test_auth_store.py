@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from penstock.auth import rows, sqlite_store
@@ -253,3 +254,18 @@ def part(request_id, answer_id="", *, emitted=0, made=0, charged=None, outcome="
         outcome=outcome,
         settled_at=2.5,
     )
+
+
+def test_a_large_statement_leaves_no_file_open(tmp_path):
+    with closing(sqlite_store.connect(str(tmp_path / "auth.sqlite"))) as connection:
+        connection.execute("CREATE TABLE scratch (number INTEGER UNIQUE, text TEXT)")
+        connection.executemany("INSERT INTO scratch VALUES (?, ?)", [(each, "x" * 200) for each in range(2_000)])
+        connection.execute("BEGIN")
+        before = descriptors()
+        connection.execute("UPDATE scratch SET number = number + 10000, text = text || 'y'")
+        connection.execute("COMMIT")
+        assert descriptors() == before
+
+
+def descriptors():
+    return psutil.Process().num_fds()

@@ -127,6 +127,7 @@ def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA temp_store = MEMORY")  # else journals of large statements are files that stay open
     connection.execute("BEGIN IMMEDIATE")  # takes the lock now and not at the first reservation
     connection.execute("COMMIT")
     migrate(connection)
