@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dispatch_mesh import START, Mesh, ticket_of
+from penstock.queue.blames import HEARING
 
 SIZES = [2, 16, 17, 64, 128]  # tokens
 SLOTS, KV_BLOCKS = 2, 8
@@ -82,7 +83,9 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule()
     def nothing_idles_beside_a_ticket_it_could_take(self):
-        """Once all frames have arrived and pauses are over."""
+        """Once all frames have arrived, workers could be heard again and pauses are over."""
+        self.mesh.settle()
+        self.mesh.pass_time(HEARING)
         for _ in range(6):
             self.mesh.settle()
             self.mesh.pass_time(0.1)
@@ -190,6 +193,7 @@ def test_a_ticket_that_came_back_goes_to_the_scheduler_that_has_not_seen_it():
     mesh.attach("busy", "s0", slots=0)
     mesh.attach("other", "s1", slots=1)
     mesh.settle()
+    mesh.pass_time(HEARING)
     mesh.enqueue("q0", ticket_of("t", avoid=["killer"]))
     mesh.settle()
     assert mesh.expected["other"] == {"s1-1": "t"}
