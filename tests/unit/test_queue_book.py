@@ -10,21 +10,12 @@ from queue_tickets import (
     MEMORY,
     PATIENCE,
     START,
-    Shard,
     leased,
     offered,
     only,
     recalls,
     sheds,
 )
-
-
-@pytest.fixture
-def shard():
-    shard = Shard()
-    shard.join()
-    return shard
-
 
 # Enqueue.
 

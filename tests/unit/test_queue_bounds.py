@@ -1,7 +1,5 @@
 """The book's bounds and deadlines: who is refused, who is evicted, who is shed in time."""
 
-import pytest
-
 from penstock.chassis.errors import DeadlineExceeded, Overloaded
 from penstock.queue import effects as out
 from penstock.queue.moves import DROPS
@@ -14,14 +12,6 @@ from queue_tickets import (
     recalls,
     sheds,
 )
-
-
-@pytest.fixture
-def shard():
-    shard = Shard()
-    shard.join()
-    return shard
-
 
 # Bounds.
 

@@ -1,7 +1,5 @@
 """The book and its models: unknown, away for a moment, gone for good; and the heads that schedulers are told."""
 
-import pytest
-
 from penstock.chassis.errors import NotFound
 from penstock.queue import effects as out
 from penstock.queue.moves import DROPS
@@ -15,14 +13,6 @@ from queue_tickets import (
     only,
     sheds,
 )
-
-
-@pytest.fixture
-def shard():
-    shard = Shard()
-    shard.join()
-    return shard
-
 
 # Models.
 

@@ -1,7 +1,5 @@
 """The dispatcher by plain calls: what is offered is placed or goes back."""
 
-import pytest
-
 from dispatch_mesh import MODEL, START, TTL, ticket_of
 from dispatcher_calls import attach, credits_in, offer, only
 from penstock.mesh.v1.queue_pb2 import Head
@@ -10,14 +8,6 @@ from penstock.mesh.v1.ticket_pb2 import Blame
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Catalog, Decline, Expect, GiveCredit, Place
 from penstock.scheduler.leases import LeaseBook
-
-
-@pytest.fixture
-def scheduler():
-    """One shard, no worker."""
-    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
-    found.queue_joined("q")
-    return found
 
 
 def blame(fingerprint):

@@ -1,20 +1,8 @@
 """The dispatcher's leases by plain calls: nothing placed is forgotten, whoever goes away."""
 
-import pytest
-
 from dispatch_mesh import START, TTL
 from dispatcher_calls import attach, credits_in, offer, only, quiet, space
-from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Catalog, Decline, Place, Revoke
-from penstock.scheduler.leases import LeaseBook
-
-
-@pytest.fixture
-def scheduler():
-    """One shard, no worker."""
-    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
-    found.queue_joined("q")
-    return found
 
 
 def test_a_lease_that_is_not_started_lapses(scheduler):

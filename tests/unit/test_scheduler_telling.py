@@ -1,22 +1,10 @@
 """What the dispatcher tells the shards by plain calls: pace, service, releases, and again where it may be lost."""
 
-import pytest
-
 from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
 from dispatcher_calls import attach, offer, only, paces, served, told
 from penstock.mesh.v1.scheduler_pb2 import Report, RunningLease
-from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import GiveCredit, TellPace, TellServed
-from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.served import KEPT_FOR, MAY_BE_LOST
-
-
-@pytest.fixture
-def scheduler():
-    """One shard, no worker."""
-    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
-    found.queue_joined("q")
-    return found
 
 
 def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):

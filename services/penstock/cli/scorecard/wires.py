@@ -78,7 +78,7 @@ class Wire:
         assert carrying
         self._carrying.add(carrying)
         carrying.add_done_callback(self._carrying.discard)
-        with suppress(OSError, asyncio.CancelledError):  # the target is away: so is the connection
+        with suppress(OSError, asyncio.CancelledError):  # the target is away, or this wire: so is the connection
             await self._is_open[Cut.THERE].wait()
             host, _, port = self._target.rpartition(":")
             far_reader, far_writer = await asyncio.open_connection(host, int(port))

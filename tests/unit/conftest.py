@@ -1,0 +1,24 @@
+"""A shard and a scheduler as most tests of their cores begin."""
+
+import pytest
+
+from dispatch_mesh import TTL
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.leases import LeaseBook
+from queue_tickets import Shard
+
+
+@pytest.fixture
+def shard():
+    """One scheduler, no ticket."""
+    shard = Shard()
+    shard.join()
+    return shard
+
+
+@pytest.fixture
+def scheduler():
+    """One shard, no worker."""
+    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
+    found.queue_joined("q")
+    return found
