@@ -1,15 +1,27 @@
 """Bugs that a tier could have, each planted into its real code, for the worlds of `penstock faults` to find."""
 
 import dataclasses
-import random
-from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass
 from unittest.mock import patch
 
+from faults_planting import (
+    ADMIT,
+    DISPATCH,
+    EXECUTE,
+    MUTANTS,
+    SESSION,
+    SUBMIT,
+    edges_die_of_poison,
+    edges_stand_still_while_auth_starts_again,
+    hurries_off,
+    leaves_midway,
+    mutant,
+    nobody_hears_of_poison,
+    stays,
+)
 from penstock.auth.accounts import Accounts
 from penstock.auth.edges import Edges
 from penstock.chassis import writing
+from penstock.chassis.own_time import OwnTime
 from penstock.client.progress import Progress
 from penstock.client.stream import EdgeStream
 from penstock.edge import gateway
@@ -19,7 +31,7 @@ from penstock.edge.links import frames as edge_frames
 from penstock.edge.links.queues import QueueLinks
 from penstock.edge.links.worker import WorkerLink
 from penstock.edge.tower import Tower
-from penstock.faults.plan import Act, Fault, plan, with_poison, with_slow_reader
+from penstock.faults.plan import Act, with_poison, with_slow_reader
 from penstock.faults.wire import TO_CLIENT, Point
 from penstock.queue.blames import Blames
 from penstock.queue.book import TicketBook
@@ -33,90 +45,7 @@ from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.probation import Probation
 from penstock.worker.runs import RunBook
 
-MUTANTS = {}
-
-GENERATE, SESSION = "penstock.v1.Inference/Generate", "penstock.v1.Inference/Session"
-SUBMIT, DISPATCH = "penstock.mesh.v1.QueueService/Submit", "penstock.mesh.v1.QueueService/Dispatch"
-ADMIT, EXECUTE = "penstock.mesh.v1.AdmissionService/Admit", "penstock.mesh.v1.WorkerService/Execute"
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """`break_at` says where its worlds break, and how; None: wherever their seeds say."""
-
-    target: object
-    attribute: str
-    changed: Callable
-    break_at: tuple[Act, str, Point] | None
-    leaves: Callable | None  # how clients leave, in worlds that do not break: such a bug needs no fault
-    world: Callable | None  # what is peculiar to its worlds, which do not break otherwise
-
-    @contextmanager
-    def planted(self):
-        with patch.object(self.target, self.attribute, self.changed):
-            yield
-
-    def plan(self, seed):
-        found = plan(seed)
-        if self.world:
-            return self.world(dataclasses.replace(found, faults=(), roughness=0.0), random.Random(seed))
-        if self.leaves:
-            asks = (dataclasses.replace(ask, poison_at=None) for ask in found.asks)  # such a client is not to leave
-            asks = tuple(self.leaves(ask, number) for number, ask in enumerate(asks))
-            return dataclasses.replace(found, asks=asks, faults=(), roughness=0.0)
-        if self.break_at is None:
-            return found
-        act, victim, point = self.break_at
-        fault = Fault(act=act, seconds=0.3, victim=victim, pick=0.5, point=point, nth=1 + seed % 3)
-        return dataclasses.replace(found, faults=(fault,))
-
-
-def stays(ask, _):
-    return ask
-
-
-def hurries_off(ask, number):
-    """Leaves while its prompt is on its way into the mesh, tokenized, or computed."""
-    return dataclasses.replace(ask, leaves_at=None, leaves_after=0.003 + 0.004 * number, timeout=None, tokens=24)
-
-
-def edges_die_of_poison(planned, draw):
-    """A request crashes engines, and edges are lost: what they had comes again by another."""
-    deaths = (
-        Fault(act=Act.KILL, seconds=0.1, victim="edge", pick=pick, at=draw.uniform(0.3, 0.6)) for pick in (0, 0.9)
-    )
-    return dataclasses.replace(with_poison(planned, draw), faults=tuple(deaths))
-
-
-def nobody_hears_of_poison(planned, draw):
-    """A request crashes an engine when no scheduler is there and its edge has just lost the worker."""
-    poisoned = with_poison(planned, draw)
-    ask = next(each for each in poisoned.asks if each.poison_at is not None)
-    shape = dataclasses.replace(planned.shape, schedulers=1, workers=2)
-    deaf = Fault(act=Act.KILL, seconds=0.3, victim="scheduler", pick=0, at=ask.at + draw.uniform(0.02, 0.04))
-    lost = Fault(act=Act.CUT, seconds=0.0, victim="edge", pick=0, point=Point(EXECUTE, TO_CLIENT, "step"), nth=3)
-    later = dataclasses.replace(ask, tokens=max(4, ask.tokens), poison_at=3)
-    return dataclasses.replace(planned, shape=shape, asks=(later,), faults=(deaf, lost))
-
-
-def leaves_midway(ask, _):
-    return dataclasses.replace(ask, leaves_at=2, leaves_after=None, timeout=None, tokens=24, ignore_eos=True, stops=())
-
-
-def mutant(target, name, *, break_at=None, leaves=None, world=None):
-    """Note a bug: the decorated function takes the original's place and gets it first."""
-
-    def note(changed):
-        original = getattr(target, name)
-
-        def planted(*args, **kwargs):
-            return changed(original, *args, **kwargs)
-
-        MUTANTS[changed.__name__] = Mutant(target, name, planted, break_at, leaves, world)
-        return changed
-
-    return note
-
+__all__ = ["MUTANTS"]
 
 # Edge.
 
@@ -185,6 +114,11 @@ def whatever_a_slow_client_has_not_read_is_kept(emit, self, passage, piece):
 @mutant(writing._Watch, "_look", world=with_slow_reader)
 def a_client_that_takes_nothing_is_waited_for(look, self):
     return None
+
+
+@mutant(OwnTime, "at", world=edges_stand_still_while_auth_starts_again)
+def an_edge_takes_its_own_standstill_for_that_of_auth(at, self, now):
+    return now
 
 
 # Client.

@@ -1,14 +1,18 @@
 """What an edge decides without auth: when that is, for whom, up to how much, and what it owes auth afterwards."""
 
+import itertools
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from penstock.chassis.own_time import OwnTime
 from penstock.edge.flight.effects import Settle
 from penstock.edge.grace.callers import Callers
 from penstock.edge.grace.silence import FORGET, Silence
 from penstock.edge.grace.unbooked import Entry, Unbooked
+from penstock.edge.links.grace import STEP
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
 
@@ -118,6 +122,55 @@ def test_an_outage_in_which_nobody_asked_is_over_when_auth_was_back_for_a_while(
     assert found.lasted(300.5) == 0.5
 
 
+def test_a_silence_is_looked_at_from_when_auth_could_have_spoken_until_it_has():
+    found = Silence(after=AFTER)
+    found.came(0.0)
+    found.asked("a", 0.0)
+    assert not found.counts  # an edge that auth never answered waits, however long
+    found.heard(0.1, "a")
+    assert not found.counts
+    found.went(10.0)
+    assert found.counts
+    found.came(12.0)
+    found.look(12.9)
+    assert found.counts
+    found.look(13.0)
+    assert not found.counts
+    assert found.lasted(13.0) == 0.0
+    found.asked("b", 20.0)
+    assert found.counts
+
+
+def away_after(looks: list[float], *, since: float) -> float | None:
+    """When auth, gone at `since`, counts as away to an edge that looks then; None: not by the last look."""
+    found, ran = silence(), OwnTime(STEP)
+    found.went(ran.at(since))
+    return next((now for now in looks if found.is_away(ran.at(now))), None)
+
+
+def test_an_edge_that_stood_still_counts_no_more_than_a_step_of_it_as_silence():
+    before = [10.0 + look / 8 for look in range(1, 4)]
+    after = [14.0 + look / 8 for look in range(20)]
+    assert away_after([*before, *after], since=10.0) == 14.375  # 0.375 s heard before, a step, and 0.375 s after
+
+
+@given(st.lists(st.floats(0.001, 20.0), min_size=1, max_size=60))
+def test_no_auth_is_away_before_the_edge_itself_has_listened_for_long_enough(gaps):
+    looks = list(itertools.accumulate(gaps, initial=10.0))[1:]
+    found = away_after(looks, since=10.0)
+    listened = list(itertools.accumulate(min(gap, STEP) for gap in gaps))
+    expected = next((now for now, passed in zip(looks, listened, strict=True) if passed >= AFTER), None)
+    if min(abs(passed - AFTER) for passed in listened) > 1e-9:  # but for how floats round
+        assert found == expected
+
+
+def test_an_outage_of_an_edge_that_runs_lasts_as_long_as_any_clock_says():
+    found, ran = silence(), OwnTime(STEP)
+    found.went(ran.at(10.0))
+    for look in range(1, 400):
+        assert found.lasted(ran.at(10.0 + look / 8)) == look / 8
+
+
 def callers(**changes) -> Callers:
     return Callers(**{"most": 3, "memory": 600.0, "pepper": b"p" * 32} | changes)
 
@@ -168,8 +221,8 @@ def test_nothing_that_is_kept_of_a_caller_shows_its_key():
 )
 def test_nobody_gets_a_higher_class_than_auth_has_granted_it(met, asked, granted):
     known = callers()
-    for wish, given in met:
-        known.met(ANNA, identity(priority=given), wish, 10.0)
+    for wish, class_then in met:
+        known.met(ANNA, identity(priority=class_then), wish, 10.0)
     assert known.find(ANNA, asked, 10.0).priority == granted
 
 

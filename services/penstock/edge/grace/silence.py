@@ -9,7 +9,7 @@ class Silence:
     """Counts from when auth could have spoken and did not.
 
     Until auth has first answered there is no silence: an edge that knows nobody cannot tell a stranger from the rest,
-    and has them wait.
+    and has them wait. `now` is to be time in which the edge itself ran, or it takes its own standstill for auth's.
     """
 
     def __init__(self, *, after: float) -> None:
@@ -28,12 +28,22 @@ class Silence:
         """When auth will count as away unless it speaks."""
         return self._since + self._after
 
+    @property
+    def counts(self) -> bool:
+        """Whether an outage goes on, or may have begun; its time is to be looked at until then."""
+        return self._has_answered and not math.isinf(self._began)
+
     def is_away(self, now: float) -> bool:
         return self._has_answered and now >= self.due_at
 
     def lasted(self, now: float) -> float:
         """Seconds since auth was last known to decide anything; 0 while it does."""
         return max(0.0, now - self._began)
+
+    def look(self, now: float) -> None:
+        """An auth that is there while nobody asks is no outage."""
+        if not self._owed and now - self._came_at >= self._after:
+            self._began = math.inf
 
     def came(self, now: float) -> None:
         """A link to auth is there; what was asked before is to be asked again."""
@@ -51,9 +61,8 @@ class Silence:
     def asked(self, request_id: str, now: float) -> None:
         if math.isinf(self._came_at):
             return
+        self.look(now)
         if not self._owed:
-            if now - self._came_at >= self._after:  # it was there and nobody asked: that is no outage
-                self._began = math.inf
             self._fall_silent(now)
         self._owed.setdefault(request_id, now)
 

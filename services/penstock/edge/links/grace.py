@@ -1,7 +1,6 @@
 """The edge's way on while auth is away: known callers are let in, others refused at once, and auth told afterwards."""
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable
 from contextvars import Context
@@ -10,6 +9,7 @@ import structlog
 
 from penstock.chassis import semconv
 from penstock.chassis.errors import PermissionDenied, QuotaExceeded, Unauthenticated, Unavailable, error_from_failure
+from penstock.chassis.own_time import OwnTime
 from penstock.chassis.telemetry import meter
 from penstock.edge.flight.effects import Settle
 from penstock.edge.grace.callers import Callers
@@ -24,6 +24,7 @@ from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 log = structlog.get_logger()
 
 RETRY_AFTER = 1.0  # s; auth starts within one or two
+STEP = 0.25  # s of silence that count at once; more than that the edge did not hear, as it stood still
 
 _decisions = meter().create_counter(
     semconv.PENSTOCK_GRACE_DECISIONS, unit="{request}", description="Made by the edge while auth was away, by outcome."
@@ -41,15 +42,18 @@ class Grace:
         self._say = say
         self._overdue = overdue
         self._silence = Silence(after=limits.after)
+        self._step = min(STEP, limits.after / 4) or STEP
+        self._own_time = OwnTime(self._step)
         self._callers = Callers(most=limits.callers, memory=limits.memory, pepper=secrets.token_bytes(32))
         self._unbooked = Unbooked(most=limits.unbooked)
         self._timer: asyncio.TimerHandle | None = None
+        self._was_told = False  # `overdue`, of the present silence
         self.admitted = 0
         self.refused = 0
 
     @property
     def is_away(self) -> bool:
-        return self._silence.is_away(self._control.now())
+        return self._silence.is_away(self._ran())
 
     @property
     def known_callers(self) -> int:
@@ -68,20 +72,23 @@ class Grace:
 
     def came(self) -> None:
         """Auth can be told: first of all what was let in without it, so that what it grants next counts that."""
-        self._silence.came(self._control.now())
+        self._silence.came(self._ran())
+        self._was_told = False
         self.remind(set(self._unbooked.frames))
 
     def went(self, *, on_purpose: bool = False) -> None:
-        self._silence.went(self._control.now(), on_purpose=on_purpose)
+        self._silence.went(self._ran(), on_purpose=on_purpose)
         self.close()  # it may be due earlier now
         self._arm()
 
     def asked(self, request_id: str) -> None:
-        self._silence.asked(request_id, self._control.now())
+        self._silence.asked(request_id, self._ran())
         self._arm()
 
     def heard(self, request_id: str = "") -> None:
-        self._silence.heard(self._control.now(), request_id)
+        self._silence.heard(self._ran(), request_id)
+        self._was_told = False
+        self._arm()
 
     def remind(self, ticket_ids: set[str]) -> None:
         """Say again what of these is still not booked."""
@@ -136,11 +143,10 @@ class Grace:
 
     def identify(self, credential: Credential, asked: "Priority.ValueType" = PRIORITY_UNSPECIFIED) -> Identity:
         """Return who it is; raises Unavailable / AUTH_LOST for who is not known, and when the grace is over."""
-        now = self._control.now()
-        identity = self._callers.find(credential, asked, now)
+        identity = self._callers.find(credential, asked, self._control.now())
         if identity is None:
             raise self._refusal("unknown", "auth is away, and did not let this caller in of late")
-        if self._silence.lasted(now) >= self._limits.lasts:
+        if self._silence.lasted(self._ran()) >= self._limits.lasts:
             raise self._refusal("over", f"auth has been away for more than {self._limits.lasts:g} s")
         return identity
 
@@ -178,16 +184,22 @@ class Grace:
 
     # The timer.
 
+    def _ran(self) -> float:
+        return self._own_time.at(self._control.now())
+
     def _arm(self) -> None:
-        if self._timer is None and not math.isinf(self._silence.due_at):
-            delay = max(0.0, self._silence.due_at - self._control.now())
+        if self._timer is None and self._silence.counts:
+            often, left = self._step / 2, self._silence.due_at - self._ran()
+            delay = left if 0 < left < often else often
             # Not on behalf of the request that happens to have asked last.
             self._timer = asyncio.get_running_loop().call_later(delay, self._look, context=Context())
 
     def _look(self) -> None:
         self._timer = None
-        if self.is_away:
-            log.warning("auth_away", silent_s=round(self._silence.lasted(self._control.now()), 3))
+        now = self._ran()
+        self._silence.look(now)
+        if self._silence.is_away(now) and not self._was_told:
+            self._was_told = True
+            log.warning("auth_away", silent_s=round(self._silence.lasted(now), 3))
             self._overdue()
-        elif self._silence.due_at > self._control.now():  # else auth has never answered: asking on would spin
-            self._arm()
+        self._arm()
