@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+from penstock.chassis.afterwards import this_afterwards
 
 WAIT = 20.0  # s; longer than an exporter's schedule
 
@@ -75,6 +77,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
 
     def wait_for_spans(self, *names: str, trace_id: str = "") -> list[ReceivedSpan]:
         """Spans of the trace once each of `names` is among them; fails, naming what is missing."""
+        make_what_was_put_off()
         with self._arrived:
             arrived = self._arrived.wait_for(lambda: not self._missing(names, trace_id), timeout=WAIT)
             missing = self._missing(names, trace_id)
@@ -83,6 +86,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
 
     def wait_for_metric(self, name: str) -> Any:
         """The newest state of a metric, as its protobuf message."""
+        make_what_was_put_off()
         with self._arrived:
             assert self._arrived.wait_for(lambda: name in self._metrics, timeout=WAIT), f"no metric {name} came"
             return self._metrics[name]
@@ -94,6 +98,12 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
 
     def _missing(self, names: tuple[str, ...], trace_id: str) -> set[str]:
         return set(names) - {each.name for each in self._spans if trace_id in ("", each.trace_id)}
+
+
+def make_what_was_put_off() -> None:
+    """A test that waits here holds up the loop that would make it; from another thread there is nothing to do."""
+    with suppress(RuntimeError):
+        this_afterwards().finish()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis import semconv
-from penstock.chassis.telemetry import start_span
+from penstock.chassis.telemetry import is_recorded, start_span
 from penstock.mesh.v1.admission_pb2 import Reserve
 
 NAME = "auth.reserve"
@@ -18,7 +18,7 @@ class ReserveSpan:
 
     @classmethod
     def of(cls, ask: Reserve) -> "ReserveSpan":
-        if ask.traceparent[-1:] not in _SAMPLED:
+        if not is_recorded(ask.traceparent):
             return cls(None)
         attributes: dict[str, AttributeValue] = {
             semconv.PENSTOCK_REQUEST_ID: ask.request_id,
@@ -36,6 +36,3 @@ class ReserveSpan:
         if reason:
             self.span.set_attribute(semconv.PENSTOCK_REASON, reason)
         self.span.end()
-
-
-_SAMPLED = frozenset("13579bdf")  # last digit of a traceparent: bit 0 of its flags

@@ -5,10 +5,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from penstock.chassis import semconv
+from penstock.chassis.afterwards import afterwards
 from penstock.chassis.telemetry import meter, start_span, traceparent_of
 
 # On a server span only these are faults of ours; the others are the caller's.
@@ -65,15 +67,18 @@ class CallRecord:
             self.traceparent = traceparent_of(self.span)
 
     def end(self, code: str, *, reason: str = "") -> None:
-        if self.span is None:
-            return
+        if self.span:
+            took = time.perf_counter() - self.started
+            afterwards(partial(self._tell, self.span, code, reason, took, time.time_ns()))
+
+    def _tell(self, span: Span, code: str, reason: str, took: float, ended: int) -> None:
         attributes = {semconv.RPC_RESPONSE_STATUS_CODE: code}
         if code in SERVER_FAULTS:
             attributes[semconv.ERROR_TYPE] = code
-            self.span.set_status(Status(StatusCode.ERROR, reason or code))
+            span.set_status(Status(StatusCode.ERROR, reason or code))
         if reason:
-            self.span.set_attribute(semconv.PENSTOCK_REASON, reason)
-        self.span.set_attributes(attributes)
-        self.span.end()
+            span.set_attribute(semconv.PENSTOCK_REASON, reason)
+        span.set_attributes(attributes)
+        span.end(ended)
         labels = {semconv.RPC_SYSTEM_NAME: "grpc", semconv.RPC_METHOD: self.method, **attributes}
-        _duration.record(time.perf_counter() - self.started, labels)
+        _duration.record(took, labels)

@@ -16,6 +16,7 @@ import structlog
 import uvloop
 
 from penstock.chassis import telemetry
+from penstock.chassis.afterwards import this_afterwards
 from penstock.chassis.config import ConfigError, ServiceConfig, describe, load
 
 log = structlog.get_logger()
@@ -114,6 +115,8 @@ async def _answering_signals(main: Callable[[], Awaitable[None]]) -> None:
     except asyncio.CancelledError:
         if not stop.is_asked:
             raise
+    finally:
+        this_afterwards().finish()
 
 
 def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Coroutine[Any, Any, None]]) -> None:

@@ -14,6 +14,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from penstock.chassis.admin import AdminService, OperatorGate
+from penstock.chassis.afterwards import this_afterwards
 from penstock.chassis.calls import Calls
 from penstock.chassis.channels import MESSAGE_BYTES
 from penstock.chassis.health import Health
@@ -78,6 +79,7 @@ class Server:
             await self.core.stop(None)
         await stopping
         await _first_of(CLEANUP_GRACE, self.calls.is_idle.wait())
+        this_afterwards().finish()
         took = round(time.monotonic() - begun, 3)
         log.info("drained", address=self.address, working=working, cancelled=cancelled, took_s=took)
 

@@ -25,7 +25,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 from prometheus_client import start_http_server
@@ -38,7 +38,9 @@ log = structlog.get_logger()
 SCOPE = "penstock"
 EXPORT_TIMEOUT = 2.0  # s; a receiver that is away must not hold up the end of the process
 
-_PLAIN = re.compile("00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
+# W3C Trace Context, section 3.2: trace, span and flags, in lower-case hexadecimal.
+_PLAIN = re.compile("00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+_UNSAMPLED = frozenset("02468ace")  # last digit of a traceparent: bit 0 of its flags
 _propagator = TraceContextTextMapPropagator()
 
 # Trace context of the call that is being answered; set by the server's interceptor, read by whoever calls on.
@@ -112,10 +114,22 @@ def start_span(
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Span:
     """Start a span below `traceparent`, or a new trace when that is empty or malformed. End it with `.end()`."""
-    parent = Context()
-    if traceparent:
-        parent = _propagator.extract({"traceparent": traceparent}, context=parent)
+    parent = _parent(traceparent) if traceparent else Context()
     return tracer().start_span(name, parent, kind=kind, attributes=attributes, start_time=start_time)
+
+
+def is_recorded(traceparent: str) -> bool:
+    """Tell whether a span below `traceparent` is worth making: not where whoever began the trace does not record it."""
+    return traceparent[-1:] not in _UNSAMPLED
+
+
+def _parent(traceparent: str) -> Context:
+    plain = _PLAIN.fullmatch(traceparent)
+    if plain is None:  # the propagator takes five times as long, and knows of versions to come
+        return _propagator.extract({"traceparent": traceparent}, context=Context())
+    flags = TraceFlags(int(plain[3], 16))
+    parent = SpanContext(int(plain[1], 16), int(plain[2], 16), is_remote=True, trace_flags=flags)
+    return trace.set_span_in_context(NonRecordingSpan(parent), Context())
 
 
 def traceparent_of(span: Span) -> str:

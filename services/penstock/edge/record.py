@@ -91,7 +91,7 @@ class Record:
             self._root.set_attributes({semconv.ERROR_TYPE: code, semconv.PENSTOCK_REASON: self._error.reason})
             if code in FAULTS:
                 self._root.set_status(Status(StatusCode.ERROR, self._error.reason))
-        self._root.end()
+        self._root.end(round(now * 1e9))
         self._measure(flight, now)
         log.info("ticket_done", **self._line(flight, now))
 

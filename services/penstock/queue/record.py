@@ -1,7 +1,7 @@
 """What telemetry hears of a shard: one span per ticket, waits, sheds and depths."""
 
 from penstock.chassis import semconv
-from penstock.chassis.telemetry import meter, start_span
+from penstock.chassis.telemetry import is_recorded, meter, start_span
 from penstock.queue.effects import Left
 from penstock.queue.shelves import Shelves
 from penstock.queue.snapshot import class_name
@@ -16,6 +16,10 @@ _tokens = meter().create_gauge(semconv.PENSTOCK_QUEUE_TOKENS)
 def note_left(left: Left, now: float) -> None:
     """Record a ticket's time in the book; it has a reason unless it ends with a lease."""
     ticket = left.ticket
+    if not left.reason:
+        _wait.record(now - ticket.arrived, {semconv.PENSTOCK_PRIORITY: ticket.priority})
+    if not is_recorded(ticket.traceparent):
+        return
     facts: dict[str, str | int] = {
         semconv.PENSTOCK_TICKET_ID: ticket.ticket_id,
         semconv.PENSTOCK_TENANT_ID: ticket.tenant_id,
@@ -24,8 +28,6 @@ def note_left(left: Left, now: float) -> None:
     }
     if left.reason:
         facts[semconv.PENSTOCK_REASON] = left.reason
-    else:
-        _wait.record(now - ticket.arrived, {semconv.PENSTOCK_PRIORITY: ticket.priority})
     begun = round(ticket.arrived * NANOS)
     span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=facts)
     span.end(max(begun, round(now * NANOS)))

@@ -11,7 +11,7 @@ from penstock.chassis import semconv
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import InvalidArgument, Unavailable
 from penstock.chassis.streams import Link, Peer, accepted
-from penstock.chassis.telemetry import start_span
+from penstock.chassis.telemetry import is_recorded, start_span
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer
@@ -171,6 +171,8 @@ class SchedulerService(SchedulerServiceServicer):
         for effect in effects:
             if isinstance(effect, out.Place):
                 effect.lease.placement.FromTimedelta(timedelta(seconds=took))
+                if not is_recorded(ticket.traceparent):
+                    continue
                 facts = {
                     semconv.PENSTOCK_TICKET_ID: ticket.ticket_id,
                     semconv.PENSTOCK_LEASE_ID: effect.lease.lease_id,

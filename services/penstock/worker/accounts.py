@@ -9,7 +9,7 @@ from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis import semconv
 from penstock.chassis.errors import PenstockError
-from penstock.chassis.telemetry import meter, start_span, trace_id_of
+from penstock.chassis.telemetry import is_recorded, meter, start_span, trace_id_of
 from penstock.worker.effects import Ended
 from penstock.worker.engine.interface import Finished
 from penstock.worker.run import Times
@@ -73,6 +73,8 @@ class RunAccounts:
             self._wasted.add(ended.run.wasted, names)
 
     def _trace(self, ended: Ended, reason: str) -> None:
+        if not is_recorded(ended.run.traceparent):
+            return
         for name, begun, over, attributes in _stretches(ended, self.model):
             span = start_span(name, ended.run.traceparent, attributes=attributes, start_time=round(begun * NANO))
             if isinstance(ended.outcome, PenstockError):

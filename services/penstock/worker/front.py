@@ -7,9 +7,11 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
+from penstock.chassis.afterwards import afterwards
 from penstock.chassis.errors import InvalidArgument
 from penstock.chassis.lifecycle import background, request_stop
 from penstock.chassis.streams import Peer
@@ -263,7 +265,7 @@ class Front:
         if effect.answers:
             self._send(effect.run.stream, ended_frame(effect))
         if not effect.run.is_ghost:
-            self._accounts.note(effect)
+            afterwards(partial(self._accounts.note, effect))
 
     # The end.
 

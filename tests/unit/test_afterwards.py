@@ -1,0 +1,108 @@
+"""What is put off is made all the same: in order, a few at a time, and whatever one of it raises."""
+
+import asyncio
+
+import structlog
+
+from penstock.chassis import afterwards as module
+from penstock.chassis.afterwards import PER_TURN, SHARE, Afterwards, afterwards, this_afterwards
+from penstock.chassis.lifecycle import run
+
+
+class Clockwork:
+    """A loop that only knows timers, and whose time passes when it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.timers = []
+
+    def call_later(self, delay, call):
+        timer = Timer(self.now + delay, call)
+        self.timers.append(timer)
+        return timer
+
+    def fire(self):
+        """Make the next timer's call; False when there is none."""
+        self.timers = sorted((each for each in self.timers if not each.is_cancelled), key=lambda each: each.due)
+        if not self.timers:
+            return False
+        timer = self.timers.pop(0)
+        self.now = timer.due
+        timer.call()
+        return True
+
+
+class Timer:
+    def __init__(self, due, call):
+        self.due, self.call, self.is_cancelled = due, call, False
+
+    def cancel(self):
+        self.is_cancelled = True
+
+
+def put(count, made):
+    clockwork = Clockwork()
+    kept = Afterwards(clockwork)
+    for number in range(count):
+        kept.put(lambda number=number: made.append(number))
+    return clockwork, kept
+
+
+def test_nothing_is_made_at_once_and_all_of_it_in_order_a_moment_later():
+    made = []
+    clockwork, _ = put(3, made)
+    assert not made
+    clockwork.fire()
+    assert (made, clockwork.now) == ([0, 1, 2], module.PUT_OFF)
+    assert not clockwork.fire()
+
+
+def test_a_turn_makes_a_few_or_a_share_of_many():
+    made = []
+    clockwork, kept = put(1_000, made)
+    clockwork.fire()
+    assert len(made) == round(SHARE * 1_000)
+    while clockwork.fire():
+        before = len(made)
+    assert made == list(range(1_000))
+    assert 1_000 - before <= PER_TURN
+    assert not kept
+
+
+def test_one_that_fails_is_logged_and_the_others_are_made():
+    made = []
+    clockwork, kept = put(1, made)
+    kept.put(lambda: 1 / 0)
+    kept.put(lambda: made.append("after"))
+    with structlog.testing.capture_logs() as logs:
+        clockwork.fire()
+    assert made == [0, "after"]
+    assert [each["event"] for each in logs] == ["record_failed"]
+
+
+def test_finish_makes_all_of_it_now_and_leaves_no_timer():
+    made = []
+    clockwork, kept = put(100, made)
+    kept.finish()
+    assert made == list(range(100))
+    assert not clockwork.fire()
+    kept.put(lambda: made.append("later"))
+    assert clockwork.fire()
+    assert made[-1] == "later"
+
+
+def test_each_loop_has_its_own_and_a_process_that_ends_loses_none_of_it():
+    made = []
+
+    async def main():
+        afterwards(lambda: made.append("told"))
+        assert len(this_afterwards()) == 1
+        assert not made
+
+    run(main)
+    assert made == ["told"]
+
+    async def next_loop():
+        assert not len(this_afterwards())
+
+    asyncio.run(next_loop())
