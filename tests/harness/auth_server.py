@@ -1,6 +1,7 @@
 """Auth behind a real server, an edge that speaks to it as edges do, and a clock that a test turns."""
 
 import asyncio
+import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -56,7 +57,7 @@ async def auth(path=":memory:", *, clock=None, **settings):
     async with opened_store(config.store) as (store, books):
         desk = open_desk(config, books, clock())
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
-        served = AdmissionService(desk, expected_edges(config, desk, clock()), store, hello, clock)
+        served = AdmissionService(desk, expected_edges(config, desk, clock(), standstill=math.inf), store, hello, clock)
         admin = AuthAdmin("auth-1", desk, store, clock, lambda: served.figures, token="")
         sweeping = asyncio.create_task(served.sweep())
         async with (

@@ -33,3 +33,11 @@ def test_edges_of_the_process_before_have_one_grace_to_come_back():
     edges.expect("edge-1", now=100.0), edges.expect("edge-2", now=100.0)
     edges.came("edge-2")
     assert edges.lapsed(now=130.0) == ["edge-1"]
+
+
+def test_an_auth_that_stood_still_gives_edges_the_time_in_which_they_could_not_reach_it():
+    edges = Edges(grace=30.0, step=1.0)
+    edges.came("edge-1")
+    edges.left("edge-1", now=100.0)
+    assert edges.lapsed(now=140.0) == []
+    assert [now for now in range(141, 180) if edges.lapsed(now=float(now))] == [169]  # a second before that, 29 after

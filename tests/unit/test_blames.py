@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.chassis.own_time import OwnTime
 from penstock.edge.flight.plan import Plan
 from penstock.edge.links.fingerprint import crash_fingerprint
 from penstock.mesh.v1.ticket_pb2 import Blame
 from penstock.queue import effects as out
-from penstock.queue.blames import HEARING
+from penstock.queue.blames import HEARING, MEMORY
 from penstock.queue.blames import Blames as ShardBlames
 from penstock.queue.timers import PAUSE
 from penstock.scheduler.blames import BlameBook
@@ -176,6 +177,16 @@ def test_a_run_that_was_lost_with_its_worker_waits_while_some_worker_may_be_out_
     getattr(blames, change)("a", 5.0)
     assert [blames.bar(each, 5.0 + HEARING - 0.01) for each in (lost, other)] == [True, False]
     assert not blames.bar(lost, 5.0 + HEARING)
+
+
+def test_a_shard_that_stood_still_counts_from_where_it_goes_on_whom_it_may_not_have_heard():
+    blames = ShardBlames(OwnTime(0.5))
+    blames.joined("a", -60.0)
+    blames.hear("a", [said(1, is_guilty=True)])
+    blames.lost("a", 5.0)
+    lost = ticket("l", avoid_workers=("w0",))
+    assert blames.bar(lost, 5.0 + HEARING + 20.0)
+    assert blames.refusal(1, 5.0 + MEMORY + 20.0).reason == "ENGINE_CRASHED"
 
 
 def shard_with_two_waiting():

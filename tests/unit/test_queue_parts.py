@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.chassis.config import ConfigError, load
+from penstock.chassis.own_time import OwnTime
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.config import QueueConfig
 from penstock.queue.pace import Pace
@@ -105,6 +106,19 @@ def test_where_nothing_is_served_for_long_nothing_is_awaited():
     presence = Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START)
     assert presence.verdict("m", START + WARM_UP + 1) is Verdict.AWAITED
     assert presence.verdict("n", START + PATIENCE) is Verdict.GONE
+
+
+def test_a_shard_that_stood_still_goes_on_waiting_for_who_may_have_come_back_meanwhile():
+    presence = Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START, own_time=OwnTime(0.5))
+    presence.update({"m", "n"}, START)
+    presence.update({"n"}, START + 0.1)
+    woken = START + 2 * PATIENCE
+    assert presence.given_up(woken) == []
+    assert presence.verdict("m", woken) is Verdict.AWAITED
+    assert presence.verdict("new", woken) is Verdict.AWAITED  # nobody may have named it yet
+    looks = (woken + look / 4 for look in range(8 * int(PATIENCE)))
+    given_up = {model: now for now in looks for model in presence.given_up(now)}
+    assert given_up == {"m": woken + PATIENCE - 0.5, "new": woken + PATIENCE}
 
 
 def test_a_model_that_is_back_is_served_again():

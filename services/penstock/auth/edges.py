@@ -1,11 +1,19 @@
 """Which edges are there, and which have stayed away for too long."""
 
+import math
+
+from penstock.chassis.own_time import OwnTime
+
 
 class Edges:
-    """Counts each instance's streams. An edge that reconnects within the grace was never away."""
+    """Counts each instance's streams. An edge that reconnects within the grace was never away.
 
-    def __init__(self, *, grace: float) -> None:
+    `step`: s between two looks that count at most; nobody can reconnect to a process that stands still.
+    """
+
+    def __init__(self, *, grace: float, step: float = math.inf) -> None:
         self._grace = grace  # s
+        self._own_time = OwnTime(step)
         self._streams: dict[str, int] = {}
         self._away_since: dict[str, float] = {}
 
@@ -21,15 +29,16 @@ class Edges:
         self._streams[edge_id] -= 1
         if not self._streams[edge_id]:
             del self._streams[edge_id]
-            self._away_since[edge_id] = now
+            self._away_since[edge_id] = self._own_time.at(now)
 
     def expect(self, edge_id: str, now: float) -> None:
         """An edge of the process before this one; its grace begins now."""
-        self._away_since.setdefault(edge_id, now)
+        self._away_since.setdefault(edge_id, self._own_time.at(now))
 
     def lapsed(self, now: float) -> list[str]:
         """Return, once each, the edges whose grace is over."""
-        found = [edge_id for edge_id, since in self._away_since.items() if since + self._grace <= now]
+        ran = self._own_time.at(now)
+        found = [edge_id for edge_id, since in self._away_since.items() if since + self._grace <= ran]
         for edge_id in found:
             del self._away_since[edge_id]
         return found

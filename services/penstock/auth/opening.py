@@ -9,6 +9,8 @@ from penstock.auth.secret_file import secret_beside
 from penstock.auth.store import Books
 from penstock.auth.tenant import DEFAULT_TENANT
 
+STANDSTILL = 1.0  # s without a sweep, after which an auth that goes on knows that nobody could have come
+
 
 def open_desk(config: AuthConfig, books: Books, now: float) -> Desk:
     """Tenants, keys and reservations as stored, and the dev key, which never is."""
@@ -37,9 +39,9 @@ def dev_key(bearer: str, keys: KeyRing, now: float) -> Key:
     )
 
 
-def expected_edges(config: AuthConfig, desk: Desk, now: float) -> Edges:
+def expected_edges(config: AuthConfig, desk: Desk, now: float, standstill: float = STANDSTILL) -> Edges:
     """The edges that held reservations when the process before ended have one grace to come back."""
-    edges = Edges(grace=config.edge_grace)
+    edges = Edges(grace=config.edge_grace, step=standstill)
     for edge_id in desk.accounts.edges:
         edges.expect(edge_id, now)
     return edges

@@ -6,6 +6,7 @@ import time
 from penstock.chassis import lifecycle
 from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, stop_requested
+from penstock.chassis.own_time import OwnTime
 from penstock.chassis.server import Server, serving
 from penstock.chassis.streams import PROTOCOL, RECONNECTED
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
@@ -18,6 +19,7 @@ from penstock.queue.service import QueueService
 from penstock.queue.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
 
+STANDSTILL = 0.5  # s without a tick, after which a shard that goes on knows to have missed what was said
 UNSTAFFED = 8.0  # s until a shard that no scheduler found is ready all the same; they look names up every 5 s
 
 
@@ -25,7 +27,12 @@ async def run(config: QueueConfig) -> None:
     hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="queue")
     book = TicketBook(
         bounds=Bounds(config.max_depth, config.max_tokens),
-        presence=Presence(patience=config.patience, warm_up=config.warm_up, started_at=time.time()),
+        presence=Presence(
+            patience=config.patience,
+            warm_up=config.warm_up,
+            started_at=time.time(),
+            own_time=OwnTime(STANDSTILL),
+        ),
         placed=Placed(config.placed_memory),
         promises=config.promises,
         new_order=config.order,

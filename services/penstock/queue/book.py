@@ -43,7 +43,7 @@ class TicketBook:
         promises: Promises = Promises(),  # noqa: B008  # a value
         new_order: Callable[[], Order] = DEFAULT_ORDER,
     ) -> None:
-        self.seats = Seats()
+        self.seats = Seats(presence.own_time)
         self.shelves = Shelves(self.seats, new_order)
         self.placed = placed
         self.lengths = Lengths()

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
+from penstock.chassis.own_time import OwnTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.queue.blames import Blames
 from penstock.queue.effects import Offer
@@ -89,9 +90,9 @@ class Seats(dict[str, Seat]):
     def serving(self, model: str) -> Iterator[str]:
         return (key for key, seat in self.items() if model in seat.catalog)
 
-    def __init__(self, **seats: Seat) -> None:
-        super().__init__(**seats)
-        self.blames = Blames()
+    def __init__(self, own_time: OwnTime) -> None:
+        super().__init__()
+        self.blames = Blames(own_time)
 
     def join(self, scheduler: str, now: float) -> None:
         self[scheduler] = Seat()
