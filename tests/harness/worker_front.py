@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
 import grpc
@@ -228,8 +228,13 @@ class Worker:
 
 
 def engine_processes():
-    found = psutil.Process().children()
-    return [each for each in found if "penstock.worker.engine_child" in " ".join(each.cmdline())]
+    return [each for each in psutil.Process().children() if "penstock.worker.engine_child" in _command_of(each)]
+
+
+def _command_of(process):
+    with suppress(psutil.NoSuchProcess):  # or a zombie, which its parent is about to hear of
+        return " ".join(process.cmdline())
+    return ""
 
 
 def settings(model, schedulers, **more):
