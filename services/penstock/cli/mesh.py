@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -150,12 +150,22 @@ def _note(child: Child) -> ProcessNote:
 
 
 async def _serving(address: str) -> None:
-    """Wait until the process at `address` says SERVING."""
+    """Wait until the process at `address` says SERVING. One that ends meanwhile is noticed by who watches it."""
     async with channel(address) as open_channel:
-        watch = health_pb2_grpc.HealthStub(open_channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        stub = health_pb2_grpc.HealthStub(open_channel)
+        while not await _says_serving(stub):  # noqa: ASYNC110  # what is waited for happens in another process
+            await asyncio.sleep(MODEL_POLL)
+
+
+async def _says_serving(stub: health_pb2_grpc.HealthStub) -> bool:
+    """Tell whether health says SERVING before its stream is lost."""
+    watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+    with suppress(grpc.aio.AioRpcError):
         async for answer in watch:
             if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                return
+                watch.cancel()
+                return True
+    return False
 
 
 async def _listening(address: str) -> None:

@@ -12,6 +12,22 @@ from penstock.cli.state import MeshNote, meant_notes, running_notes
 
 REPLICAS = click.IntRange(1, 4)
 
+
+class ModelFile(click.ParamType[str]):
+    """A name that is known or files that are there: better asked now than of a worker in the midst of a start."""
+
+    name = "model"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from penstock.worker.engine.loaders import ModelUnsupported, located
+
+        try:
+            located(value)
+        except ModelUnsupported as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
 MESH_OPTIONS = (
     click.option("--edges", type=REPLICAS, default=1, show_default=True),
     click.option("--queues", type=REPLICAS, default=1, show_default=True),
@@ -26,7 +42,11 @@ MESH_OPTIONS = (
         help="naive: static batches, the baseline to measure against",
     ),
     click.option(
-        "--model", default=DEFAULT_MODEL, show_default=True, help="name, Hugging Face folder, .gguf or llama2.c .bin"
+        "--model",
+        type=ModelFile(),
+        default=DEFAULT_MODEL,
+        show_default=True,
+        help="name, Hugging Face folder, .gguf or llama2.c .bin",
     ),
     click.option("--no-envoy", is_flag=True, help="no Envoy and no routing in front"),
     click.option("--otlp", default="", metavar="URL", help="OTLP/gRPC receiver for traces and metrics"),

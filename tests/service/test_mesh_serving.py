@@ -1,0 +1,42 @@
+"""A mesh waits for its processes by their health, whatever becomes of the stream that it is asked on."""
+
+import asyncio
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from penstock.cli.mesh import _serving
+
+SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """Cuts the first stream, and does not end the second."""
+
+    def __init__(self):
+        self.watches = 0
+        self.left = asyncio.Event()
+
+    async def Watch(self, request, context):
+        self.watches += 1
+        yield NOT_SERVING
+        if self.watches == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Cancelling all calls")
+        yield SERVING
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+
+
+async def test_a_stream_that_is_cut_is_asked_for_again_and_the_last_is_not_left_behind():
+    health, server = Health(), grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with asyncio.timeout(20):
+        await _serving(f"127.0.0.1:{port}")
+        await health.left.wait()
+        await server.stop(None)
+    assert health.watches == 2
