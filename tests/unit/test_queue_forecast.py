@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.queue.forecast import CORRECTION_BOUNDS, ERRORS, SETTLING, Forecast
+from penstock.queue.forecast import CORRECTION_BOUNDS, SETTLING, WAITS, Forecast
 from penstock.queue.lengths import ENOUGH, PRIOR, Lengths
 from penstock.queue.outlook import Line
 from penstock.queue.speed import Release, ServiceRate, Speed
@@ -67,7 +67,7 @@ def test_predictions_that_are_off_by_a_factor_are_soon_right(truth):
         found = forecast.predict(ticket("t"), Line(9, 900), [FULL], 0, START)
         forecast.note_wait(found.wait, found.raw_wait, truth * found.raw_wait)
     assert forecast.correction == pytest.approx(truth, rel=0.01)
-    assert abs(forecast.errors[-1]) < 0.02
+    assert abs(forecast.waits[-1].late) < 0.02 * forecast.waits[-1].realised
 
 
 LAW = Speed(
@@ -121,7 +121,7 @@ def test_no_history_makes_a_correction_leave_its_bounds(waits):
     for raw, realised in waits:
         forecast.note_wait(raw, raw, realised)
     assert CORRECTION_BOUNDS[0] <= forecast.correction <= CORRECTION_BOUNDS[1]
-    assert len(forecast.errors) <= ERRORS
+    assert len(forecast.waits) <= WAITS
 
 
 def test_answers_are_predicted_as_long_as_their_tenants_were():

@@ -71,8 +71,17 @@ def test_predictions_are_told_beside_what_came_of_them():
         forecast.note_wait(100.0, 100.0, float(realised))
     row = tables(shard)["predictions"][0]
     assert (row["model"], row["waits"], row["headroom"]) == (MODEL, 100, FIRST)
-    assert 0 <= row["error_p5"] < row["error_p50"] < row["error_p95"] < 0.5
-    assert prediction_figures(shard.shelves)["wait_error_p95"] == row["error_p95"]
+    assert (row["waited_s_p50"], row["waited_s_p95"]) == (150.0, 195.0)
+    assert (row["late_s_p5"], row["late_s_p50"], row["late_s_p95"]) == (5.0, 50.0, 95.0)
+    assert prediction_figures(shard.shelves) == {"wait_error_s_p50": 50.0, "wait_error_s_p95": 95.0}
+
+
+def test_a_lease_that_comes_early_is_late_by_less_than_nothing():
+    shard = book()
+    enqueue(shard, "a", "acme")
+    shard.shelves[MODEL].forecast.note_wait(0.5, 0.5, 0.125)
+    assert tables(shard)["predictions"][0]["late_s_p50"] == -0.375
+    assert prediction_figures(shard.shelves)["wait_error_s_p50"] == 0.375
 
 
 def test_sheds_are_counted_by_class_and_reason():

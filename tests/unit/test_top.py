@@ -29,7 +29,7 @@ def shard(name, *, waiting=0, leased=0, shed=0, **given):
         ],
         depth=[{"model": "m", "class": "batch", "tenant_id": "acme", "waiting": waiting, "waiting_tokens": 10}],
         sheds=[{"class": "batch", "reason": "DEADLINE", "tickets": shed}],
-        predictions=[{"model": "m", "error_p50": 0.25, "waits": 8}],
+        predictions=[{"model": "m", "waited_s_p50": 1.25, "late_s_p5": -0.25, "waits": 8}],
         **given,
     )
 
@@ -53,9 +53,9 @@ def test_a_tenant_is_added_up_over_all_shards():
     frame = frame_of([shard("queue-1", waiting=2), shard("queue-2", waiting=3)])
     row = {"model": "m", "class": "batch", "tenant_id": "acme", "waiting": 5, "waiting_tokens": 20, "running": 0}
     assert frame["tenants"] == [row]
-    assert [(row["shard"], row["waiting"], row["error_p50"]) for row in frame["shards"]] == [
-        ("queue-1", 2, 0.25),
-        ("queue-2", 3, 0.25),
+    assert [(row["shard"], row["waiting"], row["waited_s_p50"]) for row in frame["shards"]] == [
+        ("queue-1", 2, 1.25),
+        ("queue-2", 3, 1.25),
     ]
 
 
@@ -111,3 +111,9 @@ def test_names_in_brackets_are_text_and_no_markup():
     frame = frame_of([shard("[red]"), scheduler(worker(model="[/bold]"))])
     assert "[red]" in text_of(frame)
     assert "[/bold]" in text_of(frame)
+
+
+def test_waits_are_shown_in_milliseconds_beside_how_late_they_were():
+    cells = next(line for line in text_of(frame_of([shard("queue-1")])).splitlines() if "queue-1" in line).split()
+    assert "1,250" in cells
+    assert "-250" in cells

@@ -23,10 +23,9 @@ from penstock.queue.waiting import WaitingTicket
 MEMORY = 1 / 64  # gain; about as many waits are remembered
 CORRECTION_BOUNDS = 0.25, 4.0
 SETTLING = 0.25  # s that tickets have to have waited before free slots are believed to be of no use to them
-NOTICEABLE = 0.05  # s; what errors are relative to at least
 INFLOW_MEMORY = 0.5  # s; a burst is to be seen while it lasts
 MEAN_NEWS = 0.2  # relative change of how long tickets keep their slots
-ERRORS = 1_024  # remembered, for their quantiles
+WAITS = 1_024  # remembered, for their quantiles
 NO_CURVE = Curve((), 0.0)
 
 
@@ -53,6 +52,18 @@ class Prediction(NamedTuple):
         return self.raw_wait > 0 or self.raw_first > 0
 
 
+class Wait(NamedTuple):
+    """What a ticket waited for its lease, in s, and what it was said to."""
+
+    predicted: float
+    realised: float
+
+    @property
+    def late(self) -> float:
+        """Return the s that it waited longer than predicted; below 0: less."""
+        return self.realised - self.predicted
+
+
 @dataclass(slots=True)
 class View:
     """What is the same for all tickets that are asked about at one moment."""
@@ -76,7 +87,7 @@ class Forecast:
     margins: tuple[Margin, Margin] = field(default_factory=lambda: (Margin(), Margin()))  # without a wait, and with
     sizes: Sizes = field(default_factory=Sizes)
     owed: Owed = field(default_factory=Owed)
-    errors: deque[float] = field(default_factory=lambda: deque(maxlen=ERRORS))  # realised over predicted, less 1
+    waits: deque[Wait] = field(default_factory=lambda: deque(maxlen=WAITS))  # of late
     inflow: Pace = field(default_factory=lambda: Pace(memory=INFLOW_MEMORY, warm_up=INFLOW_MEMORY))  # of prompts
     answer: float = 0.0  # tokens, mean of those placed of late as predicted
     _realised: float = 0.0  # s, faded sums of waits and of their raw predictions
@@ -120,7 +131,7 @@ class Forecast:
 
     def note_wait(self, prediction: float, raw: float, realised: float) -> None:
         """Learn from a ticket that got its lease; `prediction` is the corrected one."""
-        self.errors.append((realised - prediction) / max(realised, NOTICEABLE))
+        self.waits.append(Wait(prediction, realised))
         if raw:
             self.note_ratio(raw, realised)
 

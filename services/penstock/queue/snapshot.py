@@ -1,6 +1,7 @@
 """What operators see of a shard beyond its figures."""
 
 from collections import Counter
+from collections.abc import Sequence
 from heapq import nlargest
 from typing import Any
 
@@ -30,9 +31,8 @@ def tables(book: TicketBook) -> dict[str, Any]:
 
 
 def prediction_figures(shelves: Shelves) -> dict[str, float]:
-    """How far realised waits were from predicted ones of late, over all models, as shares of the realised."""
-    errors = sorted(abs(each) for shelf in shelves for each in shelf.forecast.errors)
-    return {f"wait_error_p{round(100 * q)}": errors[int(q * len(errors))] for q in QUANTILES if errors}
+    """How far realised waits were from predicted ones of late, over all models, in s."""
+    return _quantiles("wait_error_s", QUANTILES, [abs(each.late) for shelf in shelves for each in shelf.forecast.waits])
 
 
 def _models(book: TicketBook) -> list[dict[str, Any]]:
@@ -81,19 +81,25 @@ def _sheds(tally: Tally) -> list[dict[str, Any]]:
 
 
 def _predictions(shelves: Shelves) -> list[dict[str, Any]]:
-    """One row a model; errors are shares of the realised wait: above 0 is later than was said."""
+    """One row a model; waits of late in s, and by how much they were longer than predicted."""
     rows = []
     for shelf in shelves:
-        forecast, errors = shelf.forecast, sorted(shelf.forecast.errors)
-        quantiles = {f"error_p{round(100 * q)}": errors[int(q * len(errors))] for q in SPREAD if errors}
+        forecast, waits = shelf.forecast, shelf.forecast.waits
         rows.append(
             {
                 "model": shelf.model,
                 "tokens_per_second": forecast.rate.full,
                 "correction": forecast.correction,
                 "headroom": forecast.headroom,
-                "waits": len(errors),
-                **quantiles,
+                "waits": len(waits),
+                **_quantiles("waited_s", QUANTILES, [each.realised for each in waits]),
+                **_quantiles("late_s", SPREAD, [each.late for each in waits]),
             }
         )
     return rows
+
+
+def _quantiles(name: str, shares: Sequence[float], values: Sequence[float]) -> dict[str, float]:
+    """`name_p50` and such; nothing where there are no values."""
+    ordered = sorted(values)
+    return {f"{name}_p{round(100 * share)}": ordered[int(share * len(ordered))] for share in shares if ordered}

@@ -12,6 +12,14 @@ from penstock.cli.top.frame import Frame, Row
 MOST = 12  # rows of a table that may have very many; the rest is counted
 BAR = 10  # columns
 
+WAITS = (
+    ("waited p50", "waited_s_p50"),
+    ("p95", "waited_s_p95"),
+    ("late p5", "late_s_p5"),
+    ("p50", "late_s_p50"),
+    ("p95", "late_s_p95"),
+)  # heads, and what a row has under them
+
 Columns = Sequence[tuple[str, bool]]  # head, whether its cells are numbers
 
 
@@ -35,12 +43,13 @@ def _summary(frame: Frame) -> RenderableType:
 
 def _shards(rows: Sequence[Row]) -> Table:
     heads = [("shard", False), ("model", False)]
-    heads += [(head, True) for head in ("waiting", "tokens", "running", "credit", "leases/s", "error p5", "p50", "p95")]
-    table = _table(heads, "realised less predicted wait, as a share of the realised one")
+    heads += [(head, True) for head in ("waiting", "tokens", "running", "credit", "leases/s")]
+    heads += [(head, True) for head, _ in WAITS]
+    table = _table(heads, "waits for a lease, ms; late: by how much longer than predicted")
     for row in rows:
-        errors = [f"{row[name]:+.0%}" if name in row else "-" for name in ("error_p5", "error_p50", "error_p95")]
+        waits = [f"{1e3 * row[name]:,.0f}" if name in row else "-" for _, name in WAITS]
         counts = [f"{row[name]:,}" for name in ("waiting", "waiting_tokens", "running", "credit")]
-        table.add_row(escape(row["shard"]), escape(row["model"]), *counts, f"{row['leased_per_second']:,.1f}", *errors)
+        table.add_row(escape(row["shard"]), escape(row["model"]), *counts, f"{row['leased_per_second']:,.1f}", *waits)
     return table
 
 
