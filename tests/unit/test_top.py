@@ -103,7 +103,7 @@ def test_the_screen_shows_the_fullest_of_very_many_workers_and_says_so():
     text = text_of(frame_of([shard("queue-1", waiting=7, shed=3), scheduler(*crowd)]))
     assert text.count("██████████") == 9  # those with a full batch
     assert f"the {MOST} fullest of {4 * MOST}" in text
-    for shown in ("7 waiting", "acme", "DEADLINE", "+25%", "queue-1"):
+    for shown in ("7 waiting", "acme", "DEADLINE", "1,250", "queue-1"):
         assert shown in text
 
 
