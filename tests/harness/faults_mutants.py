@@ -16,6 +16,7 @@ from faults_planting import (
     leaves_midway,
     mutant,
     nobody_hears_of_poison,
+    poison_comes_twice,
     stays,
 )
 from penstock.auth.accounts import Accounts
@@ -35,6 +36,7 @@ from penstock.faults.plan import Act, with_poison, with_slow_reader
 from penstock.faults.wire import TO_CLIENT, Point
 from penstock.queue.blames import Blames
 from penstock.queue.book import TicketBook
+from penstock.queue.placed import Placed
 from penstock.scheduler.blames import BlameBook
 from penstock.scheduler.credit import CreditBook
 from penstock.scheduler.dispatcher import Dispatcher
@@ -157,6 +159,11 @@ def an_edge_that_stays_away_keeps_its_reservations(lapsed, self, now):
 def what_a_dead_scheduler_was_offered_is_lost(scheduler_lost, self, scheduler, now):
     self.seats[scheduler].offered.clear()
     return scheduler_lost(self, scheduler, now)
+
+
+@mutant(Placed, "like", world=poison_comes_twice)
+def suspects_that_have_a_lease_may_start_elsewhere(*_):
+    return []
 
 
 # Scheduler.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 from penstock.faults.plan import Act, Count, Fault, plan, with_poison
-from penstock.faults.wire import TO_CLIENT, Point
+from penstock.faults.wire import TO_CLIENT, TO_SERVER, Point
 
 MUTANTS = {}
 
@@ -88,6 +88,17 @@ def edges_stand_still_while_auth_starts_again(planned, draw):
     counts = (Count(at=0.0, prompt=(3,)),)  # has auth answer, and lets nobody in
     shape = replace(planned.shape, edges=1)
     return replace(planned, shape=shape, asks=tuple(asks), counts=counts, faults=faults)
+
+
+def poison_comes_twice(planned, draw):
+    """The second time while the first runs; its edge can start it elsewhere once that has crashed an engine."""
+    poisoned = with_poison(planned, draw)
+    ask = next(each for each in poisoned.asks if each.poison_at is not None)
+    first = replace(ask, at=0.0, poison_at=0, in_session=False, is_text=False)
+    shape = replace(planned.shape, edges=1, workers=2, slots=1, schedulers=draw.choice((1, 2)), token_budget=8)
+    unheard = Fault(act=Act.HOLE, seconds=0.4, victim="worker", pick=0, point=Point(EXECUTE, TO_SERVER, "hello"), nth=2)
+    again = replace(first, at=draw.uniform(0.0, 0.02))
+    return replace(planned, shape=shape, asks=(first, again), counts=(), faults=(unheard,))
 
 
 def leaves_midway(ask, _):

@@ -17,7 +17,7 @@ from penstock.v1.inference_pb2 import Sampling
 from penstock.worker import refusals
 from penstock.worker.blames import MAX_GUILTY, Blames
 from penstock.worker.effects import AddSequence, Ended
-from queue_tickets import START, Shard, entry, recalls, sheds, ticket
+from queue_tickets import START, Shard, entry, leased, recalls, sheds, ticket
 from worker_runs import LIMITS, expect, make_run, ready_book, refusal, running, step_of
 
 SALT = b"tenant"
@@ -152,9 +152,9 @@ def shard_blames():
 
 def test_a_shard_refuses_the_guilty_for_good_and_has_suspects_asked_for_again():
     blames = shard_blames()
-    assert blames.hear("a", [said(1)]) == set()
-    assert blames.hear("b", [said(1, is_guilty=True), said(2)]) == {1}
-    assert blames.hear("a", [said(1, is_guilty=True)]) == set(), "that is nothing new"
+    assert blames.hear("a", [said(1)]) == {1: False}
+    assert blames.hear("b", [said(1, is_guilty=True), said(2)]) == {1: True, 2: False}
+    assert blames.hear("a", [said(1, is_guilty=True)]) == {}, "that is nothing new"
     assert blames.refusal(1, 0.0).reason == "ENGINE_CRASHED"
     assert blames.refusal(2, 0.0).reason == "SUSPECT"
     assert blames.refusal(2, 0.0).retry_after
@@ -221,6 +221,29 @@ def test_a_ticket_that_is_offered_is_taken_back_once_it_is_found_guilty():
     shard = shard_with_two_waiting()
     assert shard.credit(1) == ["x"]
     assert recalls(hear_blames(shard, said(5, is_guilty=True))) == [("s", ("x",))]
+
+
+@pytest.mark.parametrize("is_guilty", [False, True])
+def test_a_lease_that_may_not_have_started_is_taken_back_once_its_ticket_is_blamed(is_guilty):
+    shard = shard_with_two_waiting()
+    shard.credit(2)
+    shard.place("x"), shard.place("y", lease_id="other")
+    assert recalls(hear_blames(shard, said(5, is_guilty=is_guilty))) == [("s", ("x",))]
+    assert recalls(hear_blames(shard, said(5, is_guilty=is_guilty))) == []
+
+
+def test_a_lease_that_comes_for_a_ticket_that_was_blamed_meanwhile_is_given_to_nobody():
+    shard = shard_with_two_waiting()
+    shard.join("t")
+    shard.credit(2)
+    hear_blames(shard, said(5), scheduler="t")
+    placed = shard.place("x")
+    assert (recalls(placed), leased(placed)) == ([("s", ("x",))], [])
+    assert leased(shard.place("y")) == ["lease"]
+    hear_blames(shard, scheduler="t")
+    shard.wait(PAUSE)
+    assert shard.credit(1) == ["x"], "it has waited, and nothing else"
+    assert leased(shard.place("x")) == ["lease"]
 
 
 NEWS = st.tuples(st.just("blame"), st.sampled_from("st"), st.dictionaries(st.integers(1, 4), st.booleans()))

@@ -38,11 +38,11 @@ class Blames:
         self._lost |= {key: (is_guilty, ran + MEMORY) for key, is_guilty in self._said.pop(scheduler).items()}
         self._deaf_until = ran + HEARING
 
-    def hear(self, scheduler: str, blames: Iterable[Blame]) -> set[int]:
-        """Take it for all that a scheduler says; return who is guilty by it and was not before."""
-        known = self._guilty
+    def hear(self, scheduler: str, blames: Iterable[Blame]) -> dict[int, bool]:
+        """Take it for all that a scheduler says; return what is news of whom: of suspects False, of the guilty True."""
+        known = self._named
         self._said[scheduler] = {blame.fingerprint: blame.is_guilty for blame in blames}
-        return self._guilty - known
+        return {key: is_guilty for key, is_guilty in self._named.items() if known.get(key) is not is_guilty}
 
     def refusal(self, fingerprint: int, now: float) -> PenstockError | None:
         """Return why nobody is to run such a request."""
@@ -58,5 +58,10 @@ class Blames:
         return (is_deaf and bool(ticket.avoid_workers)) or self.refusal(ticket.fingerprint, now) is not None
 
     @property
-    def _guilty(self) -> set[int]:
-        return {key for said in self._said.values() for key, is_guilty in said.items() if is_guilty}
+    def _named(self) -> dict[int, bool]:
+        """Who is guilty by anybody's word is."""
+        found: dict[int, bool] = {}
+        for said in self._said.values():
+            for key, is_guilty in said.items():
+                found[key] = is_guilty or found.get(key, False)
+        return found

@@ -13,7 +13,7 @@ from penstock.mesh.v1.ticket_pb2 import Blame, CatalogEntry, Lease
 from penstock.queue.admission import Admission
 from penstock.queue.bounds import Bounds
 from penstock.queue.charges import Charges, Service
-from penstock.queue.effects import Effect, Leased, Left, Models, Queued, Returned, Shed, Withdrawn
+from penstock.queue.effects import Effect, Leased, Left, Models, Queued, Recalled, Returned, Shed, Withdrawn
 from penstock.queue.errors import AskClosed, Evicted
 from penstock.queue.forecast import Prediction
 from penstock.queue.lengths import Lengths
@@ -127,7 +127,7 @@ class TicketBook:
         self, scheduler: str, entries: Iterable[CatalogEntry], now: float, blames: Iterable[Blame] = ()
     ) -> list[Effect]:
         seat = self.seats[scheduler]
-        effects = self._moves.drop_guilty(self.seats.blames.hear(scheduler, blames))
+        effects = self._moves.part_from(self.seats.blames.hear(scheduler, blames))
         seat.catalog = {entry.model: entry for entry in entries}
         for model in seat.catalog:
             self.shelves.tell_again(model)
@@ -167,11 +167,14 @@ class TicketBook:
         if not self.seats[scheduler].answered(lease.ticket_id):
             return []
         ticket = self.tickets[lease.ticket_id]
+        if self.seats.blames.bar(ticket, now):  # since it was offered
+            self._moves.give_back(ticket, now)
+            return [Recalled(scheduler, (ticket.ticket_id,)), *self._moves.match(ticket.model, now)]
         waited = max(0.0, now - ticket.arrived)
         self.shelves.note_placed(ticket, now)
         self.charges.begin(ticket, now)
         self.tally.note_leased(ticket.model)
-        self.placed.note(ticket.ticket_id, scheduler, ticket.edge, now)
+        self.placed.note(ticket, scheduler, now)
         return [Leased(ticket.edge, lease, waited), self._moves.forget(ticket, "")]
 
     def decline(self, scheduler: str, ticket_id: str, reason: str, now: float) -> list[Effect]:

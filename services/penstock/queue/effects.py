@@ -70,7 +70,7 @@ class Offer:
 
 @dataclass(slots=True)
 class Recalled:
-    """To a scheduler: the clients of these tickets left."""
+    """To a scheduler: the clients of these tickets left, or nobody is to run them for now."""
 
     scheduler: str
     ticket_ids: tuple[str, ...]

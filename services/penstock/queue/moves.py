@@ -1,6 +1,6 @@
 """Where the tickets of a shard stand, and every step from one place to another. Decides nothing of who is let in."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 
@@ -140,10 +140,16 @@ class Moves:
         found = [ticket for ticket in among if self._seats.refuse(ticket)]
         return [effect for ticket in found for effect in self.drop(ticket, self._never(ticket))]
 
-    def drop_guilty(self, fingerprints: set[int]) -> list[Effect]:
-        """Drop what would crash every engine, be it on its way to a scheduler."""
-        found = [each for each in self.tickets.values() if each.fingerprint in fingerprints] if fingerprints else []
-        return [effect for ticket in found for effect in self.drop(ticket, Guilty())]
+    def part_from(self, blamed: Mapping[int, bool]) -> list[Effect]:
+        """Drop what would crash every engine, be it on its way to a scheduler, and have no lease of it started.
+
+        `blamed`: those of whom there is news, and whether they are guilty.
+        """
+        if not blamed:
+            return []
+        guilty = [each for each in self.tickets.values() if blamed.get(each.fingerprint)]
+        dropped = [effect for ticket in guilty for effect in self.drop(ticket, Guilty())]
+        return [*dropped, *self.recall(self._placed.like(blamed), "SUSPECT")]
 
     def _abandoned(self) -> Iterator[WaitingTicket]:
         """Yield those whose model nobody came back for in time; the caller drops each before it asks for the next."""

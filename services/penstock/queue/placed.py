@@ -1,14 +1,18 @@
 """Tickets that got a lease a moment ago, so that a withdrawal still finds the scheduler that placed them."""
 
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from penstock.queue.waiting import WaitingTicket
 
 
 class Placement(NamedTuple):
     scheduler: str
     edge: str
     until: float
+    fingerprint: int
 
 
 @dataclass(slots=True)
@@ -21,9 +25,9 @@ class Placed:
     def __len__(self) -> int:
         return len(self._placements)
 
-    def note(self, ticket_id: str, scheduler: str, edge: str, now: float) -> None:
-        self._placements[ticket_id] = Placement(scheduler, edge, now + self.memory)
-        self._placements.move_to_end(ticket_id)
+    def note(self, ticket: WaitingTicket, scheduler: str, now: float) -> None:
+        self._placements[ticket.ticket_id] = Placement(scheduler, ticket.edge, now + self.memory, ticket.fingerprint)
+        self._placements.move_to_end(ticket.ticket_id)
 
     def knows(self, ticket_id: str) -> bool:
         return ticket_id in self._placements
@@ -35,6 +39,9 @@ class Placed:
 
     def of_edge(self, edge: str) -> list[str]:
         return [ticket_id for ticket_id, each in self._placements.items() if each.edge == edge]
+
+    def like(self, fingerprints: Container[int]) -> list[str]:
+        return [ticket_id for ticket_id, each in self._placements.items() if each.fingerprint in fingerprints]
 
     def expire(self, now: float) -> None:
         while self._placements and next(iter(self._placements.values())).until <= now:
