@@ -16,7 +16,7 @@ from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Refused, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
-from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn
+from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Welcome, Withdrawn
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.mesh.v1.worker_pb2 import (
@@ -98,11 +98,13 @@ class FakeAuth(AdmissionServiceServicer):
 
 
 class FakeQueue(QueueServiceServicer):
-    """Leases every ticket to the first worker it may have; `sheds` holds errors for the next ones instead."""
+    """Leases every ticket to the first worker it may have; `sheds` holds errors for who comes or asks next instead."""
 
     def __init__(self, workers):
         self.workers = workers
         self.tickets = []
+        self.knocks = []
+        self.is_deaf = False  # to those that ask first
         self.withdrawn = asyncio.Queue()
         self.sheds: list[PenstockError] = []
         self.closed = []  # Closed, what a shed says of others
@@ -125,11 +127,14 @@ class FakeQueue(QueueServiceServicer):
                 self.peers.discard(peer)
 
     def take(self, peer, frame):
+        if frame.WhichOneof("frame") == "knock" and not self.is_deaf:
+            asked = frame.knock.ticket
+            self.knocks.append(asked)
+            peer.send(self.shed(asked) if self.sheds else SubmitResponse(welcome=Welcome(ticket_id=asked.ticket_id)))
         for ticket in frame.enqueue.tickets:
             self.tickets.append(ticket)
             if self.sheds:
-                shed = Shed(ticket_id=ticket.ticket_id, failure=self.sheds.pop(0).failure(), closed=self.closed)
-                peer.send(SubmitResponse(shed=shed))
+                peer.send(self.shed(ticket))
                 continue
             peer.send(SubmitResponse(queued=Queued(ticket_id=ticket.ticket_id, closed=self.closed_behind)))
             if self.is_holding:
@@ -139,6 +144,10 @@ class FakeQueue(QueueServiceServicer):
         if frame.withdraw.ticket_ids:
             self.withdrawn.put_nowait(list(frame.withdraw.ticket_ids))
             peer.send(SubmitResponse(withdrawn=Withdrawn(ticket_ids=frame.withdraw.ticket_ids)))
+
+    def shed(self, ticket):
+        shed = Shed(ticket_id=ticket.ticket_id, failure=self.sheds.pop(0).failure(), closed=self.closed)
+        return SubmitResponse(shed=shed)
 
     def lease(self, ticket):
         worker = next(each for each in self.workers if each.name not in ticket.avoid_workers)

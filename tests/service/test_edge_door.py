@@ -1,5 +1,6 @@
 """A real edge that was told by the queue to refuse for a while: whom it refuses, whom not, and what that spares."""
 
+import asyncio
 from datetime import timedelta
 
 import grpc
@@ -83,6 +84,56 @@ async def test_smaller_requests_and_answers_that_go_on_reach_the_queue(mesh):
     assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("", "")
     assert await outcome(ask(mesh, resume=Resume(token_ids=[5]))) == ("", "")
     assert await outcome(ask(mesh)) == ("OVERLOADED", "edge"), "what they were told says nothing of the like"
+
+
+async def test_a_like_request_that_passes_the_door_asks_the_queue_first_and_is_refused_without_a_reservation(mesh):
+    asked = len(mesh.auth.reserves), len(mesh.queue.tickets)
+    mesh.queue.sheds = [FULL]
+    mesh.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=19, max_output_tokens=10)]
+    with structlog.testing.capture_logs() as lines:
+        assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("OVERLOADED", "queue")
+    [knock] = mesh.queue.knocks
+    assert (knock.prompt_tokens, knock.max_output_tokens, knock.tenant_id, knock.attempt) == (19, 10, "acme", 1)
+    assert (len(mesh.auth.reserves), len(mesh.queue.tickets)) == asked
+    assert not [line for line in lines if line["event"] == "ticket_done"]
+    assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("OVERLOADED", "edge"), (
+        "what it was told counts"
+    )
+    figures = await mesh.figures()
+    assert (figures["refused_here"], figures["refused_by_queue"], figures["flights"]) == (1, 2, 0)
+
+
+async def test_who_is_welcome_goes_on_as_if_it_had_not_asked(mesh):
+    assert await outcome(ask(mesh, max_output_tokens=9)) == ("", "")
+    assert [each.ticket_id for each in mesh.queue.knocks] == [f"{mesh.queue.tickets[-1].ticket_id}?"]
+    assert mesh.auth.open == set()
+
+
+async def test_a_queue_that_does_not_answer_who_asks_first_holds_nobody_up(mesh):
+    mesh.queue.is_deaf = True
+    assert await outcome(ask(mesh, max_output_tokens=9)) == ("", "")
+
+
+async def test_a_queue_that_is_lost_before_it_answers_refuses_nobody(mesh, monkeypatch):
+    monkeypatch.setattr("penstock.edge.links.knocks.PATIENCE", PATIENCE)
+    mesh.queue.is_deaf = True
+    call = ask(mesh, max_output_tokens=9)
+    answer = asyncio.ensure_future(outcome(call))
+    while not await waits(mesh):
+        pass
+    for peer in list(mesh.queue.peers):
+        peer.close("killed")
+    assert await answer == ("", "")
+
+
+async def waits(mesh):
+    return (await mesh.figures())["knocks"]
+
+
+async def test_what_resumes_and_other_classes_do_not_ask_first(mesh):
+    assert await outcome(ask(mesh, resume=Resume(token_ids=[5]))) == ("", "")
+    assert await outcome(ask(mesh, priority=PRIORITY_BATCH)) == ("", "")
+    assert mesh.queue.knocks == []
 
 
 async def test_a_key_that_auth_has_not_let_in_of_late_is_for_auth_to_judge(mesh):

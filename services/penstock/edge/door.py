@@ -1,4 +1,8 @@
-"""Where a request is refused before anything is spent on it: no token, no reservation, no ticket."""
+"""Where a request is refused before anything is spent on it: no token, no reservation, no ticket.
+
+What the queue said to the like of it a moment ago is said again. Where that does not tell, while such are refused, the
+queue is asked first whether it would take the request, which costs a fifth of a reservation and a ticket.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +13,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from penstock.chassis import semconv
 from penstock.chassis.durations import seconds_of
-from penstock.chassis.errors import Overloaded, PenstockError
+from penstock.chassis.errors import Overloaded, PenstockError, error_from_failure
 from penstock.chassis.telemetry import meter, trace_id_of
 from penstock.edge.catalog import Catalog
 from penstock.edge.flight.plan import Plan
@@ -34,6 +38,14 @@ class Count(NamedTuple):
     reason: str
     by: str
     priority: int
+
+
+class Knock(NamedTuple):
+    """What the queue is asked before a request goes on."""
+
+    kind: Kind
+    ask: Ask  # the least that it can come to
+    weight: float  # of its tenant
 
 
 class Door:
@@ -69,23 +81,42 @@ class Door:
 
         Nothing is kept of it but a count: no span, and a line in the log for one of many.
         """
-        if not (self._refusals and asked.is_fresh):
-            return
-        model = self._catalog.at_hand(asked.model)
-        if model is None:
-            return
-        prompt = asked.least_prompt()
-        output = asked.max_output_tokens or min(self._default_output_tokens, model.context_length - prompt)
-        if output >= 1 and prompt + output <= model.context_length:
-            self._check(asked, credential, model.name, Ask(prompt, output, *arrival), traceparent)
+        if self._refusals and asked.is_fresh and (found := self._least(asked, credential, arrival)):
+            kind, ask, _ = found
+            self._check(asked, kind, ask, traceparent)
 
     def check_planned(self, passage: Passage, plan: Plan) -> None:
         """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
         if self._refusals and _is_fresh(passage):
             arrived = passage.flight.arrived
             ask = Ask(len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.flight.deadline - arrived)
-            asked = outline_of(passage.spec)
-            self._check(asked, passage.credential, plan.model, ask, passage.record.traceparent)
+            if identity := self._know(passage.credential, passage.spec.priority):
+                kind = Kind(identity.tenant_id, plan.model, identity.priority)
+                self._check(outline_of(passage.spec), kind, ask, passage.record.traceparent)
+
+    def knock(self, passage: Passage, now: float) -> Knock | None:
+        """Return what to ask the queue first; None: go on, such are not refused at the moment."""
+        if not (self._refusals and _is_fresh(passage)):
+            return None
+        arrived = passage.flight.arrived
+        arrival = Arrival(arrived, passage.flight.deadline - arrived)
+        found = self._least(outline_of(passage.spec), passage.credential, arrival)
+        return found if found and self._refusals.were_any(found.kind, now) else None
+
+    def answered(self, passage: Passage, knock: Knock, shed: Shed | None, sent: float, now: float) -> Overloaded | None:
+        """Return why a request that knocked at `sent` is refused; None, without `shed` too: it may go on."""
+        error = error_from_failure(shed.failure) if shed else None
+        if shed is None or not isinstance(error, Overloaded):
+            return None
+        self._refusals.closed(knock.kind, knock.ask, _closings(shed.closed), asked_at=sent, told=error, now=now)
+        self._note(
+            Count(error.reason, QUEUE, knock.kind.priority),
+            outline_of(passage.spec),
+            knock.kind,
+            now,
+            passage.record.traceparent,
+        )
+        return error
 
     def queued(self, passage: Passage, queued: Queued, now: float) -> None:
         """The queue took a ticket, and may have no room behind it."""
@@ -103,31 +134,41 @@ class Door:
             self._closed(passage, shed.closed, error, now)
 
     def _closed(self, passage: Passage, closed: Iterable[Closed], told: Overloaded | None, now: float) -> None:
-        closings = [
-            Closing(seconds_of(each.lasts), each.prompt_tokens, each.max_output_tokens, each.by_deadline)
-            for each in closed
-        ]
         sent = passage.flight.enqueued_at
-        self._refusals.closed(*_asked(passage), closings, asked_at=sent, told=told, now=now)
+        self._refusals.closed(*_asked(passage), _closings(closed), asked_at=sent, told=told, now=now)
 
-    def _check(self, asked: Outline, credential: Credential, model: str, ask: Ask, traceparent: str) -> None:
+    def _least(self, asked: Outline, credential: Credential, arrival: Arrival) -> Knock | None:
+        """Return of which kind a request is and the least it can come to; None where that cannot be told here."""
+        model = self._catalog.at_hand(asked.model)
+        if model is None:
+            return None
+        prompt = asked.least_prompt()
+        output = asked.max_output_tokens or min(self._default_output_tokens, model.context_length - prompt)
+        if output < 1 or prompt + output > model.context_length:
+            return None
         identity = self._know(credential, asked.priority)
         if identity is None:
-            return
-        if refusal := self._refusals.find(Kind(identity.tenant_id, model, identity.priority), ask):
-            self._counts[Count(refusal.reason, EDGE, identity.priority)] += 1
-            if ask.arrived - self._told_at >= TELL_EVERY:
-                self._told_at = ask.arrived
-                self._tell(asked, identity, model, refusal.reason, traceparent)
+            return None
+        kind = Kind(identity.tenant_id, model.name, identity.priority)
+        return Knock(kind, Ask(prompt, output, *arrival), identity.weight)
+
+    def _check(self, asked: Outline, kind: Kind, ask: Ask, traceparent: str) -> None:
+        if refusal := self._refusals.find(kind, ask):
+            self._note(Count(refusal.reason, EDGE, kind.priority), asked, kind, ask.arrived, traceparent)
             raise refusal.error(ask.arrived)
 
-    def _tell(self, asked: Outline, identity: Identity, model: str, reason: str, traceparent: str) -> None:
-        """Log one refusal as an example of all since the last."""
+    def _note(self, count: Count, asked: Outline, kind: Kind, now: float, traceparent: str) -> None:
+        """Count a refusal at the door, and log one as an example of all since the last."""
+        self._counts[count] += 1
+        if now - self._told_at < TELL_EVERY:
+            return
+        self._told_at = now
         log.info(
             "refusing",
-            reason=reason,
-            tenant=identity.tenant_id,
-            model=model,
+            reason=count.reason,
+            by=count.by,
+            tenant=kind.tenant_id,
+            model=kind.model,
             request_id=asked.request_id,
             trace_id=trace_id_of(traceparent),
             refused=self.refused(EDGE),
@@ -147,6 +188,12 @@ def _class_name(priority: int) -> str:
 def _is_fresh(passage: Passage) -> bool:
     spec = passage.spec
     return passage.flight.attempt == 1 and not (spec.resume_ids or spec.answer_id)
+
+
+def _closings(closed: Iterable[Closed]) -> list[Closing]:
+    return [
+        Closing(seconds_of(each.lasts), each.prompt_tokens, each.max_output_tokens, each.by_deadline) for each in closed
+    ]
 
 
 def _asked(passage: Passage) -> tuple[Kind, Ask]:

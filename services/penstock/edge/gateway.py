@@ -120,6 +120,10 @@ class Gateway:
             if passage.size > SMALL or self._tower.auth.is_away:  # nobody unknown is worth that much work
                 await self.identify(passage.credential)
             model = await self._catalog.find(passage.spec.model)
+            if refusal := await self._tower.queues.knock(passage):
+                passage.record.silence()
+                self._tower.fail(passage, refusal)
+                return
             plan_it = partial(
                 plan_for,
                 passage.spec,

@@ -52,6 +52,7 @@ class Record:
         self._operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
         self._request_id = request_id
         self._error: PenstockError | None = None
+        self._is_silent = False
         self._root = start_span(
             semconv.SPAN_EDGE_GENERATE,
             traceparent,
@@ -71,6 +72,10 @@ class Record:
         if in_grace:
             self._root.set_attribute(semconv.PENSTOCK_IN_GRACE, in_grace)
 
+    def silence(self) -> None:
+        """Tell nothing of it: of what is refused at the door there is too much."""
+        self._is_silent = True
+
     def failed(self, error: PenstockError) -> None:
         self._error = error
 
@@ -84,6 +89,8 @@ class Record:
 
     def end(self, flight: Flight, now: float) -> None:
         """Close everything; the flight is over."""
+        if self._is_silent:
+            return
         self._end_stage()
         self._root.set_attributes(_came_of_it(flight))
         if self._error:

@@ -18,6 +18,7 @@ from penstock.chassis.errors import Overloaded
 PROBE_EVERY = 0.1  # s; the end of an overload is noticed by then
 HOLD = 0.04  # s between those that are let through once a refusal is over; the queue answers in a few ms
 LULL = 0.08  # s in which none was let through, after which a refusal that is over is nothing to anybody
+LATELY = 1.0  # s after which a refusal that is over says nothing of those who come
 LONGEST = 1.0  # s that one refusal holds at most: a tenant may be given another class or weight meanwhile
 KINDS = 10_000  # remembered; the least recently refused go first
 SIZES = 8  # of one kind
@@ -133,6 +134,11 @@ class Refusals:
             return None
         found = max(closed.refusals, key=lambda each: (each.holds_for(ask), each.until))
         return found if found.holds_for(ask) and closed.stands(found, ask.arrived) else None
+
+    def were_any(self, kind: Kind, now: float) -> bool:
+        """Tell whether any of a kind was refused of late, whatever it asked for."""
+        closed = self._kinds.get(kind)
+        return closed is not None and any(now < each.until + LATELY for each in closed.refusals)
 
     def taken(self, kind: Kind, ask: Ask) -> None:
         """Hear that the queue took one in: what would have refused it holds no more."""

@@ -198,6 +198,7 @@ class Tower:
             **self.auth.grace_figures,
             "queue_links_up": self.queues.links_up,
             "worker_links_up": self.workers.links_up,
+            "knocks": self.queues.knocks,
             "refused_here": self.door.refused(EDGE),
             "refused_by_queue": self.door.refused(QUEUE),
             "cancels": self.cancels,

@@ -8,12 +8,13 @@ order of its model, except for a short pause once every scheduler has declined i
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.mesh.v1.ticket_pb2 import Blame, CatalogEntry, Lease
 from penstock.queue.admission import Admission
 from penstock.queue.bounds import Bounds
 from penstock.queue.charges import Charges, Service
-from penstock.queue.effects import Effect, Leased, Left, Models, Queued, Recalled, Returned, Shed, Withdrawn
+from penstock.queue.effects import Effect, Leased, Left, Models, Queued, Recalled, Returned, Shed, Welcome, Withdrawn
 from penstock.queue.errors import AskClosed, Evicted
 from penstock.queue.forecast import Prediction
 from penstock.queue.lengths import Lengths
@@ -96,8 +97,16 @@ class TicketBook:
             if self._admission.has_room(ticket):
                 return [*effects, *self._admit(ticket, prediction, now)]
             refusal = self._admission.full(ticket, now)
-        self.tally.note_shed(ticket.priority, refusal)
-        return [*effects, Shed(ticket.edge, ticket.ticket_id, refusal)]
+        return [*effects, self._shed(ticket, refusal)]
+
+    def knock(self, ticket: WaitingTicket, now: float) -> list[Effect]:
+        """Say whether a ticket that is new would be taken in; nothing changes but the count of what was refused."""
+        refusal = self._admission.refusal(ticket, now)
+        if refusal is None:
+            refusal = self._admission.lateness(ticket, self._predict(ticket, now), now)
+        if refusal is None and not (self._admission.has_room(ticket) or self._admission.can_have_room(ticket)):
+            refusal = self._admission.full(ticket, now)
+        return [self._shed(ticket, refusal) if refusal else Welcome(ticket.edge, ticket.ticket_id)]
 
     def withdraw(self, edge: str, ticket_ids: Iterable[str]) -> list[Effect]:
         gone = tuple(ticket_ids)
@@ -210,6 +219,10 @@ class TicketBook:
         ticket.predicted_wait = prediction.wait or 0.0
         ticket.raw_wait, ticket.raw_first = prediction.raw_wait, prediction.raw_first
         return prediction
+
+    def _shed(self, ticket: WaitingTicket, refusal: PenstockError) -> Shed:
+        self.tally.note_shed(ticket.priority, refusal)
+        return Shed(ticket.edge, ticket.ticket_id, refusal)
 
     def _make_room(self, ticket: WaitingTicket, now: float) -> list[Effect]:
         """Evict from lower classes what a ticket needs, and nothing where that would not be enough."""

@@ -52,6 +52,14 @@ class Withdrawn:
 
 
 @dataclass(slots=True)
+class Welcome:
+    """To an edge: the ticket that it asked about would be taken."""
+
+    edge: str
+    ticket_id: str
+
+
+@dataclass(slots=True)
 class Models:
     """To one edge, or to every edge: the models that can be placed."""
 
@@ -111,6 +119,6 @@ class Left:
     reason: str
 
 
-ToEdge = Queued | Leased | Shed | Withdrawn
+ToEdge = Queued | Leased | Shed | Withdrawn | Welcome
 ToScheduler = Offer | Recalled | Returned | Head
 Effect = ToEdge | Models | ToScheduler | Left

@@ -29,6 +29,8 @@ def to_edge(effect: out.ToEdge | out.Models) -> pb.SubmitResponse:
             return pb.SubmitResponse(shed=_shed(effect))
         case out.Withdrawn():
             return pb.SubmitResponse(withdrawn=pb.Withdrawn(ticket_ids=effect.ticket_ids))
+        case out.Welcome():
+            return pb.SubmitResponse(welcome=pb.Welcome(ticket_id=effect.ticket_id))
         case out.Models():
             return pb.SubmitResponse(catalog=pb.Catalog(entries=effect.entries))
 

@@ -17,7 +17,7 @@ from penstock.queue.book import TicketBook
 from penstock.queue.frames import credit_of, services_of, speed_of, to_edge, to_scheduler
 from penstock.queue.snapshot import prediction_figures
 from penstock.queue.validation import TicketInvalid, check
-from penstock.queue.waiting import from_frame
+from penstock.queue.waiting import WaitingTicket, from_frame
 from penstock.v1.stream_pb2 import End, Hello
 
 TICK = 0.05  # s; how late a deadline may be noticed
@@ -25,6 +25,7 @@ STREAM_FRAMES = 65_536  # frames waiting for one peer; beyond them its stream is
 
 EdgePeer = Peer[pb.SubmitResponse, pb.SubmitRequest]
 SchedulerPeer = Peer[pb.DispatchResponse, pb.DispatchRequest]
+LetIn = Callable[[WaitingTicket, float], list[out.Effect]]
 
 
 class QueueService(QueueServiceServicer):
@@ -115,17 +116,21 @@ class QueueService(QueueServiceServicer):
     def _from_edge(self, edge: str, frame: pb.SubmitRequest) -> list[out.Effect]:
         match frame.WhichOneof("frame"):
             case "enqueue":
-                return [each for ticket in frame.enqueue.tickets for each in self._enqueue(edge, ticket)]
+                return [
+                    each for ticket in frame.enqueue.tickets for each in self._let_in(edge, ticket, self._book.enqueue)
+                ]
+            case "knock":
+                return self._let_in(edge, frame.knock.ticket, self._book.knock)
             case "withdraw":
                 return self._book.withdraw(edge, frame.withdraw.ticket_ids)
         return []
 
-    def _enqueue(self, edge: str, ticket: Ticket) -> list[out.Effect]:
+    def _let_in(self, edge: str, ticket: Ticket, let_in: LetIn) -> list[out.Effect]:
         try:
             check(ticket)
         except TicketInvalid as fault:
             return [out.Shed(edge, ticket.ticket_id, fault)]
-        return self._book.enqueue(from_frame(ticket, edge), self._now())
+        return let_in(from_frame(ticket, edge), self._now())
 
     def _from_scheduler(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
         now = self._now()
@@ -158,7 +163,7 @@ class QueueService(QueueServiceServicer):
                     record.note_left(effect, self._now())
                 case out.Models():
                     self._tell_models(effect)
-                case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn():
+                case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn() | out.Welcome():
                     self._tell_edge(effect)
                 case _:
                     self._tell_scheduler(effect)

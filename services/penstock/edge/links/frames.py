@@ -2,6 +2,7 @@
 
 import math
 
+from penstock.edge.door import Knock
 from penstock.edge.flight.effects import Settle as SettleEffect
 from penstock.edge.links.fingerprint import crash_fingerprint, fingerprint
 from penstock.edge.links.prefix import prefix_hashes
@@ -53,6 +54,17 @@ def settle(reservation_id: str, spent: SettleEffect) -> AdmitRequest:
 
 def enqueue(passage: Passage) -> SubmitRequest:
     return SubmitRequest(enqueue=Enqueue(tickets=[_ticket(passage)]))
+
+
+def knock(ticket_id: str, asked: Knock, now: float) -> SubmitRequest:
+    frame = SubmitRequest()
+    ticket = frame.knock.ticket
+    ticket.ticket_id, ticket.attempt = ticket_id, 1
+    ticket.tenant_id, ticket.model, priority = asked.kind
+    ticket.priority, ticket.weight = priority, asked.weight  # type: ignore[assignment]  # came from this very enum
+    ticket.prompt_tokens, ticket.max_output_tokens = asked.ask.prompt, asked.ask.output
+    ticket.deadline_unix_nano, ticket.enqueue_unix_nano = unix_nano(asked.ask.deadline), unix_nano(now)
+    return frame
 
 
 def withdraw(ticket_id: str) -> SubmitRequest:

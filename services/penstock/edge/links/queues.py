@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from penstock.chassis.channels import PeerSet, channel
-from penstock.chassis.errors import error_from_failure
+from penstock.chassis.errors import Overloaded, error_from_failure
 from penstock.chassis.streams import Link
 from penstock.edge.catalog import Catalog
-from penstock.edge.door import Door
+from penstock.edge.door import Door, Knock
 from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
 from penstock.edge.links import frames
+from penstock.edge.links.knocks import Answer, Knocks
 from penstock.edge.links.shards import home
 from penstock.edge.passage import Control, Passage
 from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
@@ -41,11 +42,21 @@ class QueueLinks:
         self._door = door
         self._links: dict[str, ShardStream] = {}
         self._draining: set[str] = set()
+        self._knocks = Knocks()
         self._peers = PeerSet(addresses, self._open)
 
     @property
     def links_up(self) -> int:
         return sum(link.is_up for link in self._links.values())
+
+    @property
+    def _takers(self) -> set[str]:
+        return {address for address, link in self._links.items() if link.is_up} - self._draining
+
+    @property
+    def knocks(self) -> int:
+        """Count the requests that asked first and wait to hear."""
+        return len(self._knocks)
 
     async def run(self) -> None:
         await self._peers.run()
@@ -53,13 +64,28 @@ class QueueLinks:
     def enqueue(self, passage: Passage) -> bool:
         """Give the ticket to a shard; False when none is there."""
         passage.shard = ""
-        takers = {address for address, link in self._links.items() if link.is_up} - self._draining
+        takers = self._takers
         while shard := home(takers, passage.flight.plan.model, passage.flight.identity.tenant_id):
             if self._links[shard].send(frames.enqueue(passage)):
                 passage.shard = shard
                 return True
             takers.discard(shard)
         return False
+
+    async def knock(self, passage: Passage) -> Overloaded | None:
+        """Ask first, where such are refused at the moment; return why this one is."""
+        now = self._control.now()
+        asked = self._door.knock(passage, now)
+        if asked is None or self._knocks.is_full(asked.kind):
+            return None
+        shed = await self._knock(f"{passage.ticket_id}?", asked, now)
+        return self._door.answered(passage, asked, shed, now, self._control.now())
+
+    async def _knock(self, ticket_id: str, asked: Knock, now: float) -> Answer:
+        shard = home(self._takers, asked.kind.model, asked.kind.tenant_id)
+        if not shard or not self._links[shard].send(frames.knock(ticket_id, asked, now)):
+            return None
+        return await self._knocks.answer(shard, ticket_id, asked.kind)
 
     def withdraw(self, passage: Passage) -> None:
         if passage.shard:
@@ -94,6 +120,7 @@ class QueueLinks:
         self._control.link_up()
 
     def _on_down(self, address: str) -> None:
+        self._knocks.lose(address)
         self._enqueue_again(address)
 
     def _enqueue_again(self, shard: str) -> None:
@@ -118,6 +145,8 @@ class QueueLinks:
                 self._withdraw(shard, lease.ticket_id)
         elif kind == "shed":
             self._on_shed(shard, frame.shed)
+        elif kind == "welcome":
+            self._knocks.hear(shard, frame.welcome.ticket_id, None)
         elif kind == "end":
             self._draining.add(shard)
 
@@ -129,6 +158,7 @@ class QueueLinks:
     def _on_shed(self, shard: str, shed: Shed) -> None:
         passage = self._held_by(shard, shed.ticket_id)
         if passage is None:
+            self._knocks.hear(shard, shed.ticket_id, shed)
             return
         if shed.failure.reason == DRAINING:
             self._draining.add(shard)

@@ -34,6 +34,7 @@ class SubmitRequest(_message.Message):
     WITHDRAW_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    KNOCK_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -56,6 +57,10 @@ class SubmitRequest(_message.Message):
         """The edge is done."""
 
     @_builtins.property
+    def knock(self) -> Global___Knock:
+        """Asks whether a ticket would be taken."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitRequest]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -67,13 +72,14 @@ class SubmitRequest(_message.Message):
         withdraw: Global___Withdraw | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        knock: Global___Knock | None = ...,
         more: _abc.Iterable[Global___SubmitRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "knock", b"knock", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "knock", b"knock", "more", b"more", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "enqueue", "withdraw", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "enqueue", "withdraw", "heartbeat", "end", "knock"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -102,6 +108,32 @@ class Enqueue(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Enqueue: _TypeAlias = Enqueue  # noqa: Y015
+
+@_typing.final
+class Knock(_message.Message):
+    """Knock asks whether a ticket would be taken, and adds nothing, so that a request is refused before a quota is touched.
+    Answered by `welcome`, or by `shed` as the ticket itself would be. An older shard does not answer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TICKET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ticket(self) -> _ticket_pb2.Ticket:
+        """As it would be enqueued, with an id of its own, and the least that it can come to where its sizes are not known yet."""
+
+    def __init__(
+        self,
+        *,
+        ticket: _ticket_pb2.Ticket | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Knock: _TypeAlias = Knock  # noqa: Y015
 
 @_typing.final
 class Withdraw(_message.Message):
@@ -141,6 +173,7 @@ class SubmitResponse(_message.Message):
     CATALOG_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    WELCOME_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -175,6 +208,10 @@ class SubmitResponse(_message.Message):
         """The shard drains: enqueue elsewhere what still waits."""
 
     @_builtins.property
+    def welcome(self) -> Global___Welcome:
+        """A ticket would be taken now."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitResponse]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -189,13 +226,14 @@ class SubmitResponse(_message.Message):
         catalog: Global___Catalog | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
+        welcome: Global___Welcome | None = ...,
         more: _abc.Iterable[Global___SubmitResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "queued", b"queued", "shed", b"shed", "welcome", b"welcome", "withdrawn", b"withdrawn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "more", b"more", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "more", b"more", "queued", b"queued", "shed", b"shed", "welcome", b"welcome", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "queued", "leased", "shed", "withdrawn", "catalog", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "queued", "leased", "shed", "withdrawn", "catalog", "heartbeat", "end", "welcome"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -238,6 +276,28 @@ class Queued(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Queued: _TypeAlias = Queued  # noqa: Y015
+
+@_typing.final
+class Welcome(_message.Message):
+    """Welcome answers `knock`. It promises nothing: another may come first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TICKET_ID_FIELD_NUMBER: _builtins.int
+    ticket_id: _builtins.str
+    """Which."""
+    def __init__(
+        self,
+        *,
+        ticket_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket_id", b"ticket_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Leased(_message.Message):

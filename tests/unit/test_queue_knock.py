@@ -1,0 +1,77 @@
+"""Who asks first is told what it would be told as it comes, and leaves no trace."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.queue import effects as out
+from penstock.queue.frames import to_edge
+from penstock.queue.promises import Promises
+from penstock.queue.speed import Speed
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, Shard, only, ticket
+
+TTFT = 1.0  # s
+DEPTH = 12
+
+
+def shard():
+    made = Shard(
+        promises=Promises({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), max_depth=DEPTH, max_tokens=10_000
+    )
+    made.join()
+    made.book.shelves["m"].forecast.rate.full = 1_000.0
+    made.book.pace("s", "m", Speed(made.now, tokens_per_second=1_000.0))
+    return made
+
+
+def knock(shard, ticket_id, **fields):
+    [answer] = shard.book.knock(ticket(ticket_id, **fields), shard.now)
+    return answer
+
+
+asks = st.fixed_dictionaries(
+    {"tokens": st.sampled_from([20, 100, 900]), "priority": st.sampled_from([INTERACTIVE, STANDARD, BATCH])}
+)
+
+
+@given(st.lists(asks, max_size=20), asks, st.sampled_from(["m", "unknown"]))
+def test_the_answer_is_what_happens_to_the_one_that_comes_next(before, ask, model):
+    full = shard()
+    for number, each in enumerate(before):
+        full.enqueue(f"t{number}", **each)
+    said = knock(full, "asked", model=model, **ask)
+    came = full.enqueue("asked", model=model, **ask)
+    sheds = [each for each in came if isinstance(each, out.Shed) and each.ticket_id == "asked"]
+    if isinstance(said, out.Welcome):
+        assert not sheds
+    else:
+        assert to_edge(said).shed == to_edge(sheds[0]).shed
+
+
+@given(st.lists(asks, max_size=20), asks)
+def test_nobody_waits_shorter_or_longer_for_one_that_asked(before, ask):
+    asked, quiet = shard(), shard()
+    for number, each in enumerate(before):
+        knock(asked, "x", **ask)
+        said = asked.enqueue(f"t{number}", **each), quiet.enqueue(f"t{number}", **each)
+        assert [type(each) for each in said[0]] == [type(each) for each in said[1]]
+    assert list(asked.book.tickets) == list(quiet.book.tickets)
+    assert asked.book.shelves.waiting == quiet.book.shelves.waiting
+    assert asked.heads() == quiet.heads()
+
+
+def test_of_those_refused_one_that_asked_is_one():
+    full = shard()
+    for number in range(20):
+        full.enqueue(f"t{number}", tokens=900)
+    before = full.book.tally.shed["OVERLOADED"]
+    knock(full, "late", tokens=900)
+    assert full.book.tally.shed["OVERLOADED"] == before + 1
+
+
+def test_a_lower_class_makes_way_for_the_one_that_comes_and_not_for_the_one_that_asks():
+    full = shard()
+    for number in range(DEPTH):
+        full.enqueue(f"b{number}", tokens=20, priority=BATCH)
+    assert isinstance(knock(full, "first", tokens=20), out.Welcome)
+    assert len(full.book.tickets) == DEPTH
+    assert only(out.Shed, full.enqueue("first", tokens=20)).error.reason == "EVICTED"
