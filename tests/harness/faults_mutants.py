@@ -17,6 +17,7 @@ from faults_planting import (
     mutant,
     nobody_hears_of_poison,
     poison_comes_twice,
+    poison_goes_on_by_an_edge_that_knows_of_no_loss,
     stays,
 )
 from penstock.auth.accounts import Accounts
@@ -79,6 +80,13 @@ def a_lost_run_is_enqueued_at_the_tail(enqueue, passage):
     if passage.flight.attempt > 1:
         passage.flight.enqueued_at += 1.0
     return enqueue(passage)
+
+
+@mutant(edge_frames, "_ticket", world=poison_goes_on_by_an_edge_that_knows_of_no_loss)
+def an_answer_goes_on_as_if_it_had_never_run(ticket, passage):
+    found = ticket(passage)
+    found.may_have_run = False
+    return found
 
 
 @mutant(Answer, "rest", leaves=stays)

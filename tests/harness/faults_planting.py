@@ -90,6 +90,17 @@ def edges_stand_still_while_auth_starts_again(planned, draw):
     return replace(planned, shape=shape, asks=tuple(asks), counts=counts, faults=faults)
 
 
+def poison_goes_on_by_an_edge_that_knows_of_no_loss(planned, draw):
+    """A request crashes an engine when no scheduler is there, and its edge is lost as well."""
+    poisoned = with_poison(planned, draw)
+    ask = next(each for each in poisoned.asks if each.poison_at is not None)
+    shape = replace(planned.shape, edges=2, schedulers=1, workers=2)
+    deaf = Fault(act=Act.KILL, seconds=0.3, victim="scheduler", pick=0, at=ask.at + draw.uniform(0.02, 0.04))
+    lost = Fault(act=Act.KILL, seconds=2.0, victim="edge", pick=0, point=Point(EXECUTE, TO_CLIENT, "step"), nth=3)
+    later = replace(ask, tokens=max(4, ask.tokens), poison_at=3)
+    return replace(planned, shape=shape, asks=(later,), counts=(), faults=(deaf, lost))
+
+
 def poison_comes_twice(planned, draw):
     """The second time while the first runs; its edge can start it elsewhere once that has crashed an engine."""
     poisoned = with_poison(planned, draw)

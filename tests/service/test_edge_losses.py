@@ -168,6 +168,14 @@ async def test_an_answer_is_resumed_after_the_tokens_its_client_has():
         assert finished.usage.output_tokens == 3
 
 
+@pytest.mark.parametrize("known", [{"answer_id": "0" * 32}, {"token_ids": [token_at(0)]}], ids=["by name", "by tokens"])
+async def test_a_queue_is_told_that_an_answer_which_goes_on_may_have_run_elsewhere(known):
+    async with edge_mesh() as mesh:
+        await read(mesh.generate("hi", max_output_tokens=6))
+        await read(mesh.generate("hi", max_output_tokens=6, resume=Resume(**known), sampling=Sampling(seed=1)))
+        assert [each.may_have_run for each in mesh.queue.tickets] == [False, True]
+
+
 async def test_a_drained_edge_lets_running_answers_end():
     async with edge_mesh(drain_grace=PATIENCE) as mesh:
         mesh.workers[0].pause_at = 3

@@ -170,9 +170,10 @@ def test_what_a_lost_scheduler_said_holds_for_a_while_as_it_may_be_back():
 
 
 @pytest.mark.parametrize("change", ["joined", "lost"])
-def test_a_run_that_was_lost_with_its_worker_waits_while_some_worker_may_be_out_of_hearing(change):
+@pytest.mark.parametrize("how", [{"avoid_workers": ("w0",)}, {"may_have_run": True}], ids=["worker", "edge"])
+def test_a_run_that_was_lost_with_its_worker_or_edge_waits_while_some_worker_may_be_out_of_hearing(how, change):
     blames = shard_blames()
-    lost, other = ticket("l", avoid_workers=("w0",)), ticket("o")
+    lost, other = ticket("l", **how), ticket("o")
     assert not blames.bar(lost, 5.0)
     getattr(blames, change)("a", 5.0)
     assert [blames.bar(each, 5.0 + HEARING - 0.01) for each in (lost, other)] == [True, False]

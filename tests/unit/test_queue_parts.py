@@ -38,6 +38,8 @@ def test_a_ticket_is_offered_as_it_came():
         prefix_hashes=[2**64 - 1, 0, 7],
         avoid_workers=["w1", "w2"],
         traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        fingerprint=2**64 - 1,
+        may_have_run=True,
     )
     back = to_frame(from_frame(frame, "e"))
     assert abs(back.enqueue_unix_nano - frame.enqueue_unix_nano) < 1_000  # a float of s holds a microsecond

@@ -19,8 +19,8 @@ class Blames:
     """By scheduler and fingerprint whether it is beyond doubt.
 
     While a scheduler is missing, some worker may have nobody to tell whom it suspects. A run that was lost with its
-    worker may be the suspect: it waits until such a worker was heard, and goes on elsewhere then. Time is the shard's
-    own: while it stood still it heard nobody.
+    worker, or with its edge, may be the suspect: it waits until such a worker was heard, and goes on elsewhere then.
+    Time is the shard's own: while it stood still it heard nobody.
     """
 
     own_time: OwnTime = field(default_factory=OwnTime)
@@ -55,7 +55,7 @@ class Blames:
     def bar(self, ticket: WaitingTicket, now: float) -> bool:
         """Tell whether a ticket that was let in is not to be run now."""
         is_deaf = self.own_time.at(now) < self._deaf_until
-        return (is_deaf and bool(ticket.avoid_workers)) or self.refusal(ticket.fingerprint, now) is not None
+        return (is_deaf and ticket.may_be_blamed) or self.refusal(ticket.fingerprint, now) is not None
 
     @property
     def _named(self) -> dict[int, bool]:

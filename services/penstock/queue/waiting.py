@@ -30,6 +30,7 @@ class WaitingTicket:
     avoid_workers: tuple[str, ...] = ()
     trace: bytes = b""  # its traceparent, packed
     fingerprint: int = 0  # by which it is known whether it crashes engines; 0: unknown
+    may_have_run: bool = False  # for another edge
 
     # Where it stands in this book.
     arrived: float = 0.0  # s; here, for this attempt
@@ -97,6 +98,11 @@ class WaitingTicket:
         return self.is_urgent or self.resumes
 
     @property
+    def may_be_blamed(self) -> bool:
+        """Some run of it was lost, or may have been, and perhaps with its worker."""
+        return bool(self.avoid_workers) or self.may_have_run
+
+    @property
     def is_listed(self) -> bool:
         return bool(self.listing & 1)
 
@@ -120,6 +126,7 @@ def from_frame(ticket: Ticket, edge: str) -> WaitingTicket:
         avoid_workers=tuple(sys.intern(each) for each in ticket.avoid_workers),
         trace=pack_traceparent(ticket.traceparent),
         fingerprint=ticket.fingerprint,
+        may_have_run=ticket.may_have_run,
     )
 
 
@@ -142,6 +149,7 @@ def to_frame(ticket: WaitingTicket) -> Ticket:
         predicted_output_tokens=ticket.predicted_output,
         urgent=ticket.is_urgent,
         fingerprint=ticket.fingerprint,
+        may_have_run=ticket.may_have_run,
     )
 
 

@@ -89,6 +89,7 @@ def _ticket(passage: Passage) -> Ticket:
         avoid_workers=flight.losses.avoided,
         traceparent=passage.record.traceparent,
         fingerprint=passage.crash_fingerprint,
+        may_have_run=bool(passage.spec.answer_id or passage.spec.resume_ids),
     )
 
 

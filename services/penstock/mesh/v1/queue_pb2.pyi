@@ -918,7 +918,7 @@ class DispatchResponse(_message.Message):
 
     @_builtins.property
     def recalled(self) -> Global___Recalled:
-        """Tickets whose client left: offers are void, unstarted leases to be freed."""
+        """Tickets whose client left, or that nobody is to run for now: offers are void, unstarted leases to be freed."""
 
     @_builtins.property
     def head(self) -> Global___Head:
