@@ -5,10 +5,24 @@ import asyncio
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock.cli.mesh import _serving
+from penstock.chassis.channels import channel
+from penstock.cli.mesh import _says_serving, _serving
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+class Silent(health_pb2_grpc.HealthServicer):
+    def __init__(self):
+        self.asked, self.left = asyncio.Event(), asyncio.Event()
+
+    async def Watch(self, request, context):
+        yield NOT_SERVING
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
 
 
 class Health(health_pb2_grpc.HealthServicer):
@@ -40,3 +54,16 @@ async def test_a_stream_that_is_cut_is_asked_for_again_and_the_last_is_not_left_
         await health.left.wait()
         await server.stop(None)
     assert health.watches == 2
+
+
+async def test_a_stream_that_nobody_waits_for_any_more_is_not_left_behind():
+    health, server = Silent(), grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with asyncio.timeout(20), channel(f"127.0.0.1:{port}") as kept:
+        waiting = asyncio.create_task(_says_serving(health_pb2_grpc.HealthStub(kept)))
+        await health.asked.wait()
+        waiting.cancel()
+        await health.left.wait()
+        await server.stop(None)

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.cli.scorecard.card import Card, at_most, exit_code, percentile
 from penstock.cli.scorecard.catalog import catalog, with_stop
@@ -68,6 +70,28 @@ def test_a_failure_is_counted_with_its_reason_and_what_it_had_is_still_checked()
 
 def test_a_request_that_never_ended_is_a_failure():
     assert found(history(finish="")).failures == 1
+
+
+COUNTS = ("missing", "doubled", "reordered", "changed")
+CAME = st.lists(st.tuples(st.integers(0, 11), st.sampled_from([0, 0, 0, 1])), max_size=25)
+
+
+@given(came=CAME, finish=st.sampled_from(["", "LENGTH"]), owed=st.integers(0, 10))
+def test_counts_are_what_their_words_say_whatever_came(came, finish, owed):
+    tokens = [(index, 100 + index + wrong) for index, wrong in came]
+    calm = history([(index, 100 + index) for index in range(owed)])
+    indexes = [index for index, _ in came]
+    found = check([history(tokens, finish=finish)], [calm])
+    expected = {
+        "missing": len(set(range(owed if finish else max(indexes, default=-1) + 1)) - set(indexes)),
+        "doubled": sum(index in indexes[:place] for place, index in enumerate(indexes)),
+        "reordered": sum(
+            index not in indexes[:place] and any(index < before for before in indexes[:place])
+            for place, index in enumerate(indexes)
+        ),
+        "changed": sum(wrong or index >= owed for index, wrong in came),
+    }
+    assert {name: getattr(found, name) for name in COUNTS} == expected
 
 
 def charges(*rows):

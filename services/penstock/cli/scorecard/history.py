@@ -66,16 +66,17 @@ def _check_one(history: History, reference: History, findings: Findings) -> None
     if history.failure or not history.finish:
         findings.failures += 1
         findings.reasons.append(history.failure or "never ended")
-    seen: set[int] = set()
+    seen, latest = set[int](), -1
     for index, token_id in zip(history.indexes, history.token_ids, strict=True):
         if index in seen:
             findings.doubled += 1
-        elif seen and index < max(seen):
+        elif index < latest:
             findings.reordered += 1
         seen.add(index)
+        latest = max(latest, index)
         findings.changed += not _is_owed(index, token_id, reference)
-    owed = len(reference.token_ids) if history.finish else max(seen, default=-1) + 1
-    findings.missing += len(set(range(owed)) - seen)
+    owed = len(reference.token_ids) if history.finish else latest + 1
+    findings.missing += owed - sum(index < owed for index in seen)
     findings.identical += _is_same(history, reference)
 
 
