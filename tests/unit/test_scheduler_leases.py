@@ -2,6 +2,7 @@
 
 from dispatch_mesh import START, TTL
 from dispatcher_calls import attach, credits_in, offer, only, quiet, space
+from penstock.chassis.own_time import OwnTime
 from penstock.scheduler.effects import Catalog, Decline, Place, Revoke
 
 
@@ -12,6 +13,17 @@ def test_a_lease_that_is_not_started_lapses(scheduler):
     effects = scheduler.tick(START + TTL)
     assert only(Revoke, effects) == Revoke("w", "s-1")
     assert (len(scheduler.leases), scheduler.promised_blocks, scheduler.fleet["w"].unstarted_tokens) == (0, 0, 0)
+
+
+def test_a_scheduler_that_stood_still_waits_for_what_was_started_meanwhile(scheduler):
+    scheduler.leases.own_time = OwnTime(0.5)
+    attach(scheduler, slots=2)
+    offer(scheduler, "starts"), offer(scheduler, "never")
+    assert quiet(scheduler.tick(START + TTL)) == []
+    scheduler.started("w", "s-1")
+    lapsed = {now: quiet(scheduler.tick(now)) for now in (START + TTL + tick / 4 for tick in range(1, int(4 * TTL)))}
+    assert [now for now, effects in lapsed.items() if effects] == [START + 2 * TTL - 0.5]
+    assert list(scheduler.leases.leases) == ["s-1"]
 
 
 def test_a_started_lease_does_not_lapse_and_ends_when_its_worker_says_so(scheduler):

@@ -193,7 +193,7 @@ class Dispatcher:
             prompt_tokens=ticket.prompt_tokens - self.fleet.pools[ticket.model].cached(worker, ticket),
             predicted_output=ticket.predicted_output_tokens,
             is_urgent=ticket.urgent,
-            expires_at=now + self.leases.ttl,
+            expires_at=self.leases.lapses_at(now),
         )
         self.leases.add(entry)
         worker.promise(entry.lease_id, entry.blocks)

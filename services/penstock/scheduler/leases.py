@@ -6,6 +6,8 @@ from itertools import takewhile
 
 from google.protobuf.duration_pb2 import Duration
 
+from penstock.chassis.own_time import OwnTime
+
 
 @dataclass(slots=True)
 class LeaseEntry:
@@ -25,16 +27,20 @@ class LeaseEntry:
     served_at: int = 0  # steps that the worker had done when it told
     first_token_after: Duration | None = None  # on its worker; None: none has come
     is_urgent: bool = False  # as its ticket
-    expires_at: float = 0.0
+    expires_at: float = 0.0  # s of its book's own time
     is_started: bool = False
 
 
 @dataclass
 class LeaseBook:
-    """All leases. Ids are never used again, which fences frames of a run that has moved on."""
+    """All leases. Ids are never used again, which fences frames of a run that has moved on.
+
+    They lapse by the scheduler's `own_time`: one that stood still has not read yet what was started meanwhile.
+    """
 
     ttl: float  # s
     prefix: str  # of lease ids, unique per start of the process
+    own_time: OwnTime = field(default_factory=OwnTime)
     leases: dict[str, LeaseEntry] = field(default_factory=dict)
     _unstarted: dict[str, LeaseEntry] = field(default_factory=dict)  # by ticket, oldest first
     _issued: int = 0
@@ -92,6 +98,11 @@ class LeaseBook:
     def unstarted_on(self, worker_id: str) -> list[LeaseEntry]:
         return [entry for entry in self._unstarted.values() if entry.worker_id == worker_id]
 
+    def lapses_at(self, now: float) -> float:
+        """Return when, by our own time, a lease is over that is issued now."""
+        return self.own_time.at(now) + self.ttl
+
     def lapsed(self, now: float) -> list[LeaseEntry]:
-        """Return unstarted leases whose time is over; the caller ends them."""
-        return list(takewhile(lambda entry: entry.expires_at <= now, self._unstarted.values()))
+        """Return unstarted leases whose time is over; the caller ends them. To be asked several times a second."""
+        ran = self.own_time.at(now)
+        return list(takewhile(lambda entry: entry.expires_at <= ran, self._unstarted.values()))
