@@ -1,7 +1,8 @@
-"""What nobody waits for: spans, measurements and log lines are made once those who wait have been served.
+"""What nobody waits for: spans and measurements are made once those who wait have been served.
 
-A crowd that leaves at once is a hundred requests' worth of cancels to pass on, and of records to write. The records
-cost more, and would come before the next one's cancel.
+A crowd that leaves at once is a hundred requests' worth of cancels to pass on, and of records to make. The records cost
+more, and would come before the next one's cancel. Only what a process that is killed would lose anyway is put off; log
+lines are not.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ SHARE = 1 / 8  # of what waits, where that is more: what comes in the long run i
 
 
 class Afterwards:
-    """Calls put off, in order. What is lost with a process that is killed is at most what came in the last moment."""
+    """Calls put off, made in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -1,12 +1,14 @@
 """What is told of one request to operators: its spans, its measurements, its one line in the log."""
 
 import math
+from functools import partial
 
 import structlog
 from opentelemetry.trace import Span, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis import semconv
+from penstock.chassis.afterwards import afterwards
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.telemetry import meter, start_span, trace_id_of, traceparent_of
 from penstock.edge.flight.effects import Cancelled
@@ -88,9 +90,13 @@ class Record:
             _cancel_acknowledged.record(receipt.waited)
 
     def end(self, flight: Flight, now: float) -> None:
-        """Close everything; the flight is over."""
+        """Write the line at once, which is to outlive the process, and the rest later; the flight is over."""
         if self._is_silent:
             return
+        log.info("ticket_done", **self._line(flight, now))
+        afterwards(partial(self._close, flight, now))
+
+    def _close(self, flight: Flight, now: float) -> None:
         self._end_stage()
         self._root.set_attributes(_came_of_it(flight))
         if self._error:
@@ -100,7 +106,6 @@ class Record:
                 self._root.set_status(Status(StatusCode.ERROR, self._error.reason))
         self._root.end(round(now * 1e9))
         self._measure(flight, now)
-        log.info("ticket_done", **self._line(flight, now))
 
     def _end_stage(self) -> None:
         if self._stage:

@@ -3,12 +3,10 @@
 import asyncio
 import math
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import structlog
 
-from penstock.chassis.afterwards import afterwards
 from penstock.chassis.errors import Aborted, PenstockError
 from penstock.edge.catalog import Catalog
 from penstock.edge.clock import Clock
@@ -175,7 +173,7 @@ class Tower:
         self._forget_run(passage)
         now = self.now()
         self.flights.remove(passage, now)
-        afterwards(partial(passage.record.end, passage.flight, now))
+        passage.record.end(passage.flight, now)
         if not self.flights:
             self._has_landed.set()
 

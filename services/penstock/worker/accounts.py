@@ -1,6 +1,7 @@
 """What is told of runs and steps to people: spans, metrics, and one wide log line for each run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import structlog
 from opentelemetry.metrics import CallbackOptions, Histogram, Observation
@@ -8,6 +9,7 @@ from opentelemetry.trace import StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis import semconv
+from penstock.chassis.afterwards import afterwards
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.telemetry import is_recorded, meter, start_span, trace_id_of
 from penstock.worker.effects import Ended
@@ -35,10 +37,8 @@ class RunAccounts:
         self._gauge(semconv.PENSTOCK_KV_BLOCKS_TOTAL, lambda: kv_figures()["kv_blocks"])
 
     def note(self, ended: Ended) -> None:
-        times, reason = ended.run.times(ended.at), _reason(ended)
-        self._measure(ended, times, reason)
-        self._trace(ended, reason)
-        run = ended.run
+        """Write the line at once, which is to outlive the process, and the rest later."""
+        run, times, reason = ended.run, ended.run.times(ended.at), _reason(ended)
         log.info(
             "run_ended",
             trace_id=trace_id_of(run.traceparent),
@@ -53,6 +53,9 @@ class RunAccounts:
             decode_s=round(times.decode, 6),
             **_letting_go(ended),
         )
+        afterwards(partial(self._measure, ended, times, reason))
+        if is_recorded(run.traceparent):
+            afterwards(partial(self._trace, ended, reason))
 
     def _gauge(self, name: str, read: Callable[[], float]) -> None:
         def observe(_: CallbackOptions) -> list[Observation]:
@@ -73,8 +76,6 @@ class RunAccounts:
             self._wasted.add(ended.run.wasted, names)
 
     def _trace(self, ended: Ended, reason: str) -> None:
-        if not is_recorded(ended.run.traceparent):
-            return
         for name, begun, over, attributes in _stretches(ended, self.model):
             span = start_span(name, ended.run.traceparent, attributes=attributes, start_time=round(begun * NANO))
             if isinstance(ended.outcome, PenstockError):

@@ -7,11 +7,9 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 
 import structlog
 
-from penstock.chassis.afterwards import afterwards
 from penstock.chassis.errors import InvalidArgument
 from penstock.chassis.lifecycle import background, request_stop
 from penstock.chassis.streams import Peer
@@ -265,7 +263,7 @@ class Front:
         if effect.answers:
             self._send(effect.run.stream, ended_frame(effect))
         if not effect.run.is_ghost:
-            afterwards(partial(self._accounts.note, effect))
+            self._accounts.note(effect)
 
     # The end.
 
