@@ -104,7 +104,8 @@ class FakeQueue(QueueServiceServicer):
         self.workers = workers
         self.tickets = []
         self.knocks = []
-        self.is_deaf = False  # to those that ask first
+        self.is_deaf = False  # to those that ask first: they are kept in `unheard`
+        self.unheard = asyncio.Queue()  # their streams and what they ask
         self.withdrawn = asyncio.Queue()
         self.sheds: list[PenstockError] = []
         self.closed = []  # Closed, what a shed says of others
@@ -127,14 +128,16 @@ class FakeQueue(QueueServiceServicer):
                 self.peers.discard(peer)
 
     def take(self, peer, frame):
-        if frame.WhichOneof("frame") == "knock" and not self.is_deaf:
-            asked = frame.knock.ticket
-            self.knocks.append(asked)
-            peer.send(self.shed(asked) if self.sheds else SubmitResponse(welcome=Welcome(ticket_id=asked.ticket_id)))
+        if frame.WhichOneof("frame") == "knock":
+            if self.is_deaf:
+                self.unheard.put_nowait((peer, frame.knock.ticket))
+            else:
+                self.knocks.append(frame.knock.ticket)
+                self.answer(peer, frame.knock.ticket, self.sheds.pop(0) if self.sheds else None)
         for ticket in frame.enqueue.tickets:
             self.tickets.append(ticket)
             if self.sheds:
-                peer.send(self.shed(ticket))
+                peer.send(self.shed(ticket, self.sheds.pop(0)))
                 continue
             peer.send(SubmitResponse(queued=Queued(ticket_id=ticket.ticket_id, closed=self.closed_behind)))
             if self.is_holding:
@@ -145,9 +148,13 @@ class FakeQueue(QueueServiceServicer):
             self.withdrawn.put_nowait(list(frame.withdraw.ticket_ids))
             peer.send(SubmitResponse(withdrawn=Withdrawn(ticket_ids=frame.withdraw.ticket_ids)))
 
-    def shed(self, ticket):
-        shed = Shed(ticket_id=ticket.ticket_id, failure=self.sheds.pop(0).failure(), closed=self.closed)
-        return SubmitResponse(shed=shed)
+    def answer(self, peer, asked, error=None):
+        """Tell one that asked first."""
+        welcome = SubmitResponse(welcome=Welcome(ticket_id=asked.ticket_id))
+        peer.send(self.shed(asked, error) if error else welcome)
+
+    def shed(self, ticket, error):
+        return SubmitResponse(shed=Shed(ticket_id=ticket.ticket_id, failure=error.failure(), closed=self.closed))
 
     def lease(self, ticket):
         worker = next(each for each in self.workers if each.name not in ticket.avoid_workers)

@@ -105,7 +105,7 @@ async def test_a_like_request_that_passes_the_door_asks_the_queue_first_and_is_r
 
 async def test_who_is_welcome_goes_on_as_if_it_had_not_asked(mesh):
     assert await outcome(ask(mesh, max_output_tokens=9)) == ("", "")
-    assert [each.ticket_id for each in mesh.queue.knocks] == [f"{mesh.queue.tickets[-1].ticket_id}?"]
+    assert len(mesh.queue.knocks) == 1
     assert mesh.auth.open == set()
 
 

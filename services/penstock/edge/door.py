@@ -19,7 +19,7 @@ from penstock.edge.catalog import Catalog
 from penstock.edge.flight.plan import Plan
 from penstock.edge.passage import Passage
 from penstock.edge.refusals import Ask, Closing, Kind, Refusals
-from penstock.edge.request.outline import Arrival, Outline, outline_of
+from penstock.edge.request.outline import Arrival, Knock, Outline, outline_of
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.mesh.v1.queue_pb2 import Closed, Queued, Shed
 from penstock.v1.inference_pb2 import Priority
@@ -38,14 +38,6 @@ class Count(NamedTuple):
     reason: str
     by: str
     priority: int
-
-
-class Knock(NamedTuple):
-    """What the queue is asked before a request goes on."""
-
-    kind: Kind
-    ask: Ask  # the least that it can come to
-    weight: float  # of its tenant
 
 
 class Door:
@@ -76,14 +68,18 @@ class Door:
             if count.by == EDGE
         ]
 
-    def check(self, asked: Outline, credential: Credential, traceparent: str, arrival: Arrival) -> None:
+    def check(self, asked: Outline, credential: Credential, traceparent: str, *, at: float, time: float) -> Arrival:
         """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to.
 
         Nothing is kept of it but a count: no span, and a line in the log for one of many.
         """
-        if self._refusals and asked.is_fresh and (found := self._least(asked, credential, arrival)):
-            kind, ask, _ = found
-            self._check(asked, kind, ask, traceparent)
+        if not (self._refusals and asked.is_fresh):
+            return Arrival(at, time)
+        least = self._least(asked, credential, traceparent, at, time)
+        if least is None:
+            return Arrival(at, time)
+        self._check(asked, least.kind, least.ask, traceparent)
+        return Arrival(at, time, least if self._refusals.were_any(least.kind, at) else None)
 
     def check_planned(self, passage: Passage, plan: Plan) -> None:
         """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
@@ -94,29 +90,14 @@ class Door:
                 kind = Kind(identity.tenant_id, plan.model, identity.priority)
                 self._check(outline_of(passage.spec), kind, ask, passage.record.traceparent)
 
-    def knock(self, passage: Passage, now: float) -> Knock | None:
-        """Return what to ask the queue first; None: go on, such are not refused at the moment."""
-        if not (self._refusals and _is_fresh(passage)):
-            return None
-        arrived = passage.flight.arrived
-        arrival = Arrival(arrived, passage.flight.deadline - arrived)
-        found = self._least(outline_of(passage.spec), passage.credential, arrival)
-        return found if found and self._refusals.were_any(found.kind, now) else None
-
-    def answered(self, passage: Passage, knock: Knock, shed: Shed | None, sent: float, now: float) -> Overloaded | None:
-        """Return why a request that knocked at `sent` is refused; None, without `shed` too: it may go on."""
-        error = error_from_failure(shed.failure) if shed else None
-        if shed is None or not isinstance(error, Overloaded):
-            return None
+    def check_knock(self, knock: Knock, shed: Shed, *, sent: float, now: float) -> None:
+        """Raise Overloaded where a shard told it of who asked first, at `sent`; nothing is kept of it here either."""
+        error = error_from_failure(shed.failure)
+        if not isinstance(error, Overloaded):
+            return  # whatever it is, it is told to who comes
         self._refusals.closed(knock.kind, knock.ask, _closings(shed.closed), asked_at=sent, told=error, now=now)
-        self._note(
-            Count(error.reason, QUEUE, knock.kind.priority),
-            outline_of(passage.spec),
-            knock.kind,
-            now,
-            passage.record.traceparent,
-        )
-        return error
+        self._note(Count(error.reason, QUEUE, knock.kind.priority), knock.asked, knock.kind, now, knock.traceparent)
+        raise error
 
     def queued(self, passage: Passage, queued: Queued, now: float) -> None:
         """The queue took a ticket, and may have no room behind it."""
@@ -137,7 +118,7 @@ class Door:
         sent = passage.flight.enqueued_at
         self._refusals.closed(*_asked(passage), _closings(closed), asked_at=sent, told=told, now=now)
 
-    def _least(self, asked: Outline, credential: Credential, arrival: Arrival) -> Knock | None:
+    def _least(self, asked: Outline, credential: Credential, traceparent: str, at: float, time: float) -> Knock | None:
         """Return of which kind a request is and the least it can come to; None where that cannot be told here."""
         model = self._catalog.at_hand(asked.model)
         if model is None:
@@ -150,7 +131,7 @@ class Door:
         if identity is None:
             return None
         kind = Kind(identity.tenant_id, model.name, identity.priority)
-        return Knock(kind, Ask(prompt, output, *arrival), identity.weight)
+        return Knock(kind, Ask(prompt, output, at, time), identity.weight, asked, traceparent)
 
     def _check(self, asked: Outline, kind: Kind, ask: Ask, traceparent: str) -> None:
         if refusal := self._refusals.find(kind, ask):

@@ -16,7 +16,7 @@ from penstock.edge.outlets.outlet import AnswerStream, Outlet
 from penstock.edge.passage import Passage
 from penstock.edge.planning import plan_for
 from penstock.edge.record import Record
-from penstock.edge.request.outline import Arrival, Outline
+from penstock.edge.request.outline import Arrival, Knock, Outline
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.threads import SMALL, Threads
 from penstock.edge.tower import Tower
@@ -56,7 +56,7 @@ class Gateway:
         arrival: Arrival,
         *,
         traceparent: str = "",
-        let_in: Callable[[], Awaitable[object]] = _at_once,  # awaited first
+        let_in: Callable[[], Awaitable[object]] = _at_once,  # awaited first of all but the queue's word
     ) -> AsyncIterator[AnswerStream]:
         """Run one request: `accepted` first, then deltas, then `finished`.
 
@@ -66,6 +66,8 @@ class Gateway:
         Entering raises what `open` raises; iterating raises everything else, refusals before `accepted`. Leaving the
         block before `finished` cancels the request down to the GPU.
         """
+        if arrival.knock:
+            await self.knock(arrival.knock)
         stream = AnswerStream()
         passage = self.open(spec, credential, arrival, stream, traceparent=traceparent)
         stream.leave = partial(self._tower.leave, passage)
@@ -89,9 +91,12 @@ class Gateway:
         time_left: float | None = None,  # s, of the call's own deadline; the earlier of it and what is asked for counts
     ) -> Arrival:
         """Decide at the door, before anything is made of a request. Raises Overloaded when the queue has no room."""
-        arrival = Arrival(self._tower.now(), self._time(asked.timeout_s, time_left))
-        self._tower.door.check(asked, credential, traceparent, arrival)
-        return arrival
+        time = self._time(asked.timeout_s, time_left)
+        return self._tower.door.check(asked, credential, traceparent, at=self._tower.now(), time=time)
+
+    async def knock(self, knock: Knock) -> None:
+        """Ask the queue first, where an arrival is to. Raises Overloaded when it would not take the request in."""
+        await self._tower.queues.knock(knock)
 
     def open(
         self, spec: RequestSpec, credential: Credential, arrival: Arrival, outlet: Outlet, *, traceparent: str = ""
@@ -120,10 +125,6 @@ class Gateway:
             if passage.size > SMALL or self._tower.auth.is_away:  # nobody unknown is worth that much work
                 await self.identify(passage.credential)
             model = await self._catalog.find(passage.spec.model)
-            if refusal := await self._tower.queues.knock(passage):
-                passage.record.silence()
-                self._tower.fail(passage, refusal)
-                return
             plan_it = partial(
                 plan_for,
                 passage.spec,

@@ -54,7 +54,6 @@ class Record:
         self._operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
         self._request_id = request_id
         self._error: PenstockError | None = None
-        self._is_silent = False
         self._root = start_span(
             semconv.SPAN_EDGE_GENERATE,
             traceparent,
@@ -74,10 +73,6 @@ class Record:
         if in_grace:
             self._root.set_attribute(semconv.PENSTOCK_IN_GRACE, in_grace)
 
-    def silence(self) -> None:
-        """Tell nothing of it: of what is refused at the door there is too much."""
-        self._is_silent = True
-
     def failed(self, error: PenstockError) -> None:
         self._error = error
 
@@ -91,8 +86,6 @@ class Record:
 
     def end(self, flight: Flight, now: float) -> None:
         """Write the line at once, which is to outlive the process, and the rest later; the flight is over."""
-        if self._is_silent:
-            return
         log.info("ticket_done", **self._line(flight, now))
         afterwards(partial(self._close, flight, now))
 

@@ -11,6 +11,7 @@ from penstock.chassis.streams import Peer
 from penstock.edge.gateway import Gateway
 from penstock.edge.outlets.session_outlet import SessionOutlet, failed_of, step_of
 from penstock.edge.passage import Passage
+from penstock.edge.request.outline import Arrival, Knock
 from penstock.edge.wire import outline_of, spec_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
@@ -30,6 +31,7 @@ class Session:
         self._credential = credential
         self._traceparent = traceparent
         self._running: dict[int, Passage] = {}
+        self._knocking: dict[int, asyncio.Task[None]] = {}  # nothing else is known of these
         self._preparing: dict[int, asyncio.Task[None]] = {}
         self._with_pieces: dict[int, SessionOutlet] = {}
         self._has_pieces = asyncio.Event()
@@ -51,8 +53,8 @@ class Session:
                 self._is_left = True
                 for passage in list(self._running.values()):
                     self._gateway.cancel(passage)
-                for loop in loops:
-                    loop.cancel()
+                for each in (*loops, *self._knocking.values()):
+                    each.cancel()
 
     # What a request's outlet tells.
 
@@ -68,7 +70,10 @@ class Session:
     def is_over(self, outlet: SessionOutlet) -> None:
         self._with_pieces.pop(outlet.handle, None)
         self._running.pop(outlet.handle, None)
-        if not self._running:
+        self._look()
+
+    def _look(self) -> None:
+        if not (self._running or self._knocking):
             self._is_idle.set()
 
     # What the client says.
@@ -79,6 +84,10 @@ class Session:
             self._generate(frame.generate)
         elif kind == "cancel" and frame.cancel.handle in self._running:
             self._cancel(frame.cancel.handle)
+        elif kind == "cancel" and frame.cancel.handle in self._knocking:
+            self._knocking.pop(frame.cancel.handle).cancel()
+            self.say(pb.SessionResponse(cancelled=pb.SessionCancelled(handle=frame.cancel.handle)))
+            self._look()
 
     def _cancel(self, handle: int) -> None:
         """A prompt that still waits to be tokenized is let go as well: its room at this edge is free from now on."""
@@ -88,18 +97,38 @@ class Session:
             preparing.cancel()
 
     def _generate(self, asked: pb.SessionGenerate) -> None:
-        if asked.handle in self._running:
+        if asked.handle in self._running or asked.handle in self._knocking:
             text = f"handle {asked.handle} names a running request already; nobody could tell the two apart"
             raise InvalidArgument(text, field="handle", reason="HANDLE_IN_USE")
         traceparent = asked.request.traceparent or self._traceparent
         try:
             self._check_open()
             arrival = self._gateway.arrive(outline_of(asked.request), self._credential, traceparent=traceparent)
-            spec, outlet = spec_of(asked.request), SessionOutlet(self, asked.handle)
-            passage = self._gateway.open(spec, self._credential, arrival, outlet, traceparent=traceparent)
+            if arrival.knock:
+                self._is_idle.clear()
+                self._knocking[asked.handle] = self._group.create_task(
+                    self._knock(asked, arrival.knock, arrival, traceparent)
+                )
+                return
+            self._open(asked, arrival, traceparent)
         except PenstockError as error:
             self.say(failed_of(asked.handle, error))
-            return
+
+    async def _knock(self, asked: pb.SessionGenerate, knock: Knock, arrival: Arrival, traceparent: str) -> None:
+        """Nothing is made of a request while the queue is asked, so a cancel has nothing to end but this."""
+        try:
+            await self._gateway.knock(knock)
+            del self._knocking[asked.handle]
+            self._check_open()
+            self._open(asked, arrival, traceparent)
+        except PenstockError as error:
+            self._knocking.pop(asked.handle, None)
+            self.say(failed_of(asked.handle, error))
+        self._look()
+
+    def _open(self, asked: pb.SessionGenerate, arrival: Arrival, traceparent: str) -> None:
+        spec, outlet = spec_of(asked.request), SessionOutlet(self, asked.handle)
+        passage = self._gateway.open(spec, self._credential, arrival, outlet, traceparent=traceparent)
         self._running[asked.handle] = passage
         self._is_idle.clear()
         self._preparing[asked.handle] = preparing = self._group.create_task(self._gateway.prepare(passage))
@@ -138,7 +167,7 @@ class Session:
         """Go on until the last request ends. A client that said `end` is silent by right, so its silence is no news:
         the transport's own pings still tell when it dies.
         """
-        while self._running:
+        while self._running or self._knocking:
             self._peer.understand(pb.SessionRequest(heartbeat=Heartbeat()))
             try:
                 async with asyncio.timeout(stream_end.TICK):

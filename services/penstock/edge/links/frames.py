@@ -2,11 +2,11 @@
 
 import math
 
-from penstock.edge.door import Knock
 from penstock.edge.flight.effects import Settle as SettleEffect
 from penstock.edge.links.fingerprint import crash_fingerprint, fingerprint
 from penstock.edge.links.prefix import prefix_hashes
 from penstock.edge.passage import Passage
+from penstock.edge.request.outline import Knock
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest, Withdraw
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket

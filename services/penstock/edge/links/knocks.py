@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from itertools import count
 
 from penstock.edge.refusals import Kind
 from penstock.mesh.v1.queue_pb2 import Shed
@@ -16,11 +17,16 @@ class Knocks:
     """By the id that a shard answers with. Each is answered once, or given up by whoever waits."""
 
     def __init__(self) -> None:
+        self._numbers = count(1)
         self._kinds = Counter[Kind]()
         self._waiting: dict[str, tuple[str, asyncio.Future[Answer]]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def next_id(self) -> str:
+        """Return an id that no ticket has, and no other of this process that asks."""
+        return f"?{next(self._numbers)}"
 
     def is_full(self, kind: Kind) -> bool:
         return self._kinds[kind] >= MOST

@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 
 from penstock.chassis.channels import PeerSet, channel
-from penstock.chassis.errors import Overloaded, error_from_failure
+from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams import Link
 from penstock.edge.catalog import Catalog
-from penstock.edge.door import Door, Knock
+from penstock.edge.door import Door
 from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
 from penstock.edge.links import frames
-from penstock.edge.links.knocks import Answer, Knocks
+from penstock.edge.links.knocks import Knocks
 from penstock.edge.links.shards import home
 from penstock.edge.passage import Control, Passage
+from penstock.edge.request.outline import Knock
 from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.v1.stream_pb2 import Hello
@@ -72,20 +73,16 @@ class QueueLinks:
             takers.discard(shard)
         return False
 
-    async def knock(self, passage: Passage) -> Overloaded | None:
-        """Ask first, where such are refused at the moment; return why this one is."""
-        now = self._control.now()
-        asked = self._door.knock(passage, now)
-        if asked is None or self._knocks.is_full(asked.kind):
-            return None
-        shed = await self._knock(f"{passage.ticket_id}?", asked, now)
-        return self._door.answered(passage, asked, shed, now, self._control.now())
-
-    async def _knock(self, ticket_id: str, asked: Knock, now: float) -> Answer:
-        shard = home(self._takers, asked.kind.model, asked.kind.tenant_id)
-        if not shard or not self._links[shard].send(frames.knock(ticket_id, asked, now)):
-            return None
-        return await self._knocks.answer(shard, ticket_id, asked.kind)
+    async def knock(self, knock: Knock) -> None:
+        """Ask a shard first whether it would take a request in; raises what it says of load."""
+        shard, sent = home(self._takers, knock.kind.model, knock.kind.tenant_id), self._control.now()
+        if not shard or self._knocks.is_full(knock.kind):
+            return
+        ticket_id = self._knocks.next_id()
+        if not self._links[shard].send(frames.knock(ticket_id, knock, sent)):
+            return
+        if shed := await self._knocks.answer(shard, ticket_id, knock.kind):
+            self._door.check_knock(knock, shed, sent=sent, now=self._control.now())
 
     def withdraw(self, passage: Passage) -> None:
         if passage.shard:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from penstock.edge.refusals import Ask, Kind
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.least import least_tokens
 from penstock.v1.inference_pb2 import Priority
@@ -20,11 +21,22 @@ class Outline(NamedTuple):
     is_fresh: bool  # whether no edge has let it in before
 
 
+class Knock(NamedTuple):
+    """What the queue is asked first of a request whose like it refuses at the moment."""
+
+    kind: Kind
+    ask: Ask  # the least that it can come to
+    weight: float  # of its tenant
+    asked: Outline
+    traceparent: str
+
+
 class Arrival(NamedTuple):
     """When a request came that was not refused at the door, and how long it may take."""
 
     at: float  # s of the unix clock
     time: float  # s
+    knock: Knock | None = None  # None: it goes on without asking
 
 
 def outline_of(spec: RequestSpec) -> Outline:

@@ -1,0 +1,107 @@
+"""Requests of a session while the queue is asked first: nothing runs yet, and each still ends once."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from edge_mesh import PATIENCE, edge_mesh
+from edge_sessions import session
+from penstock.chassis.errors import Overloaded
+from penstock.mesh.v1.queue_pb2 import Closed
+
+FULL = Overloaded("full", retry_after=PATIENCE)
+HANDLE = 7
+
+
+@pytest.fixture
+async def mesh(monkeypatch):
+    """One whose queue has refused 10 output tokens, and says nothing to those that ask first."""
+    monkeypatch.setattr("penstock.edge.refusals.PROBE_EVERY", PATIENCE)
+    monkeypatch.setattr("penstock.edge.refusals.LONGEST", PATIENCE)
+    monkeypatch.setattr("penstock.edge.links.knocks.PATIENCE", PATIENCE)
+    async with edge_mesh() as found:
+        found.queue.sheds = [FULL]
+        found.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=1, max_output_tokens=10)]
+        found.queue.is_deaf = True
+        yield found
+
+
+@pytest.fixture
+async def client(mesh):
+    async with session(mesh) as found:
+        found.generate(1, max_output_tokens=10)
+        assert (await found.next("failed")).failure.reason == "OVERLOADED"
+        yield found
+
+
+async def answered(mesh, client):
+    """Welcome whoever asks, as often as it does, and read the answer of `HANDLE`."""
+    over = asyncio.ensure_future(client.next("finished"))
+    while not over.done():
+        asks = asyncio.ensure_future(mesh.queue.unheard.get())
+        await asyncio.wait((over, asks), return_when=asyncio.FIRST_COMPLETED)
+        if asks.done():
+            mesh.queue.answer(*asks.result())
+        asks.cancel()
+    assert over.result().handle == HANDLE
+
+
+async def test_the_welcome_run_and_the_others_are_refused_without_a_reservation(mesh, client):
+    reserved = len(mesh.auth.reserves)
+    client.generate(HANDLE, max_output_tokens=8)
+    client.generate(3, max_output_tokens=9)
+    first, second = [await mesh.queue.unheard.get() for _ in range(2)]
+    mesh.queue.answer(*second, FULL)
+    failed = await client.next("failed")
+    assert (failed.handle, failed.failure.reason) == (3, "OVERLOADED")
+    assert len(mesh.auth.reserves) == reserved
+    mesh.queue.answer(*first)
+    assert (await client.next("finished")).handle == HANDLE
+
+
+async def test_a_cancel_is_confirmed_at_once_and_its_handle_is_free(mesh, client):
+    client.generate(HANDLE, max_output_tokens=9)
+    first = await mesh.queue.unheard.get()
+    client.cancel(HANDLE)
+    assert (await client.next("cancelled")).handle == HANDLE
+    client.generate(HANDLE, max_output_tokens=8)
+    mesh.queue.answer(*first)
+    mesh.queue.answer(*await mesh.queue.unheard.get())
+    assert (await client.next("finished")).finished.usage.output_tokens == 8
+    assert len(mesh.queue.tickets) == 2, "what was refused before, and the second"
+
+
+async def test_a_cancel_that_comes_with_its_request_ends_it(mesh, client):
+    client.generate(HANDLE, max_output_tokens=9)
+    client.cancel(HANDLE)
+    assert (await client.next("cancelled")).handle == HANDLE
+    client.generate(HANDLE, max_output_tokens=9)
+    await answered(mesh, client)
+
+
+async def test_a_handle_that_waits_for_the_queue_is_in_use(mesh, client):
+    client.generate(HANDLE, max_output_tokens=9)
+    client.generate(HANDLE, max_output_tokens=9)
+    kind, reason = await client.news.get()
+    assert kind == "down"
+    assert "names a running request" in reason
+
+
+async def test_who_says_that_nothing_more_comes_is_still_answered_what_it_asked(mesh, client):
+    client.generate(HANDLE, max_output_tokens=9)
+    client.link.end("enough")
+    await answered(mesh, client)
+
+
+async def test_a_session_that_is_cut_while_the_queue_is_asked_opens_nothing(mesh):
+    async with session(mesh) as client:
+        client.generate(1, max_output_tokens=10)
+        await client.next("failed")
+        client.generate(HANDLE, max_output_tokens=9)
+        asked = await mesh.queue.unheard.get()
+    while (await mesh.figures())["knocks"]:
+        pass
+    mesh.queue.answer(*asked)
+    figures = await mesh.figures()
+    assert (figures["flights"], figures["flights_opened"]) == (0, 1)
