@@ -75,14 +75,17 @@ async def test_an_edge_is_not_there_before_it_could_answer():
         assert [each.name for each in listed.models] == ["tiny"]
 
 
-async def test_an_edge_of_a_mesh_without_a_model_comes_all_the_same_to_say_so():
+@pytest.mark.parametrize("model", ["", "tiny"])
+async def test_an_edge_of_a_mesh_without_a_model_comes_all_the_same_to_say_so(model):
+    """It cannot tell a name that was never served from one whose workers are all gone for a while."""
     worker = SlowCard("w1")
     async with (
         tiers_behind(worker) as behind,
         edge(EdgeConfig(listen="127.0.0.1:0", arrival_patience=0.0, model_patience=0.0, **behind)) as server,
         channel(server.address) as to_edge,
     ):
+        asked = GenerateRequest(text="hi", model=model)
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            async for _ in InferenceStub(to_edge).Generate(GenerateRequest(text="hi"), metadata=KEY, timeout=PATIENCE):
+            async for _ in InferenceStub(to_edge).Generate(asked, metadata=KEY, timeout=PATIENCE):
                 pass
         assert error_from_rpc(failure.value).reason == "NO_WORKER"

@@ -85,9 +85,8 @@ class Catalog:
                     await self._changed.wait()
                 return model
         except TimeoutError:
-            if name and not self.knows(name):
-                raise self._unknown(name) from None
-            text = "no worker serves a model yet" if not name else f"the card of {name} cannot be fetched"
+            is_served = name and self.knows(name)
+            text = f"the card of {name} cannot be fetched" if is_served else "no worker serves any model at present"
             raise Unavailable(f"{text}; retry in a moment", reason="NO_WORKER", retry_after=1.0) from None
 
     def at_hand(self, name: str) -> Model | None:
@@ -135,7 +134,7 @@ class Catalog:
         return self._models.get(entries[name].card_digest)
 
     def _unknown(self, name: str) -> NotFound:
-        served = ", ".join(sorted(self._entries())) or "none"
+        served = ", ".join(sorted(self._entries()))
         return NotFound(f"no model {name!r} is served; served are: {served}", reason="MODEL_UNKNOWN")
 
     def _tell(self) -> None:
