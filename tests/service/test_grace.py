@@ -125,6 +125,22 @@ async def test_a_reservation_for_whom_the_edge_refused_meanwhile_is_given_back(t
         assert await all_booked(mesh) == [(0, 0, "failed")]
 
 
+@pytest.mark.parametrize("is_restarted", [True, False])
+async def test_a_reservation_that_nobody_waits_for_any_more_is_given_back(tmp_path, monkeypatch, is_restarted):
+    """Auth was silent for longer than anybody's patience, and would hold it until it lapses."""
+    monkeypatch.setattr(auth_link, "REMIND_EVERY", 3_600.0 if is_restarted else 0.01)
+    async with edges_and_auth(tmp_path, grace_after=3_600.0, patience=0.05) as mesh, client_of(mesh) as client:
+        with monkeypatch.context() as unheard:
+            unheard.setattr(mesh.books.service, "_reserved", lambda *_, **__: None)
+            assert (await refused(answer(client))).reason == "AUTH_LOST"
+            await mesh.figure("flights", 0)
+            assert mesh.books.desk.accounts.reservations == 1
+        if is_restarted:
+            await mesh.books.die()
+            await mesh.books.start()
+        assert await all_booked(mesh) == [(0, 0, "cancelled")]
+
+
 async def test_a_settlement_that_auth_kept_and_never_confirmed_is_not_charged_again(tmp_path, monkeypatch):
     async with edges_and_auth(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)

@@ -11,6 +11,7 @@ from penstock.chassis.own_time import OwnTime
 from penstock.edge.flight.effects import Settle
 from penstock.edge.grace.callers import Callers
 from penstock.edge.grace.silence import FORGET, Silence
+from penstock.edge.grace.unanswered import Unanswered
 from penstock.edge.grace.unbooked import Entry, Unbooked
 from penstock.edge.links.grace import STEP
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
@@ -169,6 +170,17 @@ def test_an_outage_of_an_edge_that_runs_lasts_as_long_as_any_clock_says():
     found.went(ran.at(10.0))
     for look in range(1, 400):
         assert found.lasted(ran.at(10.0 + look / 8)) == look / 8
+
+
+def test_what_nobody_waits_for_is_asked_again_until_it_is_answered():
+    unanswered, frames = Unanswered(most=3), {each: AdmitRequest(reserve=Reserve(request_id=each)) for each in "abcd"}
+    for each in "abac":
+        unanswered.asked(each, frames[each])
+    unanswered.answered("c"), unanswered.answered("unheard of")
+    assert unanswered.of_nobody("b".__contains__) == [frames["a"]]
+    assert unanswered.of_nobody("".__contains__) == [frames["b"], frames["a"]]
+    unanswered.asked("c", frames["c"]), unanswered.asked("d", frames["d"])
+    assert (len(unanswered), unanswered.of_nobody("".__contains__)) == (3, [frames[each] for each in "acd"])
 
 
 def callers(**changes) -> Callers:

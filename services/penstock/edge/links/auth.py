@@ -12,6 +12,7 @@ from penstock.edge.flight.effects import Settle
 from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
 from penstock.edge.grace.limits import GraceLimits
+from penstock.edge.grace.unanswered import Unanswered
 from penstock.edge.links import frames
 from penstock.edge.links.grace import Grace
 from penstock.edge.passage import Control, Passage
@@ -49,6 +50,7 @@ class AuthLink:
         self._links: dict[str, AuthStream] = {}
         self._chosen = ""
         self._unsettled: dict[str, AdmitRequest] = {}
+        self._unanswered = Unanswered(most=flights.max_flights)
         self._asked: dict[str, tuple[AdmitRequest, asyncio.Future[Identity]]] = {}
         self._settled = asyncio.Event()
         self._settled.set()
@@ -104,7 +106,9 @@ class AuthLink:
             self._grace.decide(passage)
             return
         self._grace.asked(passage.ticket_id)
-        self._say(frames.reserve(passage))
+        frame = frames.reserve(passage)
+        if self._say(frame):
+            self._unanswered.asked(passage.ticket_id, frame)
 
     def settle(self, ticket_id: str, reservation_id: str, spent: Settle) -> None:
         """End a reservation; one that auth has not named yet ends when it has."""
@@ -141,10 +145,17 @@ class AuthLink:
             self._grace.remind(unbooked)
             for reservation_id in before & self._unsettled.keys():
                 self._say(self._unsettled[reservation_id])
+            self._ask_for_nobody()
 
-    def _say(self, frame: AdmitRequest) -> None:
-        if self._chosen:
-            self._links[self._chosen].send(frame)
+    def _ask_for_nobody(self) -> None:
+        """Have auth name what it may hold for flights that are over, so that it is given back."""
+        booked = self._grace.ticket_ids
+        for frame in self._unanswered.of_nobody(lambda each: each in booked or self._flights.get(each) is not None):
+            self._say(frame)
+
+    def _say(self, frame: AdmitRequest) -> bool:
+        """Return False where no replica is there to hear it."""
+        return bool(self._chosen) and self._links[self._chosen].send(frame)
 
     async def _open(self, address: str) -> None:
         async with channel(address) as to_auth:
@@ -156,9 +167,9 @@ class AuthLink:
                 on_frame=lambda frame: self._on_frame(address, frame),
                 on_up=lambda _: self._on_up(address),
                 on_down=lambda _: self._on_down(address),
-                # A peer that comes back hears of every flight at once, and of as many that auth has not booked; a
-                # stalled one of two frames each at most.
-                capacity=4 * self._flights.max_flights,
+                # A peer that comes back hears of every flight at once, of as many that auth has not booked, and of as
+                # many that are over and not answered; a stalled one of two frames each at most.
+                capacity=6 * self._flights.max_flights,
             )
             try:
                 await link.run()
@@ -187,6 +198,7 @@ class AuthLink:
         for request_id, (frame, _) in self._asked.items():
             self._grace.asked(request_id)
             self._say(frame)
+        self._ask_for_nobody()
         for passage in self._flights.in_state(State.RESERVING):
             self._control.apply(passage, passage.flight.auth_up())
 
@@ -194,9 +206,11 @@ class AuthLink:
         match frame.WhichOneof("frame"):
             case "admitted":
                 self._grace.heard(frame.admitted.request_id)
+                self._unanswered.answered(frame.admitted.request_id)
                 self._on_admitted(frame.admitted)
             case "refused":
                 self._grace.heard(frame.refused.request_id)
+                self._unanswered.answered(frame.refused.request_id)
                 self._on_refused(frame.refused)
             case "settled":
                 self._grace.heard()

@@ -35,7 +35,12 @@ class Grace:
     """Decides only while auth `is_away`. `overdue` is called when it has become so, for all who wait already."""
 
     def __init__(
-        self, limits: GraceLimits, control: Control, *, say: Callable[[AdmitRequest], None], overdue: Callable[[], None]
+        self,
+        limits: GraceLimits,
+        control: Control,
+        *,
+        say: Callable[[AdmitRequest], object],
+        overdue: Callable[[], None],
     ) -> None:
         self._limits = limits
         self._control = control
