@@ -129,6 +129,7 @@ async def test_a_reservation_for_whom_the_edge_refused_meanwhile_is_given_back(t
 async def test_a_reservation_that_nobody_waits_for_any_more_is_given_back(tmp_path, monkeypatch, is_restarted):
     """Auth was silent for longer than anybody's patience, and would hold it until it lapses."""
     monkeypatch.setattr(auth_link, "REMIND_EVERY", 3_600.0 if is_restarted else 0.01)
+    monkeypatch.setattr(tower, "LANDING", 0.2)  # auth is gone before it has confirmed
     async with edges_and_auth(tmp_path, grace_after=3_600.0, patience=0.05) as mesh, client_of(mesh) as client:
         with monkeypatch.context() as unheard:
             unheard.setattr(mesh.books.service, "_reserved", lambda *_, **__: None)
