@@ -2,17 +2,22 @@
 
 from dataclasses import replace
 
+import pytest
+
 from penstock.cli.bench.history import OK, History
 from penstock.cli.bench.report import Slo, report
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.floor import Floor
-from penstock.cli.scorecard.surge import SurgeOptions, scenario
+from penstock.cli.scorecard.surge import CALM, LONG, SHORTER, SurgeOptions, calm, rate, scenario
+from penstock.cli.scorecard.surge_cost import of_one_let_in, of_one_refused
 from penstock.cli.scorecard.surge_lines import (
     JUDGED,
     Offered,
     alone_lines,
     cost_lines,
+    drift_line,
     goodput_lines,
+    let_in_lines,
     refusal_lines,
     void_because,
 )
@@ -54,7 +59,7 @@ def test_goodput_is_held_against_the_simulated_within_a_tenth():
 def test_a_refusal_costs_what_more_of_them_cost_more_and_who_was_let_in_first_is_none():
     real = offered([refused(number) for number in range(10)] + [refused(10, 2.0, was_let_in=True)], edge=1.0, auth=0.5)
     flood = offered([refused(number) for number in range(110)], edge=1.01, auth=0.5)
-    lines = by_figure([*refusal_lines(real, flood), *cost_lines(JUDGED, real, flood, FLOOR)])
+    lines = by_figure([*refusal_lines(real, flood), *cost_lines(JUDGED, real, flood, FLOOR, let_in={})])
     assert (lines["refused at 3x"].measured, lines["let in at 3x and refused later"].measured) == (10, 1)
     assert lines["session: P99 until a refusal"].is_met
     assert round(lines["session: CPU of a refusal, edge"].measured) == 100
@@ -71,10 +76,11 @@ def test_sessions_are_judged_and_other_ways_told_each_beside_its_floor():
     real = offered([refused(number, after=0.5) for number in range(10)], edge=1.0)
     flood = offered([refused(number, after=0.5) for number in range(110)], edge=2.0)
     missed = {
-        way: [line for line in cost_lines(way, real, flood, FLOOR) if not line.is_met] for way in (JUDGED, "call")
+        way: [line for line in cost_lines(way, real, flood, FLOOR, let_in={}) if not line.is_met]
+        for way in (JUDGED, "call")
     }
     assert (len(missed[JUDGED]), len(missed["call"])) == (2, 0)
-    lines = by_figure(cost_lines("call", real, flood, FLOOR))
+    lines = by_figure(cost_lines("call", real, flood, FLOOR, let_in={}))
     assert [lines[f"call: {floor}"].measured for floor in ("CPU of an empty one", "P99 until an empty one is")] == [
         200,
         0.002,
@@ -95,5 +101,45 @@ def test_clients_that_cannot_keep_up_prove_nothing_and_tell_their_lag_alone():
     late = replace(offered([refused(number) for number in range(12)], edge=9.0), lag=40.0)
     assert not void_because(real, real)
     assert "40.0 s too late" in void_because(real, late)
-    [line] = cost_lines("HTTP", real, late, FLOOR)
+    [line] = cost_lines("HTTP", real, late, FLOOR, let_in={})
     assert (line.measured, line.goal) == (40.0, "")
+
+
+def test_what_was_let_in_beside_more_refusals_is_taken_out_by_what_one_costs_where_nobody_is_refused():
+    few = offered([answered(number) for number in range(10)], edge=1.0, auth=0.1)
+    many = offered([answered(number) for number in range(60)], edge=1.1, auth=0.2)
+    assert of_one_let_in(few.spent, many.spent) == pytest.approx({"edge": 0.002, "auth": 0.002})
+    real = offered([answered(number) for number in range(10)], edge=1.0, auth=0.1)
+    flood = offered([answered(0) for _ in range(15)] + [refused(number) for number in range(100)], edge=1.02, auth=0.11)
+    let_in = of_one_let_in(few.spent, many.spent)
+    lines = by_figure(cost_lines(JUDGED, real, flood, FLOOR, let_in=let_in))
+    costs = [lines[f"session: CPU of a refusal, {tier}"].measured for tier in ("edge", "auth")]
+    assert costs == pytest.approx([100, 0])
+    assert lines["session: CPU of a refusal with what was let in beside"].measured == pytest.approx(300)
+    counts = by_figure(let_in_lines(few, many, {3.0: real, 8.0: flood}))
+    assert [counts[f"let in at {load}"].measured for load in ("3x", "8x")] == [10, 15]
+
+
+def test_fewer_that_are_let_in_make_refusals_dearer():
+    real = offered([answered(number) for number in range(20)], edge=1.0)
+    flood = offered([refused(number) for number in range(100)], edge=1.0)
+    assert of_one_refused(real.spent, flood.spent, {"edge": 0.001}) == pytest.approx({"edge": 200})
+
+
+def test_a_machine_that_slows_down_is_held_against_before_and_after():
+    real = offered([refused(number) for number in range(10)], edge=1.0)
+    flood = offered([refused(number) for number in range(110)], edge=1.11)
+    again = offered([refused(number) for number in range(10)], edge=1.2)
+    assert drift_line(real, again).measured == pytest.approx(20)
+    lines = by_figure(cost_lines(JUDGED, real, flood, FLOOR, again=again, let_in={}))
+    assert lines["session: CPU of a refusal, over all tiers"].measured == pytest.approx(100)
+
+
+def test_the_calm_loads_have_as_many_tokens_and_are_below_what_is_served():
+    world = scenario(SurgeOptions(seconds=20.0), MeshOptions(workers=2))
+    tokens = [
+        load * rate(each) * each.tenants[0].demand.output.tokens
+        for each, load in ((calm(world, LONG), CALM), (calm(world, LONG // SHORTER), CALM * SHORTER))
+    ]
+    assert tokens[0] == tokens[1]
+    assert CALM < 1

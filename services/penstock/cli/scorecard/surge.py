@@ -1,8 +1,8 @@
 """Real processes under three times what they can carry: they do what the simulator says, and a refusal is cheap.
 
 What a refusal costs is what more of them cost more: all CPU time of a tier at `FLOOD` times the load, less that at
-`LOAD` times, by the refusals that there were more of. Both loads keep the workers full, so that what was let in cancels
-out; the SDK's own side is not counted.
+`LOAD` times before and after, by the refusals that there were more of. All keep the workers full, so that tokens cancel
+out, and what more requests were let in is taken out (`surge_cost`); the SDK's own side is not counted.
 
 Asked for are sessions, as whoever has much to ask has one, and by these the goals are judged. A refused call of its own
 costs more than the goal before any of our code runs, so calls and HTTP are told, and beside each the floor of its kind
@@ -27,6 +27,7 @@ from penstock.cli.scorecard.asking import WAYS, Asking, Way
 from penstock.cli.scorecard.card import Card, told
 from penstock.cli.scorecard.floor import measured_floors
 from penstock.cli.scorecard.rig import Rig, rig
+from penstock.cli.scorecard.surge_cost import of_one_let_in
 from penstock.cli.scorecard.surge_lines import (
     FLOOD,
     JUDGED,
@@ -34,7 +35,9 @@ from penstock.cli.scorecard.surge_lines import (
     Offered,
     alone_lines,
     cost_lines,
+    drift_line,
     goodput_lines,
+    let_in_lines,
     refusal_lines,
     void_because,
 )
@@ -42,7 +45,7 @@ from penstock.cli.scorecard.verdicts import residue_lines
 from penstock.simulator.arrivals import Poisson
 from penstock.simulator.demand import Drawn
 from penstock.simulator.figures import figures_of
-from penstock.simulator.lengths import LogNormal
+from penstock.simulator.lengths import Fixed, LogNormal
 from penstock.simulator.scenario import Queues, Scenario, Schedulers, Targets, Tenant, WorkerKind
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import knee
@@ -57,6 +60,8 @@ TTFT = 2.0  # s, promised
 TENANT = "surge"
 WARM_UP = 10.0  # s; of the queue's predictions too
 LESS = 0.5  # share of the time that counts, for what is told and not judged
+CALM = 0.4  # of what FIFO serves: nobody is refused
+LONG, SHORTER = 40, 5  # tokens of few answers; parts that as many tokens are cut into for many answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +77,28 @@ async def surge(asked: SurgeOptions, mesh: MeshOptions, console: Console) -> Car
     flooded = await asyncio.to_thread(_simulated, world, FLOOD * limit)
     offered: dict[str, tuple[Offered, Offered]] = {}
     async with rig(mesh, console, settings=settings()) as stage:
+        judged = WAYS[JUDGED]
+        await _offer(
+            stage, judged, replace(world, duration=WARM_UP, warm_up=0.0), LOAD * limit
+        )  # what a process does once
         for name, way in WAYS.items():
             each = world if name == JUDGED else replace(world, duration=WARM_UP + LESS * asked.seconds)
             offered[name] = await _offer(stage, way, each, LOAD * limit), await _offer(stage, way, each, FLOOD * limit)
+            if name == JUDGED:
+                again = await _offer(stage, way, each, LOAD * limit)
+        few = await _offer(stage, judged, calm(world, LONG), CALM * limit)
+        many = await _offer(stage, judged, calm(world, LONG // SHORTER), CALM * SHORTER * limit)
         residue = await stage.residue()
     floors = await measured_floors()
-    real, flood = offered[JUDGED]
+    (real, flood), let_in = offered[JUDGED], of_one_let_in(few.spent, many.spent)
     card = Card(proof="surge", void=void_because(real, flood))
     card.lines += [told("what FIFO serves", limit * rate(world), "requests/s")]
     card.lines += [*goodput_lines(real, simulated), *refusal_lines(real, flood)]
     card.lines += [*alone_lines(LOAD, real, simulated), *alone_lines(FLOOD, flood, flooded)]
+    card.lines += [*let_in_lines(few, many, {LOAD: real, FLOOD: flood}), drift_line(real, again)]
     for name, (less, more) in offered.items():
-        card.lines += cost_lines(name, less, more, floors[name])
+        before_and_after = again if name == JUDGED else None
+        card.lines += cost_lines(name, less, more, floors[name], again=before_and_after, let_in=let_in)
     card.lines += residue_lines(residue)
     return card
 
@@ -120,6 +135,12 @@ def scenario(asked: SurgeOptions, mesh: MeshOptions) -> Scenario:
         warm_up=WARM_UP,
         seed=asked.seed,
     )
+
+
+def calm(world: Scenario, output: int) -> Scenario:
+    """Answers of one length, each with the least of a prompt."""
+    tenant = Tenant(name=TENANT, demand=Drawn(Poisson(rate(world)), Fixed(PROMPT.low), Fixed(output)))
+    return replace(world, tenants=(tenant,), duration=LESS * world.duration, warm_up=0.0)
 
 
 def rate(world: Scenario) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.cli.bench.history import History
 from penstock.cli.scorecard.card import Line, at_most, exactly, percentile, told
 from penstock.cli.scorecard.floor import Floor
+from penstock.cli.scorecard.surge_cost import US, Spent, between, of_one_let_in, of_one_refused
 
 LAGGING = 1.0  # s; clients that are this late did not offer what they were to
 LOAD, FLOOD = 3.0, 8.0  # times what FIFO serves; the second shows what more refusals cost
@@ -31,6 +32,11 @@ class Offered:
     def refused(self) -> list[float]:
         """Return the s until each refusal at the door."""
         return [each.ended - each.started for each in self._overloaded if not each.prompt_tokens]
+
+    @property
+    def spent(self) -> Spent:
+        refused = len(self.refused)
+        return Spent(refused, len(self.histories) - refused, self.cpu)
 
     @property
     def given_up(self) -> int:
@@ -91,15 +97,32 @@ def alone_lines(load: float, real: Offered, simulated: Mapping[str, Any]) -> lis
     ]
 
 
-def cost_lines(way: str, real: Offered, flood: Offered, floor: Floor) -> list[Line]:
+def let_in_lines(few: Offered, many: Offered, loads: Mapping[float, Offered]) -> list[Line]:
+    """What is taken out of the cost of refusals, and how many of those there are."""
+    cost = of_one_let_in(few.spent, many.spent)
+    return [
+        told("CPU of a request let in, whatever its tokens", US * sum(cost.values()), "us"),
+        *(told(f"let in at {load:g}x", each.spent.let_in) for load, each in loads.items()),
+    ]
+
+
+def drift_line(first: Offered, second: Offered) -> Line:
+    return told(f"CPU at {LOAD:g}x the second time", 100 * second.spent.total / first.spent.total - 100, "% more")
+
+
+def cost_lines(
+    way: str, real: Offered, flood: Offered, floor: Floor, *, again: Offered | None = None, let_in: Mapping[str, float]
+) -> list[Line]:
     """What a refusal takes of time and CPU, and what it would take if nothing had to be decided.
 
-    Where the clients could not keep up, too few were refused to tell: their lag is told alone.
+    `again`: the lower load once more, after the flood. Where the clients could not keep up, too few were refused to
+    tell: their lag is told alone.
     """
     if way != JUDGED and max(real.lag, flood.lag) > LAGGING:
         return [told(f"{way}: clients could not ask as often, and came late by", max(real.lag, flood.lag), "s")]
-    more = max(1, len(flood.refused) - len(real.refused))
-    costs = {tier: 1e6 * (spent - real.cpu[tier]) / more for tier, spent in flood.cpu.items()}
+    less = between(real.spent, again.spent) if again else real.spent
+    costs = of_one_refused(less, flood.spent, let_in)
+    gross = sum(of_one_refused(less, flood.spent, {}).values())
     total, last = sum(costs.values()), percentile(real.refused, 0.99)
     is_judged = way == JUDGED
     late, spent = f"{way}: P99 until a refusal", f"{way}: CPU of a refusal, over all tiers"
@@ -109,5 +132,6 @@ def cost_lines(way: str, real: Offered, flood: Offered, floor: Floor) -> list[Li
         told(f"{way}: P99 until an empty one is", percentile(floor.waits, 0.99), "s"),
         *(told(f"{way}: CPU of a refusal, {tier}", cost, "us") for tier, cost in costs.items()),
         at_most(spent, total, COST, "us") if is_judged else told(spent, total, "us"),
-        told(f"{way}: CPU of an empty one", 1e6 * floor.cpu, "us"),
+        told(f"{way}: CPU of a refusal with what was let in beside", gross, "us"),
+        told(f"{way}: CPU of an empty one", US * floor.cpu, "us"),
     ]
