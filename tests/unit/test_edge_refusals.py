@@ -102,6 +102,17 @@ def test_nobody_is_refused_for_another_tenant_model_or_class():
     assert not any(found.find(each, later()) for each in others)
 
 
+def test_what_is_longer_than_what_passes_others_is_for_the_queue_to_judge():
+    closing = Closing(SHORT, ASK.prompt, 1, most=150)
+    found = refused(refusal_of(ASK._replace(output=1), closing, asked_at=ASK.arrived, told=TOLD, now=ASK.arrived))
+    assert found.find(ANNA, later(prompt=150))
+    assert not found.find(ANNA, later(prompt=151))
+    longer = Closing(SHORT, ASK.prompt, 1)
+    found.closed(ANNA, ASK, [longer], asked_at=ASK.arrived, told=TOLD, now=ASK.arrived)
+    found.closed(ANNA, ASK, [closing], asked_at=ASK.arrived, told=TOLD, now=ASK.arrived)
+    assert found.find(ANNA, later(prompt=151)), "it was said of all lengths"
+
+
 def test_now_and_then_one_goes_to_the_queue_all_the_same():
     found = refused(refusal(lasts=LONGEST))
     passed = [at for at in range(1, 1_000) if not found.find(ANNA, later(by=at / 1_000))]

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
+from penstock.queue.frames import to_edge
 from penstock.queue.owed import BUDGET, MOST_BROKEN, MOST_OWED, First, Owed
 from penstock.queue.promises import Promises
 from penstock.queue.speed import Speed
@@ -101,3 +103,34 @@ def test_a_short_prompt_is_refused_where_it_would_make_a_long_one_late():
     assert 1 <= len(refused) <= 3
     assert "make others late" in str(only(out.Shed, refused[0]).error)
     assert not any(sheds(alone.enqueue(f"short-{number}")) for number in range(4)), "it is the long one that they pass"
+
+
+firsts = st.builds(
+    lambda prompt, expected, spare: First(2, prompt, expected, expected + spare),
+    *(st.integers(50, 1_000), st.floats(0.1, 2.0), st.floats(0.0, 0.3)),
+)
+
+
+@given(st.lists(firsts, max_size=8), st.floats(0, MOST_BROKEN), st.integers(1, 500), st.floats(0, 1), st.data())
+def test_what_is_said_to_be_kept_out_is_for_as_long_as_is_said_and_so_are_shorter_ones(owes, budget, prompt, at, data):
+    found, per_token = owed(*owes, budget=budget), 0.001
+    block = found.block(2, prompt, prompt * per_token, at)
+    assert (block is None) == found.allows(2, prompt, prompt * per_token, at)
+    if block:
+        shorter = data.draw(st.integers(block.least, prompt))
+        later = at + data.draw(st.floats(0, 0.99)) * block.lasts
+        assert not found.allows(2, shorter, shorter * per_token, later)
+
+
+def test_one_that_is_kept_out_for_others_sake_says_which_lengths_are_and_for_how_long():
+    shard = Shard(promises=PROMISES)
+    shard.join()
+    shard.book.pace("s", "m", SLOW)
+    shard.enqueue("long", tokens=1_010)
+    while not (refused := sheds(said := shard.enqueue(f"short-{len(shard.said)}"))):
+        pass
+    first, *longer = to_edge(only(out.Shed, said)).shed.closed
+    assert first.prompt_tokens <= 90 == first.most_prompt_tokens
+    assert 0 < seconds_of(first.lasts) < 2.0
+    assert [each.most_prompt_tokens for each in longer] == [180, 360][: len(longer)]
+    assert set(refused.values()) == {"OVERLOADED"}

@@ -173,7 +173,14 @@ def _is_fresh(passage: Passage) -> bool:
 
 def _closings(closed: Iterable[Closed]) -> list[Closing]:
     return [
-        Closing(seconds_of(each.lasts), each.prompt_tokens, each.max_output_tokens, each.by_deadline) for each in closed
+        Closing(
+            seconds_of(each.lasts),
+            each.prompt_tokens,
+            each.max_output_tokens,
+            each.by_deadline,
+            each.most_prompt_tokens,
+        )
+        for each in closed
     ]
 
 

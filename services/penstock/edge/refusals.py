@@ -55,6 +55,7 @@ class Closing(NamedTuple):
     prompt: int  # tokens
     output: int
     by_deadline: bool = False  # what has more time may be taken
+    most: int = 0  # tokens of a prompt; longer ones may be taken. 0: however long
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,12 @@ class Refusal:
     by_deadline: bool  # what has more time may be taken
     reason: str
     retry_at: float
+    most: float = inf  # tokens of a prompt
 
     def holds_for(self, ask: Ask) -> bool:
         was = self.ask
         return (
-            ask.prompt >= was.prompt
+            was.prompt <= ask.prompt <= self.most
             and ask.output >= was.output
             and ask.deadline + ROUNDED * ask.time >= was.deadline
             and not (self.by_deadline and ask.time > was.time + SLACK)
@@ -161,7 +163,7 @@ def refusal_of(ask: Ask, closing: Closing, *, asked_at: float, told: Overloaded,
     """What is kept of what the queue says; it was asked no earlier than at `asked_at`."""
     until = ask.arrived + closing.lasts - SLACK if closing.by_deadline else asked_at + closing.lasts
     until = min(until, asked_at + LONGEST)
-    return Refusal(ask, until, closing.by_deadline, told.reason, now + (told.retry_after or 0.0))
+    return Refusal(ask, until, closing.by_deadline, told.reason, now + (told.retry_after or 0.0), closing.most or inf)
 
 
 def _covers(newer: Refusal, older: Refusal) -> bool:
@@ -169,6 +171,7 @@ def _covers(newer: Refusal, older: Refusal) -> bool:
     return (
         newer.until >= older.until
         and newer.ask.prompt <= older.ask.prompt
+        and newer.most >= older.most
         and newer.ask.output <= older.ask.output
         and newer.by_deadline <= older.by_deadline
     )

@@ -25,6 +25,7 @@ from penstock.queue.shelves import Shelves, retry_within_bounds
 from penstock.queue.waiting import WaitingTicket
 
 NEARLY = 0.5  # of what it is promised: a ticket that is predicted to take less shuts no door behind it
+LONGER = 1, 2, 4  # times a prompt that is refused for others' sake, for which that is worked out as well
 SIZES = 0.0, 0.5, 1.0, 2.0, 4.0  # of a prompt; for these it is worked out for how long there is no room
 
 
@@ -59,8 +60,11 @@ class Admission:
         ticket.promised, ticket.predicted_first = limit, prediction.first_token or 0.0
         excess = self._excess(ticket.model, prediction, limit)
         if ticket.due > now and (ticket.resumes or excess <= 0):
-            spares_others = ticket.resumes or self._keeps_promises(ticket, prediction, now)
-            return None if spares_others else OthersTooLate(retry_within_bounds(prediction.least))
+            if ticket.resumes or self._keeps_promises(ticket, prediction, now):
+                return None
+            others = OthersTooLate(retry_within_bounds(prediction.least))
+            others.closed = partial(self._closed_for_others, ticket, now)
+            return others
         refusal = TooLate(prediction.least, limit, retry_within_bounds(excess))
         if not ticket.resumes:
             refusal.closed = partial(self._closed, ticket, limit, now)
@@ -110,6 +114,19 @@ class Admission:
             if lasts > longest:
                 longest = lasts
                 yield Closed(lasts, like.prompt_tokens, like.max_output_tokens, by_deadline)
+
+    def _closed_for_others(self, ticket: WaitingTicket, now: float) -> Iterator[Closed]:
+        """Yield for how long prompts up to some lengths would be refused, as they would pass others."""
+        like, shelf = ticket.unplaced(), self._shelves[ticket.model]
+        for share in LONGER:
+            like.prompt_tokens = share * ticket.prompt_tokens
+            like.is_urgent = like.is_urgent and shelf.order.is_urgent(like)
+            found = self._shelves.predict(like, now)
+            begins = now + (found.wait or 0.0)
+            if found.takes and (
+                block := shelf.forecast.owed.block(like.priority, like.prompt_tokens, found.takes, begins)
+            ):
+                yield Closed(block.lasts, block.least, 1, most=like.prompt_tokens)
 
     def _sizes(self, ticket: WaitingTicket) -> Iterator[WaitingTicket]:
         """Yield tickets like this one, smaller and larger, and itself at last; the others are one that changes."""

@@ -13,6 +13,7 @@ class Closed(NamedTuple):
     prompt: int  # tokens
     output: int
     by_deadline: bool = False  # what has more time may be taken
+    most: int = 0  # tokens of a prompt; longer ones may be taken. 0: however long
 
 
 AskClosed = Callable[[], Iterable[Closed]]  # worked out only for those who ask, before anything moves
@@ -66,7 +67,7 @@ class TooLate(AtTheDoor):
         return cls(limit, limit, retry_after)
 
 
-class OthersTooLate(Overloaded):
+class OthersTooLate(AtTheDoor):
     """It would be in time, and make longer prompts late that were let in before."""
 
     def __init__(self, retry_after: float) -> None:

@@ -44,6 +44,7 @@ def _shed(effect: out.Shed) -> pb.Shed:
 
 def _closed(found: Closed) -> pb.Closed:
     closed = pb.Closed(by_deadline=found.by_deadline, prompt_tokens=found.prompt, max_output_tokens=found.output)
+    closed.most_prompt_tokens = found.most
     closed.lasts.FromTimedelta(timedelta(seconds=found.lasts))
     return closed
 

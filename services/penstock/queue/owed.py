@@ -7,6 +7,7 @@ move, and the time by which it is due: short of what was promised by as much as 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 BUDGET = 0.01  # promises that may be broken by each that is made: one long prompt would else hold up all shorter ones
 MOST_BROKEN = 2.0  # promises at once, however many were kept before
@@ -22,6 +23,13 @@ class First:
     prompt: int  # tokens
     expected: float  # s; when it comes, but for those who are yet to come
     due: float  # s
+
+
+class Block(NamedTuple):
+    """Prompts that may not come in for a while."""
+
+    lasts: float  # s
+    least: int  # tokens; shorter ones take too little to matter
 
 
 @dataclass(slots=True)
@@ -41,6 +49,23 @@ class Owed:
         """
         passed = self._passed(prompt, takes, begins)
         return self.budget >= sum(each.priority <= priority and each.expected + takes > each.due for each in passed)
+
+    def block(self, priority: int, prompt: int, takes: float, begins: float) -> Block | None:
+        """Return for how long it is not allowed, nor are shorter ones; None: it is.
+
+        What a prompt takes goes by its length, and when it begins moves no faster than time.
+        """
+        late = [
+            Block(
+                each.expected - begins - IN_REACH * takes, int(prompt * max(0.0, each.due - each.expected) / takes) + 1
+            )
+            for each in self._passed(prompt, takes, begins)
+            if each.priority <= priority and each.expected + takes > each.due
+        ]
+        enough = sorted(late, reverse=True)[: int(self.budget) + 1]
+        if len(enough) <= self.budget:
+            return None
+        return Block(enough[-1].lasts, min(prompt, max(each.least for each in enough)))
 
     def let_in(self, prompt: int, takes: float, begins: float, now: float) -> None:
         """Delay those that it passes; those that this makes late hold up nobody any more."""

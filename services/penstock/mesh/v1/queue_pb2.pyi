@@ -363,7 +363,7 @@ Global___Shed: _TypeAlias = Shed  # noqa: Y015
 @_typing.final
 class Closed(_message.Message):
     """Closed says that, by the figures a ticket was refused with, nothing else of its kind is taken either: of the same tenant,
-    model and class, of at least these sizes, not due earlier than the ticket, and no resumed work.
+    model and class, of these sizes, not due earlier than the ticket, and no resumed work.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -372,12 +372,15 @@ class Closed(_message.Message):
     BY_DEADLINE_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    MOST_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     by_deadline: _builtins.bool
     """The ticket's own deadline was the bound, so that one with more time may be taken."""
     prompt_tokens: _builtins.int
     """Least prompt for which it holds; at least 1."""
     max_output_tokens: _builtins.int
     """Least bound of the output for which it holds; at least 1."""
+    most_prompt_tokens: _builtins.int
+    """Longest prompt for which it holds, as what passes others is refused for their sake; 0: however long."""
     @_builtins.property
     def lasts(self) -> _duration_pb2.Duration:
         """From when the ticket came to its edge: what is before such a ticket is served no faster than time passes."""
@@ -389,10 +392,11 @@ class Closed(_message.Message):
         by_deadline: _builtins.bool = ...,
         prompt_tokens: _builtins.int = ...,
         max_output_tokens: _builtins.int = ...,
+        most_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lasts", b"lasts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_deadline", b"by_deadline", "lasts", b"lasts", "max_output_tokens", b"max_output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_deadline", b"by_deadline", "lasts", b"lasts", "max_output_tokens", b"max_output_tokens", "most_prompt_tokens", b"most_prompt_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
