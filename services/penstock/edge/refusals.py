@@ -74,7 +74,7 @@ class Refusal:
         return (
             was.prompt <= ask.prompt <= self.most
             and ask.output >= was.output
-            and ask.deadline + ROUNDED * ask.time >= was.deadline
+            and ask.arrived + ask.time + ROUNDED * ask.time >= was.arrived + was.time
             and not (self.by_deadline and ask.time > was.time + SLACK)
         )
 
@@ -134,8 +134,11 @@ class Refusals:
         closed = self._kinds.get(kind)
         if closed is None or ask.arrived in (closed.heard_at, closed.trying):  # let through a moment ago
             return None
-        found = max(closed.refusals, key=lambda each: (each.holds_for(ask), each.until))
-        return found if found.holds_for(ask) and closed.stands(found, ask.arrived) else None
+        found = None
+        for each in closed.refusals:
+            if (found is None or each.until > found.until) and each.holds_for(ask):
+                found = each
+        return found if found and closed.stands(found, ask.arrived) else None
 
     def were_any(self, kind: Kind, now: float) -> bool:
         """Tell whether any of a kind was refused of late, whatever it asked for."""

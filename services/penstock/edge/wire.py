@@ -74,7 +74,7 @@ def outline_of(request: GenerateRequest) -> Outline:
         request.priority,
         lambda: _least_prompt(request),
         request.max_output_tokens if request.HasField("max_output_tokens") else None,
-        seconds_of(request.timeout) or None,
+        (seconds_of(request.timeout) or None) if request.HasField("timeout") else None,
         is_fresh=not request.HasField("resume"),
     )
 
