@@ -13,7 +13,7 @@ from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloade
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server import serving
 from penstock.chassis.streams import PROTOCOL
-from penstock.mesh.v1.queue_pb2 import SubmitRequest
+from penstock.mesh.v1.queue_pb2 import Knock, SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
 from penstock.queue.book import TicketBook
 from penstock.queue.bounds import Bounds
@@ -85,6 +85,21 @@ async def test_a_ticket_is_queued_offered_placed_and_leased():
         )
         figures = shard.service.figures()
         assert (figures["waiting"], figures["waiting_tokens"], figures["offered"], figures["leased"]) == (0, 0, 0, 1)
+
+
+async def test_who_asks_first_is_answered_and_waits_nowhere():
+    async with shard_with_both(max_depth=1) as (shard, _, edge):
+        edge.say(knock=Knock(ticket=ticket("?1")))
+        assert (await edge.hear("welcome")).ticket_id == "?1"
+        edge.enqueue(ticket("a"))
+        edge.say(knock=Knock(ticket=ticket("?2")))
+        edge.say(knock=Knock(ticket=ticket("?3", weight=0.0)))
+        told = [await edge.hear("shed") for _ in range(2)]
+        assert [(each.ticket_id, each.failure.reason) for each in told] == [
+            ("?2", "QUEUE_FULL"),
+            ("?3", "TICKET_INVALID"),
+        ]
+        assert shard.service.figures()["waiting"] == 1
 
 
 async def test_an_edge_hears_the_models_at_once_and_whenever_they_change():

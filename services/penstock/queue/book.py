@@ -99,7 +99,7 @@ class TicketBook:
             refusal = self._admission.full(ticket, now)
         return [*effects, self._shed(ticket, refusal)]
 
-    def knock(self, ticket: WaitingTicket, now: float) -> list[Effect]:
+    def knock(self, ticket: WaitingTicket, now: float) -> list[Shed | Welcome]:
         """Say whether a ticket that is new would be taken in; nothing changes but the count of what was refused."""
         refusal = self._admission.refusal(ticket, now)
         if refusal is None:

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.chassis.streams import Peer, accepted
 from penstock.mesh.v1 import queue_pb2 as pb
@@ -25,7 +25,7 @@ STREAM_FRAMES = 65_536  # frames waiting for one peer; beyond them its stream is
 
 EdgePeer = Peer[pb.SubmitResponse, pb.SubmitRequest]
 SchedulerPeer = Peer[pb.DispatchResponse, pb.DispatchRequest]
-LetIn = Callable[[WaitingTicket, float], list[out.Effect]]
+Said = TypeVar("Said", bound=out.Effect)
 
 
 class QueueService(QueueServiceServicer):
@@ -59,7 +59,8 @@ class QueueService(QueueServiceServicer):
             try:
                 self._perform(self._book.edge_joined(edge))
                 async for frame in peer:
-                    self._perform(self._from_edge(edge, frame))
+                    if effects := self._from_edge(edge, frame):
+                        self._perform(effects)
             finally:
                 del self._edges[edge]
                 self._perform(self._book.edge_lost(edge))
@@ -119,13 +120,16 @@ class QueueService(QueueServiceServicer):
                 return [
                     each for ticket in frame.enqueue.tickets for each in self._let_in(edge, ticket, self._book.enqueue)
                 ]
-            case "knock":
-                return self._let_in(edge, frame.knock.ticket, self._book.knock)
+            case "knock":  # moves nothing that anybody else is to hear of
+                for answer in self._let_in(edge, frame.knock.ticket, self._book.knock):
+                    self._tell_edge(answer)
             case "withdraw":
                 return self._book.withdraw(edge, frame.withdraw.ticket_ids)
         return []
 
-    def _let_in(self, edge: str, ticket: Ticket, let_in: LetIn) -> list[out.Effect]:
+    def _let_in(
+        self, edge: str, ticket: Ticket, let_in: Callable[[WaitingTicket, float], Sequence[Said]]
+    ) -> Sequence[Said | out.Shed]:
         try:
             check(ticket)
         except TicketInvalid as fault:
