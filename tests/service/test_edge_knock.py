@@ -9,6 +9,7 @@ from edge_mesh import PATIENCE, edge_mesh
 from edge_sessions import session
 from penstock.chassis.errors import Overloaded
 from penstock.mesh.v1.queue_pb2 import Closed
+from penstock.v1.inference_pb2 import TokenIds
 
 FULL = Overloaded("full", retry_after=PATIENCE)
 HANDLE = 7
@@ -58,6 +59,19 @@ async def test_the_welcome_run_and_the_others_are_refused_without_a_reservation(
     assert len(mesh.auth.reserves) == reserved
     mesh.queue.answer(*first)
     assert (await client.next("finished")).handle == HANDLE
+
+
+async def test_who_is_welcome_is_not_refused_for_what_others_are_told_meanwhile(mesh, client):
+    client.generate(HANDLE, None, token_ids=TokenIds(ids=[5]), max_output_tokens=9)
+    first = await mesh.queue.unheard.get()
+    mesh.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=1, max_output_tokens=1)]
+    client.generate(3, max_output_tokens=8)
+    mesh.queue.answer(*await mesh.queue.unheard.get(), FULL)
+    await client.next("failed")
+    mesh.queue.answer(*first)
+    while (news := await client.news.get())[0] == "accepted":
+        pass
+    assert news[0] == "finished"
 
 
 async def test_a_cancel_is_confirmed_at_once_and_its_handle_is_free(mesh, client):

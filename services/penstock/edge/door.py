@@ -30,7 +30,6 @@ Know = Callable[[Credential, "Priority.ValueType"], Identity | None]
 
 EDGE, QUEUE = "edge", "queue"  # who refused
 TELL_EVERY = 1.0  # s
-KEPT = 0.1  # s that it is kept who a session's caller is
 
 
 class Count(NamedTuple):
@@ -39,12 +38,6 @@ class Count(NamedTuple):
     reason: str
     by: str
     priority: int
-
-
-class Caller(NamedTuple):
-    kind: Kind
-    weight: float
-    credential: Credential  # held, so that its id is nobody else's meanwhile
 
 
 class Door:
@@ -58,8 +51,6 @@ class Door:
         self._catalog = catalog
         self._default_output_tokens = default_output_tokens
         self._refusals = Refusals()
-        self._callers: dict[tuple[int, int, str], Caller] = {}
-        self._callers_until = 0.0  # s
         self._counts = Counter[Count]()
         self._told_at = 0.0  # s
         # Observed and not added to: an addition costs as much as all else that is done here.
@@ -95,6 +86,8 @@ class Door:
         if self._refusals and _is_fresh(passage):
             arrived = passage.flight.arrived
             ask = Ask(len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.flight.deadline - arrived)
+            if passage.asked_for and (ask.prompt, ask.output) == (passage.asked_for.prompt, passage.asked_for.output):
+                return  # the queue has had its word, and what others were told since says less
             if identity := self._know(passage.credential, passage.spec.priority):
                 kind = Kind(identity.tenant_id, plan.model, identity.priority)
                 self._check(outline_of(passage.spec), kind, ask, passage.record.traceparent)
@@ -136,21 +129,11 @@ class Door:
         output = asked.max_output_tokens or min(self._default_output_tokens, model.context_length - prompt)
         if output < 1 or prompt + output > model.context_length:
             return None
-        caller = self._caller(credential, asked.priority, model.name, at)
-        if caller is None:
+        identity = self._know(credential, asked.priority)
+        if identity is None:
             return None
-        return Knock(caller.kind, Ask(prompt, output, at, time), caller.weight, asked, traceparent)
-
-    def _caller(self, credential: Credential, asked: "Priority.ValueType", model: str, now: float) -> Caller | None:
-        """Return who asks, as worked out a moment ago where it is the same session."""
-        if now >= self._callers_until:
-            self._callers.clear()
-            self._callers_until = now + KEPT
-        key = id(credential), asked, model
-        if key not in self._callers and (identity := self._know(credential, asked)):
-            kind = Kind(identity.tenant_id, model, identity.priority)
-            self._callers[key] = Caller(kind, identity.weight, credential)
-        return self._callers.get(key)
+        kind = Kind(identity.tenant_id, model.name, identity.priority)
+        return Knock(kind, Ask(prompt, output, at, time), identity.weight, asked, traceparent)
 
     def _check(self, asked: Outline, kind: Kind, ask: Ask, traceparent: str) -> None:
         if refusal := self._refusals.find(kind, ask):

@@ -115,6 +115,7 @@ class Gateway:
             outlet=outlet,
             record=Record(spec, ticket_id, request_id, traceparent, now),
             size=size,
+            asked_for=arrival.knock.ask if arrival.knock else None,
         )
         self._tower.open(passage)
         return passage

@@ -8,6 +8,7 @@ from penstock.edge.flight.effects import Effect
 from penstock.edge.flight.flight import Flight
 from penstock.edge.outlets.outlet import Outlet
 from penstock.edge.record import Record
+from penstock.edge.refusals import Ask
 from penstock.edge.request.spec import RequestSpec
 from penstock.mesh.v1.admission_pb2 import Credential
 
@@ -29,6 +30,7 @@ class Passage:
     outlet: Outlet = field(repr=False)
     record: Record = field(repr=False)
     size: int  # bytes of prompt and ids
+    asked_for: Ask | None = None  # what it asked the queue for before it was let in
     shard: str = ""  # that has the ticket; empty: none
     crash_fingerprint: int = 0  # as its ticket has it, once there is one
     run: RunOnWorker | None = None
