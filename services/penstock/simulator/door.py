@@ -1,4 +1,7 @@
-"""What edges refuse by themselves, under virtual time: with the core that they have at their doors."""
+"""What edges refuse by themselves, under virtual time: with the core that they have at their doors.
+
+An edge asks the queue before it reserves; here nothing is reserved, so that who would ask is enqueued at once.
+"""
 
 from collections.abc import Iterable
 from math import inf
