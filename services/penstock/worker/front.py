@@ -36,6 +36,7 @@ log = structlog.get_logger()
 EdgePeer = Peer[pb.ExecuteResponse, pb.ExecuteRequest]
 
 HOLD_FOR = 45.0  # s; beside loading twice: how long runs on probation wait for an engine, above its longest backoff
+STALL_TICKS = 8  # in which an engine has to be silent: who stood still itself has counted one of them
 HAND_BACK_TIMEOUT = 1.0  # s; for edges to leave after our `end`
 
 
@@ -218,7 +219,8 @@ class Front:
         while True:
             await self._until(lambda: bool(self.book.running))
             heard = self._heard
-            await asyncio.sleep(self._stall_after)
+            for _ in range(STALL_TICKS):
+                await asyncio.sleep(self._stall_after / STALL_TICKS)
             if self.book.running and heard == self._heard:
                 log.error("engine_hangs", silent_s=self._stall_after)
                 self.engine.kill()
