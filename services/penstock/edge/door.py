@@ -6,6 +6,7 @@ queue is asked first whether it would take the request, which costs a fifth of a
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -20,6 +21,7 @@ from penstock.edge.flight.plan import Plan
 from penstock.edge.passage import Passage
 from penstock.edge.refusals import Ask, Closing, Kind, Refusals
 from penstock.edge.request.outline import Arrival, Knock, Outline, outline_of
+from penstock.edge.standing import Standing, Standings
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.mesh.v1.queue_pb2 import Closed, Queued, Shed
 from penstock.v1.inference_pb2 import Priority
@@ -68,18 +70,32 @@ class Door:
             if count.by == EDGE
         ]
 
-    def check(self, asked: Outline, credential: Credential, traceparent: str, *, at: float, time: float) -> Arrival:
+    def check(
+        self,
+        asked: Outline,
+        credential: Credential,
+        traceparent: str,
+        *,
+        at: float,
+        time: float,
+        standings: Standings | None = None,
+    ) -> Arrival:
         """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to.
 
         Nothing is kept of it but a count: no span, and a line in the log for one of many.
         """
         if not (self._refusals and asked.is_fresh):
             return Arrival(at, time)
-        least = self._least(asked, credential, traceparent, at, time)
-        if least is None:
+        work_out = partial(self._standing, asked, credential)
+        standing = standings.find(asked.priority, asked.model, at, work_out) if standings else work_out()
+        ask = standing and self._least(asked, standing.context_length, at, time)
+        if standing is None or ask is None:
             return Arrival(at, time)
-        self._check(asked, least.kind, least.ask, traceparent)
-        return Arrival(at, time, least if self._refusals.were_any(least.kind, at) else None)
+        kind = standing.kind
+        self._check(asked, kind, ask, traceparent)
+        if not self._refusals.were_any(kind, at):
+            return Arrival(at, time)
+        return Arrival(at, time, Knock(kind, ask, standing.weight, asked, traceparent))
 
     def check_planned(self, passage: Passage, plan: Plan) -> None:
         """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
@@ -120,20 +136,20 @@ class Door:
         sent = passage.flight.enqueued_at
         self._refusals.closed(*_asked(passage), _closings(closed), asked_at=sent, told=told, now=now)
 
-    def _least(self, asked: Outline, credential: Credential, traceparent: str, at: float, time: float) -> Knock | None:
-        """Return of which kind a request is and the least it can come to; None where that cannot be told here."""
+    def _standing(self, asked: Outline, credential: Credential) -> Standing | None:
+        """Return None where this edge cannot tell: of callers that auth has not let in of late, and of other models."""
         model = self._catalog.at_hand(asked.model)
-        if model is None:
-            return None
-        prompt = asked.least_prompt()
-        output = asked.max_output_tokens or min(self._default_output_tokens, model.context_length - prompt)
-        if output < 1 or prompt + output > model.context_length:
-            return None
-        identity = self._know(credential, asked.priority)
-        if identity is None:
+        identity = self._know(credential, asked.priority) if model else None
+        if model is None or identity is None:
             return None
         kind = Kind(identity.tenant_id, model.name, identity.priority)
-        return Knock(kind, Ask(prompt, output, at, time), identity.weight, asked, traceparent)
+        return Standing(kind, identity.weight, model.context_length)
+
+    def _least(self, asked: Outline, context_length: int, at: float, time: float) -> Ask | None:
+        """Return the least that a request can come to; None where it cannot be run."""
+        prompt = asked.least_prompt()
+        output = asked.max_output_tokens or min(self._default_output_tokens, context_length - prompt)
+        return Ask(prompt, output, at, time) if output >= 1 and prompt + output <= context_length else None
 
     def _check(self, asked: Outline, kind: Kind, ask: Ask, traceparent: str) -> None:
         if refusal := self._refusals.find(kind, ask):

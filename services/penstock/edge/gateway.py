@@ -18,6 +18,7 @@ from penstock.edge.planning import plan_for
 from penstock.edge.record import Record
 from penstock.edge.request.outline import Arrival, Knock, Outline
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
+from penstock.edge.standing import Standings
 from penstock.edge.threads import SMALL, Threads
 from penstock.edge.tower import Tower
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
@@ -89,10 +90,12 @@ class Gateway:
         *,
         traceparent: str = "",
         time_left: float | None = None,  # s, of the call's own deadline; the earlier of it and what is asked for counts
+        standings: Standings | None = None,  # a session's
     ) -> Arrival:
         """Decide at the door, before anything is made of a request. Raises Overloaded when the queue has no room."""
         time = self._time(asked.timeout_s, time_left)
-        return self._tower.door.check(asked, credential, traceparent, at=self._tower.now(), time=time)
+        now = self._tower.now()
+        return self._tower.door.check(asked, credential, traceparent, at=now, time=time, standings=standings)
 
     async def knock(self, knock: Knock) -> None:
         """Ask the queue first, where an arrival is to. Raises Overloaded when it would not take the request in."""

@@ -12,6 +12,7 @@ from penstock.edge.gateway import Gateway
 from penstock.edge.outlets.session_outlet import SessionOutlet, failed_of, step_of
 from penstock.edge.passage import Passage
 from penstock.edge.request.outline import Arrival, Knock
+from penstock.edge.standing import Standings
 from penstock.edge.wire import outline_of, spec_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
@@ -30,6 +31,7 @@ class Session:
         self._peer = peer
         self._credential = credential
         self._traceparent = traceparent
+        self._standings = Standings()
         self._running: dict[int, Passage] = {}
         self._knocking: dict[int, asyncio.Task[None]] = {}  # nothing else is known of these
         self._preparing: dict[int, asyncio.Task[None]] = {}
@@ -103,7 +105,9 @@ class Session:
         traceparent = asked.request.traceparent or self._traceparent
         try:
             self._check_open()
-            arrival = self._gateway.arrive(outline_of(asked.request), self._credential, traceparent=traceparent)
+            arrival = self._gateway.arrive(
+                outline_of(asked.request), self._credential, traceparent=traceparent, standings=self._standings
+            )
             if arrival.knock:
                 self._is_idle.clear()
                 self._knocking[asked.handle] = self._group.create_task(

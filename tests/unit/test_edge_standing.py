@@ -1,0 +1,39 @@
+"""A session's caller is worked out once in a while, and never for long."""
+
+from penstock.edge.refusals import Kind
+from penstock.edge.standing import KEPT, Standing, Standings
+
+ANNA = Standing(Kind("anna", "m", 2), 1.0, 512)
+BATCH = Standing(Kind("anna", "m", 3), 1.0, 512)
+
+
+def asking(answers):
+    """Return what works standings out, and how often it did."""
+    asked = []
+
+    def work_out():
+        asked.append(None)
+        return answers[len(asked) - 1]
+
+    return work_out, asked
+
+
+def test_what_was_worked_out_counts_for_a_moment():
+    found = Standings()
+    work_out, asked = asking([ANNA, BATCH])
+    told = [found.find(0, "m", at, work_out) for at in (10.0, 10.0 + 0.9 * KEPT, 10.0 + KEPT)]
+    assert (told, len(asked)) == ([ANNA, ANNA, BATCH], 2)
+
+
+def test_classes_and_models_are_told_apart():
+    found = Standings()
+    work_out, asked = asking([ANNA, BATCH, ANNA])
+    assert [found.find(*each, 10.0, work_out) for each in ((0, "m"), (3, "m"), (0, ""))] == [ANNA, BATCH, ANNA]
+    assert len(asked) == 3
+
+
+def test_a_caller_that_is_not_known_is_looked_for_each_time():
+    found = Standings()
+    work_out, asked = asking([None, ANNA])
+    assert [found.find(0, "m", 10.0, work_out) for _ in range(2)] == [None, ANNA]
+    assert len(asked) == 2
