@@ -37,6 +37,16 @@ def test_a_quiet_tenant_is_judged_by_the_requests_of_all_seeds(monkeypatch):
     assert (usual.measured, worst.measured) == (pytest.approx((1.0 + 1.2 / 0.9) / 2), pytest.approx(1.2 / 0.9))
 
 
+def test_a_share_of_plain_vtcs_gap_is_of_all_seeds_and_not_of_the_one_in_the_middle(monkeypatch):
+    gaps = {"vtc": [2_000.0, 2_000.0, 16_000.0, 20_000.0], "fair": [4_000.0] * 4, "clairvoyant": [2_000.0] * 4}
+    gaps["fifo"] = [0.0]
+    monkeypatch.setattr(fairness, "gap", lambda seed, tenants, shards, policy: gaps[policy][seed])
+    monkeypatch.setattr(fairness, "WORKLOADS", {"even": ()})
+    found = {line.figure: line.measured for line in fairness.gap_lines(4, lambda _: None)}
+    assert found["even, 1 shard: gap, of plain VTC's"] == 40
+    assert found["even, 1 shard: gap of an order that knows all, of plain VTC's"] == 20
+
+
 def test_recovered_is_from_when_on_nothing_fails_again():
     calm = [history(END + second / 2) for second in range(60)]
     assert recovered_after(calm) == 0
