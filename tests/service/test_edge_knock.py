@@ -8,6 +8,7 @@ import pytest
 from edge_mesh import PATIENCE, edge_mesh
 from edge_sessions import session
 from penstock.chassis.errors import Overloaded
+from penstock.edge.links.knocks import MOST
 from penstock.mesh.v1.queue_pb2 import Closed
 from penstock.v1.inference_pb2 import TokenIds
 
@@ -72,6 +73,20 @@ async def test_who_is_welcome_is_not_refused_for_what_others_are_told_meanwhile(
     while (news := await client.news.get())[0] == "accepted":
         pass
     assert news[0] == "finished"
+
+
+async def test_of_many_that_come_together_few_ask_and_the_others_are_told_the_same(mesh, client):
+    for handle in range(10, 10 + 3 * MOST):
+        client.generate(handle, max_output_tokens=9)
+    asked = [await mesh.queue.unheard.get() for _ in range(MOST)]
+    await mesh.figures()
+    assert mesh.queue.unheard.empty()
+    mesh.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=1, max_output_tokens=9)]
+    for each in asked:
+        mesh.queue.answer(*each, FULL)
+    told = [(await client.next("failed")).failure for _ in range(3 * MOST)]
+    assert sorted(each.metadata.get("refused_by", "queue") for each in told) == ["edge"] * 2 * MOST + ["queue"] * MOST
+    assert (await mesh.figures())["knocks"] == 0
 
 
 async def test_a_cancel_is_confirmed_at_once_and_its_handle_is_free(mesh, client):

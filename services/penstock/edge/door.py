@@ -108,6 +108,10 @@ class Door:
                 kind = Kind(identity.tenant_id, plan.model, identity.priority)
                 self._check(outline_of(passage.spec), kind, ask, passage.record.traceparent)
 
+    def check_again(self, knock: Knock) -> None:
+        """Raise Overloaded for what others of the kind were told while this one waited for its turn to ask."""
+        self._check(knock.asked, knock.kind, knock.ask, knock.traceparent)
+
     def check_knock(self, knock: Knock, shed: Shed, *, sent: float, now: float) -> None:
         """Raise Overloaded where a shard told it of who asked first, at `sent`; nothing is kept of it here either."""
         error = error_from_failure(shed.failure)

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 
 from penstock.edge.refusals import Kind
 from penstock.mesh.v1.queue_pb2 import Shed
 
 PATIENCE = 0.25  # s; a shard answers in a few ms, and one of an older release never does
-MOST = 8  # of one kind at a time: to ask is held against no limit of its tenant
+MOST = 4  # of one kind that ask at a time: what they are told is said to most of those that wait behind them
 
-Answer = Shed | None  # None: it would, or nobody can tell
+Answer = Shed | None  # None: it would, or it is gone
 
 
 class Knocks:
@@ -18,7 +20,8 @@ class Knocks:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._kinds = Counter[Kind]()
+        self._turns: dict[Kind, asyncio.Semaphore] = {}
+        self._present = Counter[Kind]()  # those that ask and those that wait for their turn
         self._waiting: dict[str, tuple[str, asyncio.Future[Answer]]] = {}
 
     def __len__(self) -> int:
@@ -28,22 +31,28 @@ class Knocks:
         """Return an id that no ticket has, and no other of this process that asks."""
         return f"?{next(self._numbers)}"
 
-    def is_full(self, kind: Kind) -> bool:
-        return self._kinds[kind] >= MOST
+    @asynccontextmanager
+    async def turn(self, kind: Kind) -> AsyncIterator[bool]:
+        """A block for few of a kind at a time; gives whether it had to be waited for."""
+        turns = self._turns.setdefault(kind, asyncio.Semaphore(MOST))
+        self._present[kind] += 1
+        try:
+            had_to_wait = turns.locked()
+            async with turns:
+                yield had_to_wait
+        finally:
+            self._present[kind] -= 1
+            if not self._present[kind]:
+                del self._present[kind], self._turns[kind]
 
-    async def answer(self, shard: str, ticket_id: str, kind: Kind) -> Answer:
-        """Wait for what a shard says that was asked a moment ago; one that does not answer in time refuses nobody."""
+    async def answer(self, shard: str, ticket_id: str) -> Answer:
+        """Wait for what a shard says that was asked a moment ago."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[ticket_id] = shard, answer
-        self._kinds[kind] += 1
         try:
-            async with asyncio.timeout(PATIENCE):
-                return await answer
-        except TimeoutError:
-            return None
+            return await answer
         finally:
             del self._waiting[ticket_id]
-            self._kinds -= Counter({kind: 1})  # and forgets those of whom nobody waits
 
     def hear(self, shard: str, ticket_id: str, answer: Answer) -> None:
         asked, waiting = self._waiting.get(ticket_id, ("", None))

@@ -1,6 +1,8 @@
 """The edge's sessions with the shards of the queue."""
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import error_from_failure
@@ -9,7 +11,7 @@ from penstock.edge.catalog import Catalog
 from penstock.edge.door import Door
 from penstock.edge.flight.state import State
 from penstock.edge.flights import Flights
-from penstock.edge.links import frames
+from penstock.edge.links import frames, knocks
 from penstock.edge.links.knocks import Knocks
 from penstock.edge.links.shards import home
 from penstock.edge.passage import Control, Passage
@@ -74,15 +76,23 @@ class QueueLinks:
         return False
 
     async def knock(self, knock: Knock) -> None:
-        """Ask a shard first whether it would take a request in; raises what it says of load."""
+        """Ask a shard first whether it would take a request in; raises what it says of load.
+
+        Of those that come together few ask, and the others hear what these were told. Who is not told in time goes on.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(knocks.PATIENCE), self._knocks.turn(knock.kind) as had_to_wait:
+                if had_to_wait:
+                    self._door.check_again(knock)
+                await self._ask(knock)
+
+    async def _ask(self, knock: Knock) -> None:
         shard, sent = home(self._takers, knock.kind.model, knock.kind.tenant_id), self._control.now()
-        if not shard or self._knocks.is_full(knock.kind):
-            return
         ticket_id = self._knocks.next_id()
-        if not self._links[shard].send(frames.knock(ticket_id, knock, sent)):
-            return
-        if shed := await self._knocks.answer(shard, ticket_id, knock.kind):
-            self._door.check_knock(knock, shed, sent=sent, now=self._control.now())
+        if shard and self._links[shard].send(frames.knock(ticket_id, knock, sent)):
+            shed = await self._knocks.answer(shard, ticket_id)
+            if shed:
+                self._door.check_knock(knock, shed, sent=sent, now=self._control.now())
 
     def withdraw(self, passage: Passage) -> None:
         if passage.shard:
