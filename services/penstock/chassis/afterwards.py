@@ -8,7 +8,7 @@ lines are not.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import structlog
 
@@ -67,7 +67,7 @@ def this_afterwards() -> Afterwards:
     loop = asyncio.get_running_loop()
     found = _kept.get(loop)
     if found is None:
-        found = _kept[loop] = Afterwards(loop)
+        found = _kept[loop] = Afterwards(proxy(loop))  # which what is kept for it must not keep
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 Out = TypeVar("Out", bound=Message)
+GAP = 0.001  # s, between messages where many frames come: each costs both ends ten times what one more frame does
 BUNDLE_FRAMES = 64  # in one message; more would keep the peer's loop busy for too long
 BUNDLE_BYTES = 262_144  # of one message; a frame beyond goes alone, as what a peer takes at once is bounded
 
@@ -33,16 +34,25 @@ class Outbox(Generic[Out]):
     async def write_all(self, write: Callable[[Out], Awaitable[object]], *, can_bundle: Callable[[], bool]) -> None:
         """Write frames as they come, until cancelled or until `write` fails.
 
-        The first goes alone; of the others, those that are ready together go as one where `can_bundle`.
+        The first goes alone; of the others, those that are ready together, or come within `GAP` of a message, go as one
+        where `can_bundle`.
         """
+        loop, due = asyncio.get_running_loop(), 0.0
         await self.ready.wait()
         await write(self.frames.popleft())
         while True:
             await self.ready.wait()
-            while self.frames:
-                await write(self._bundle() if len(self.frames) > 1 and can_bundle() else self.frames.popleft())
-            self.ready.clear()
-            self.written.set()
+            if self.frames and can_bundle():
+                early = due - loop.time()
+                if early > 0 and len(self.frames) < BUNDLE_FRAMES:
+                    await asyncio.sleep(early)
+                due = loop.time() + GAP
+                await write(self._bundle())
+            elif self.frames:
+                await write(self.frames.popleft())
+            if not self.frames:
+                self.ready.clear()
+                self.written.set()
 
     def _bundle(self) -> Out:
         """Return a message that carries frames, which themselves may be under way to others as well."""

@@ -66,6 +66,7 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         patch.object(random, "_urandom", draw_bytes),
         *(patch(f"{module}.random", drawn) for module in DRAWING),
         patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the process's own outlives every world
+        patch("penstock.chassis.afterwards._kept", {}),  # likewise
         patch("penstock.queue.charges.SILENCE", SILENCE),
         patch("penstock.chassis.writing.UNREAD", UNREAD),
         # The services took their clocks as defaults, at import.
