@@ -16,13 +16,13 @@ PROMISES = Promises({STANDARD: 2.0}, headroom=0.95)
 SLOW = Speed(
     START, slots=100, workers=1, decode_step=0.1, prefill_token=0.001, step_tokens=150, step_time=0.1
 )  # 600 tokens/s
-LONG = First(priority=2, prompt=1_000, expected=0.6, due=1.0)
+LONG = First(rank=2, prompt=1_000, expected=0.6, due=1.0)
 
 
 def owed(*firsts, budget=0.0):
     found = Owed()
     for first in firsts:
-        found.owe(First(first.priority, first.prompt, first.expected, first.due))
+        found.owe(First(first.rank, first.prompt, first.expected, first.due))
     found.budget = budget
     return found
 
@@ -52,7 +52,7 @@ def test_a_prompt_that_waits_for_a_slot_passes_what_is_not_out_when_it_has_one()
 
 
 def test_a_higher_class_is_not_kept_out_by_a_lower_one():
-    tight = First(LONG.priority, LONG.prompt, LONG.expected, LONG.expected + 0.01)
+    tight = First(LONG.rank, LONG.prompt, LONG.expected, LONG.expected + 0.01)
     assert not owed(tight).allows(2, 100, takes=0.1, begins=0.0)
     assert owed(tight).allows(1, 100, takes=0.1, begins=0.0)
 
@@ -72,7 +72,7 @@ def test_one_long_prompt_may_be_made_late_where_many_promises_were_kept_and_hold
 def test_no_more_promises_are_broken_than_their_share_of_those_made(prompts, kept):
     found, made, broken = owed(budget=0.0), 0, 0
     for first in [LONG] * kept:
-        found.owe(First(first.priority, first.prompt, first.expected, first.due))
+        found.owe(First(first.rank, first.prompt, first.expected, first.due))
         made += 1
     for number, (prompt, takes) in enumerate(prompts):
         now, before = number / 100, found.budget

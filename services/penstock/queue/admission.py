@@ -77,14 +77,14 @@ class Admission:
             owed.let_in(ticket.prompt_tokens, prediction.takes, now + (prediction.wait or 0.0), now)
         if ticket.promised and prediction.undisturbed:
             due = now + ticket.promised * self._usable(ticket.model, prediction)
-            owed.owe(First(ticket.priority, ticket.prompt_tokens, now + prediction.undisturbed, due))
+            owed.owe(First(_rank(ticket), ticket.prompt_tokens, now + prediction.undisturbed, due))
 
     def _keeps_promises(self, ticket: WaitingTicket, prediction: Prediction, now: float) -> bool:
         owed = self._shelves[ticket.model].forecast.owed
         if not prediction.takes:
             return True
         begins = now + (prediction.wait or 0.0)
-        return owed.allows(ticket.priority, ticket.prompt_tokens, prediction.takes, begins)
+        return owed.allows(_rank(ticket), ticket.prompt_tokens, prediction.takes, begins)
 
     def _excess(self, model: str, prediction: Prediction, limit: float) -> float:
         """Return the s by which a first token would be too late to promise it within `limit`."""
@@ -124,7 +124,7 @@ class Admission:
             found = self._shelves.predict(like, now)
             begins = now + (found.wait or 0.0)
             if found.takes and (
-                block := shelf.forecast.owed.block(like.priority, like.prompt_tokens, found.takes, begins)
+                block := shelf.forecast.owed.block(_rank(like), like.prompt_tokens, found.takes, begins)
             ):
                 yield Closed(block.lasts, block.least, 1, most=like.prompt_tokens)
 
@@ -165,3 +165,8 @@ class Admission:
         until_a_place_is_free = Closed(wait / (waiting.tickets + 1), ticket.prompt_tokens, ticket.max_output_tokens)
         refusal.closed = lambda: (until_a_place_is_free,)
         return refusal
+
+
+def _rank(ticket: WaitingTicket) -> int:
+    """Rank it for who has to bear whom: nobody inside its share is kept out by those who exceed theirs."""
+    return 2 * ticket.priority - ticket.is_urgent

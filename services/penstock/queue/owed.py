@@ -19,7 +19,7 @@ MOST_OWED = 512  # of one model; of more, the newest, as each that comes is held
 class First:
     """Of one prompt."""
 
-    priority: int
+    rank: int
     prompt: int  # tokens
     expected: float  # s; when it comes, but for those who are yet to come
     due: float  # s
@@ -42,15 +42,15 @@ class Owed:
     def __len__(self) -> int:
         return len(self._firsts)
 
-    def allows(self, priority: int, prompt: int, takes: float, begins: float) -> bool:
+    def allows(self, rank: int, prompt: int, takes: float, begins: float) -> bool:
         """Tell whether a prompt that takes `takes` s and has a slot when it `begins` may come in.
 
-        Lower classes have to bear it.
+        Higher ranks have to bear it.
         """
         passed = self._passed(prompt, takes, begins)
-        return self.budget >= sum(each.priority <= priority and each.expected + takes > each.due for each in passed)
+        return self.budget >= sum(each.rank <= rank and each.expected + takes > each.due for each in passed)
 
-    def block(self, priority: int, prompt: int, takes: float, begins: float) -> Block | None:
+    def block(self, rank: int, prompt: int, takes: float, begins: float) -> Block | None:
         """Return for how long it is not allowed, nor are shorter ones; None: it is.
 
         What a prompt takes goes by its length, and when it begins moves no faster than time.
@@ -60,7 +60,7 @@ class Owed:
                 each.expected - begins - IN_REACH * takes, int(prompt * max(0.0, each.due - each.expected) / takes) + 1
             )
             for each in self._passed(prompt, takes, begins)
-            if each.priority <= priority and each.expected + takes > each.due
+            if each.rank <= rank and each.expected + takes > each.due
         ]
         enough = sorted(late, reverse=True)[: int(self.budget) + 1]
         if len(enough) <= self.budget:
