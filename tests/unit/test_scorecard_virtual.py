@@ -32,9 +32,16 @@ def test_a_share_of_the_peak_is_of_the_same_seeds_peak_around_the_knee():
 def test_a_quiet_tenant_is_judged_by_the_requests_of_all_seeds(monkeypatch):
     took = {(0, True): 1.0, (1, True): 1.2, (0, False): 1.0, (1, False): 0.9}
     monkeypatch.setattr(fairness, "quiet_firsts", lambda seed, *, beside: [took[seed, beside]] * 100)
-    judged, usual, worst = fairness.quiet_lines(2)
+    answered, judged, usual, worst = fairness.quiet_lines(2)
+    assert (answered.measured, answered.is_met) == (0, True)
     assert (judged.measured, judged.goal) == (pytest.approx(1.2), "<= 1.25")
     assert (usual.measured, worst.measured) == (pytest.approx((1.0 + 1.2 / 0.9) / 2), pytest.approx(1.2 / 0.9))
+
+
+def test_a_quiet_tenant_that_is_refused_does_not_pass_for_one_that_waits_for_nothing(monkeypatch):
+    monkeypatch.setattr(fairness, "quiet_firsts", lambda _, *, beside: [1.0] * (98 if beside else 100))
+    answered = fairness.quiet_lines(2)[0]
+    assert (answered.measured, answered.is_met) == (pytest.approx(2), False)
 
 
 def test_a_share_of_plain_vtcs_gap_is_of_all_seeds_and_not_of_the_one_in_the_middle(monkeypatch):

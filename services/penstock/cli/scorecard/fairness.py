@@ -32,6 +32,7 @@ OFF_WEIGHT = 2.0  # %
 SHARE = 0.5  # of its own share of the worker that a quiet tenant asks for
 OFFERED = 10.0  # times its own share that the other asks for
 ISOLATION = 1.25  # times the P99 alone
+LEFT_OUT = 1.0  # % of a quiet tenant's requests
 SHORT, EVEN, LONG = (Fixed(64), Fixed(512)), (Fixed(256), Fixed(256)), (Fixed(LONGEST), Fixed(64))
 VARIED = Uniform(16, 512), Uniform(16, 512)
 NOTE = (
@@ -70,7 +71,9 @@ def quiet_lines(seeds: int) -> list[Line]:
     beside, alone = ([quiet_firsts(seed, beside=each) for seed in range(seeds)] for each in (True, False))
     slower = [_p99(one) / _p99(other) for one, other in zip(beside, alone, strict=True)]
     what = "P99 to the first token of a quiet tenant, times alone"
+    left_out = 100 - 100 * sum(map(len, beside)) / sum(map(len, alone))
     return [
+        at_most("requests of a quiet tenant answered alone, and not beside a loud one", left_out, LEFT_OUT, "%"),
         at_most(f"{what}, of all seeds' requests", _p99(chain(*beside)) / _p99(chain(*alone)), ISOLATION, "x"),
         told(f"{what}, median seed", median(slower), "x"),
         told(f"{what}, worst seed", max(slower), "x"),
