@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from edge_mesh import PATIENCE, edge_mesh
 from penstock.chassis.errors import Overloaded, error_from_rpc
+from penstock.edge.gateway import KNOCK_BYTES
 from penstock.mesh.v1.queue_pb2 import Closed
 from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, GenerateRequest, Resume, TokenIds
@@ -121,9 +122,11 @@ async def test_a_queue_that_is_lost_before_it_answers_refuses_nobody(mesh, monke
     answer = asyncio.ensure_future(outcome(call))
     while not await waits(mesh):
         pass
+    assert (await mesh.figures())["held_bytes"] >= KNOCK_BYTES, "it counts against what the edge may hold"
     for peer in list(mesh.queue.peers):
         peer.close("killed")
     assert await answer == ("", "")
+    assert (await mesh.figures())["held_bytes"] == 0
 
 
 async def waits(mesh):

@@ -28,6 +28,7 @@ Parsed = TypeVar("Parsed")
 
 BYTES_PER_ID = 4  # as the edge's own arrays have them
 BYTES_PER_SENT_ID = 36  # a Python int in a tuple, as a caller's are until the flight ends
+KNOCK_BYTES = 4_096  # about, of what waits beside a request's own bytes
 BRIEF = 128  # characters; 0.5 us each, as against 90 us of CPU and some turns of the loop
 IDS_PER_CHARACTER = 8  # that are checked in the time in which one is tokenized
 _seeds = random.SystemRandom()
@@ -68,7 +69,7 @@ class Gateway:
         block before `finished` cancels the request down to the GPU.
         """
         if arrival.knock:
-            await self.knock(arrival.knock)
+            await self.knock(arrival.knock, _size(spec))
         stream = AnswerStream()
         passage = self.open(spec, credential, arrival, stream, traceparent=traceparent)
         stream.leave = partial(self._tower.leave, passage)
@@ -97,9 +98,13 @@ class Gateway:
         now = self._tower.now()
         return self._tower.door.check(asked, credential, traceparent, at=now, time=time, standings=standings)
 
-    async def knock(self, knock: Knock) -> None:
-        """Ask the queue first, where an arrival is to. Raises Overloaded when it would not take the request in."""
-        await self._tower.queues.knock(knock)
+    async def knock(self, knock: Knock, size: int) -> None:
+        """Ask the queue first, where an arrival is to, while `size` bytes wait.
+
+        Raises Overloaded when it would not take the request in, or when the edge is full.
+        """
+        with self._tower.flights.holding(size + KNOCK_BYTES):
+            await self._tower.queues.knock(knock)
 
     def open(
         self, spec: RequestSpec, credential: Credential, arrival: Arrival, outlet: Outlet, *, traceparent: str = ""

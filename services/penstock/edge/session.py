@@ -121,7 +121,7 @@ class Session:
     async def _knock(self, asked: pb.SessionGenerate, knock: Knock, arrival: Arrival, traceparent: str) -> None:
         """Nothing is made of a request while the queue is asked, so a cancel has nothing to end but this."""
         try:
-            await self._gateway.knock(knock)
+            await self._gateway.knock(knock, asked.ByteSize())
             del self._knocking[asked.handle]
             self._check_open()
             self._open(asked, arrival, traceparent)
