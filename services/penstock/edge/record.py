@@ -82,7 +82,7 @@ class Record:
     def cancelled(self, receipt: Cancelled) -> None:
         self._root.set_attribute("penstock.kv_blocks_freed", receipt.kv_blocks_freed)
         if receipt.has_receipt:
-            _cancel_acknowledged.record(receipt.waited)
+            afterwards(partial(_cancel_acknowledged.record, receipt.waited))
 
     def end(self, flight: Flight, now: float) -> None:
         """Write the line at once, which is to outlive the process, and the rest later; the flight is over."""

@@ -1,8 +1,11 @@
 """HTTP requests as operators count them: one histogram, by route and status."""
 
+from functools import partial
+
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis import semconv
+from penstock.chassis.afterwards import afterwards
 from penstock.chassis.telemetry import meter
 
 METHODS = frozenset({"GET", "HEAD", "POST"})
@@ -26,4 +29,4 @@ def observe(method: str, route: str, status: int, seconds: float, *, has_left: b
         labels[semconv.HTTP_RESPONSE_STATUS_CODE] = status
     if has_left or status >= 500:
         labels[semconv.ERROR_TYPE] = LEFT if has_left else str(status)
-    _duration.record(seconds, labels)
+    afterwards(partial(_duration.record, seconds, labels))
