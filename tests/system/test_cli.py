@@ -93,16 +93,29 @@ async def test_a_death_while_it_is_up_is_shown_at_once_with_its_log(tiny_model):
 
 
 async def test_a_child_that_cannot_start_is_shown_with_its_log_and_nothing_is_left(tiny_model):
+    own = ("--engine", "sim", "--model", tiny_model, "--no-envoy", "--base-port", "0")
+    code, _, err = await penstock("up", *own, "--set", "PENSTOCK_QUEUE_MAX_DEPTH=many")
+    assert code == 1
+    assert "queue-1 ended with exit code 2" in err
+    assert "PENSTOCK_QUEUE_MAX_DEPTH" in err
+
+
+async def test_a_port_that_is_taken_is_named_before_anything_starts_or_is_deleted(tiny_model, monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_STATE", str(tmp_path))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         base = taken.getsockname()[1] - 3  # the queue's port
-        code, _, err = await penstock(
-            "up", "--engine", "sim", "--model", tiny_model, "--no-envoy", "--base-port", str(base)
-        )
+        kept = tmp_path / f"mesh-{base}" / "auth.sqlite"
+        kept.parent.mkdir()
+        kept.touch()
+        own = ("--engine", "sim", "--model", tiny_model, "--no-envoy", "--base-port", str(base))
+        code, _, err = await penstock("up", *own)
     assert code == 1
-    assert "queue-1 ended with exit code 1" in err
-    assert "bind" in err.lower()
+    assert f"port {base + 3}, meant for queue-1, is taken" in err
+    assert "--base-port" in err
+    assert "Traceback" not in err
+    assert kept.exists()
 
 
 async def test_one_request_is_answered_and_explained_tier_by_tier(tiny_model):

@@ -224,11 +224,21 @@ def _planned_ports() -> list[int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a mesh that ended leaves behind is no matter
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True
+
+
+def _check_ports(plan: MeshPlan) -> None:
+    for spec in plan.processes:
+        for address in filter(None, (spec.address, spec.http, spec.admin)):
+            port = int(address.rpartition(":")[2])
+            if not _is_free(port):
+                text = f"port {port}, meant for {spec.name}, is taken, perhaps by another mesh"
+                raise OSError(f"{text}; end that, or choose others with --base-port (0: free ones)")
 
 
 def envoy_program() -> str | None:
@@ -246,15 +256,17 @@ async def local_mesh(
 ) -> AsyncIterator[LocalMesh]:
     """Run a mesh for as long as the block lasts. `base_port` 0 chooses free ports; `rewire` changes the plan.
 
-    Raises ChildFailedError, or TimeoutError, when it does not come up; no process is left behind on any path.
+    Raises OSError where a port is taken, and ChildFailedError or TimeoutError when it does not come up; no process is
+    left behind on any path.
     """
     if options.base_port == 0:
         options = replace(options, base_port=free_base_port())
     folder = state_folder() / f"mesh-{options.base_port}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
     api_key = os.environ.get("PENSTOCK_API_KEY") or f"pk_dev_{secrets.token_hex(16)}"
     plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=os.cpu_count() or 1)
+    _check_ports(plan)
+    shutil.rmtree(folder, ignore_errors=True)  # of a mesh that ended; one that runs has these ports
+    folder.mkdir(mode=0o700)
     plan = await rewire(plan) if rewire else plan
     mesh = LocalMesh(options, plan, folder, api_key)
     try:
