@@ -46,12 +46,13 @@ def test_a_quiet_tenant_that_is_refused_does_not_pass_for_one_that_waits_for_not
 
 def test_a_share_of_plain_vtcs_gap_is_of_all_seeds_and_not_of_the_one_in_the_middle(monkeypatch):
     gaps = {"vtc": [2_000.0, 2_000.0, 16_000.0, 20_000.0], "fair": [4_000.0] * 4, "clairvoyant": [2_000.0] * 4}
-    gaps["fifo"] = [0.0]
+    gaps |= {"fifo": [0.0], "vtc_in_a_mesh": [20_000.0] * 4}
     monkeypatch.setattr(fairness, "gap", lambda seed, tenants, shards, policy: gaps[policy][seed])
     monkeypatch.setattr(fairness, "WORKLOADS", {"even": ()})
     found = {line.figure: line.measured for line in fairness.gap_lines(4, lambda _: None)}
     assert found["even, 1 shard: gap, of plain VTC's"] == 40
     assert found["even, 1 shard: gap of an order that knows all, of plain VTC's"] == 20
+    assert found["even, 1 shard: gap, of plain VTC's with no more news than ours has"] == 20
 
 
 def test_recovered_is_from_when_on_nothing_fails_again():

@@ -120,3 +120,18 @@ def test_plain_vtc_charges_the_tokens_of_its_own_tenants_alone():
     run.first = stranger.first = 3
     order.stepped([run, stranger], 3)
     assert order.head()[1].virtual_tokens == 90 + 2
+
+
+def test_plain_vtc_in_a_mesh_hears_of_tokens_a_few_times_a_second():
+    clock = Clock()
+    order = POLICIES["vtc_in_a_mesh"].order(clock, {})
+    for each in (came("a0", 0), came("a1", 1)):
+        order.push(each)
+    order.take(anything)
+    run = run_of(1)
+    run.first = 3
+    heard = []
+    for clock.now in (0.3, 0.4, 0.5, 0.6):
+        order.stepped([run], 3)
+        heard.append(order.head()[1].virtual_tokens - 90)
+    assert heard == [2, 2, 2, 8]

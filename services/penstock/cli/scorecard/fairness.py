@@ -37,8 +37,9 @@ LEFT_OUT = 1.0  # % of a quiet tenant's requests
 SHORT, EVEN, LONG = (Fixed(64), Fixed(512)), (Fixed(256), Fixed(256)), (Fixed(LONGEST), Fixed(64))
 VARIED = Uniform(16, 512), Uniform(16, 512)
 NOTE = (
-    "Plain VTC is told of every token as it comes, which no mesh is. Shares are of means: with short and long its "
-    "gap is 2,000 in one seed and 7,000 or 16,000 in the next, as its requests happen to end one by one or together. "
+    "Plain VTC is told of every token as it comes, which no mesh is; one line has it told as often as ours is. "
+    "Shares are of means: with short and long its gap is 2,000 in one seed and 7,000 or 16,000 in the next, as its "
+    "requests happen to end one by one or together. "
     "Ours comes of short ones that take the room of a long one: by reports a quarter of a second apart, who runs "
     "most seems to have had less than it had, and no long one fits until a short one ends. One request of eight or "
     "cancels costs up to 1,536 weighted tokens, charged to its tenant alone, and nothing that runs is stopped: an "
@@ -94,6 +95,8 @@ def gap_lines(seeds: int, say: Callable[[str], None]) -> list[Line]:
             vtc = [gap(seed, tenants, shards, "vtc") for seed in range(seeds)]
             lines.append(at_most(f"{what}, of plain VTC's", share(ours, vtc), OF_VTC, "%"))
             lines.append(told(f"{what} of an order that knows all, of plain VTC's", share(knowing, vtc), "%"))
+            late = [gap(seed, tenants, shards, "vtc_in_a_mesh") for seed in range(seeds)]
+            lines.append(told(f"{what}, of plain VTC's with no more news than ours has", share(ours, late), "%"))
     lines.append(told("the same, first come first served", gap(0, WORKLOADS["even"], 1, "fifo"), "weighted tokens"))
     return lines
 

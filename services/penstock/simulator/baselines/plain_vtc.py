@@ -5,7 +5,8 @@ request is dispatched, output token by token as it comes, and a tenant that retu
 those that wait. Knows no classes.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from penstock.queue.policies.lane import Lane
 from penstock.queue.policies.order import Ahead, FitOf, Key, Load
@@ -15,7 +16,14 @@ from penstock.simulator.engine import NEVER, Run
 
 
 class PlainVtc(Alone):
-    def __init__(self, input_weight: float, output_weight: float) -> None:
+    def __init__(
+        self, input_weight: float, output_weight: float, clock: Callable[[], float], news_every: float
+    ) -> None:
+        """`news_every`: s from one time that it hears of tokens to the next; 0: it hears of each as it comes."""
+        self._clock = clock
+        self._news_every = news_every
+        self._heard_at = 0.0
+        self._unheard = Counter[str]()  # tokens by tenant
         self._input_weight = input_weight
         self._output_weight = output_weight
         self._lanes: dict[str, Lane] = {}  # by tenant
@@ -38,7 +46,13 @@ class PlainVtc(Alone):
     def stepped(self, runs: Iterable[Run], step: int) -> None:
         for run in runs:
             if run.first != NEVER and run.last in (NEVER, step) and run.tenant in self._counters:
-                self._counters[run.tenant] += self._output_weight / self._weights[run.tenant]
+                self._unheard[run.tenant] += 1
+        now = self._clock()
+        if now >= self._heard_at + self._news_every:
+            self._heard_at = now
+            for tenant, tokens in self._unheard.items():
+                self._counters[tenant] += tokens * self._output_weight / self._weights[tenant]
+            self._unheard.clear()
 
     def push(self, ticket: WaitingTicket) -> None:
         tenant = ticket.tenant_id

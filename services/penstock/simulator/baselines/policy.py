@@ -73,8 +73,8 @@ def _adaptive_lifo(_: Clock, options: Options) -> AdaptiveLifo:
     return AdaptiveLifo(int(options["queue_is_short"]))
 
 
-def _vtc(_: Clock, options: Options) -> PlainVtc:
-    return PlainVtc(options["input_weight"], options["output_weight"])
+def _vtc(clock: Clock, options: Options) -> PlainVtc:
+    return PlainVtc(options["input_weight"], options["output_weight"], clock, options["news_every"])
 
 
 def _clairvoyant(_: Clock, options: Options) -> Clairvoyant:
@@ -101,5 +101,7 @@ POLICIES: Mapping[str, Policy] = {
     "gradient": Policy(make=_gradient),
     "round_robin": Policy(make=_round_robin, options={"ttl": 1.0}),
     "clairvoyant": Policy(make=_clairvoyant, options={"ahead": 64.0}),
-    "vtc": Policy(make=_vtc, options={"input_weight": 1.0, "output_weight": 2.0}),
+    "vtc": Policy(make=_vtc, options={"input_weight": 1.0, "output_weight": 2.0, "news_every": 0.0}),
+    # The same with no more news than a mesh has.
+    "vtc_in_a_mesh": Policy(make=_vtc, options={"input_weight": 1.0, "output_weight": 2.0, "news_every": 0.25}),
 }
