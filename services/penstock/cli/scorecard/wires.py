@@ -108,6 +108,7 @@ class Wires:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.all: list[Wire] = []
         self._stack = stack
+        self._planned: set[str] = set()  # addresses of the mesh's processes
 
     def of(self, opener: str, server: str) -> list[Wire]:
         """Those between processes of two tiers, or between clients and a tier."""
@@ -121,6 +122,7 @@ class Wires:
     async def rewire(self, plan: MeshPlan) -> MeshPlan:
         """Put a wire into each connection that a process of `plan` is told to make, and before each edge and worker."""
         names = {each.address: each.name for each in plan.processes}
+        self._planned = {address for each in plan.processes for address in (each.address, each.http, each.admin)}
         for edge in plan.of("edge"):
             await self._lay(Ends(CLIENTS, edge.name), edge.address)
         return replace(plan, processes=tuple([await self._rewired(each, names) for each in plan.processes]))
@@ -137,10 +139,15 @@ class Wires:
         return replace(spec, environment=settings)
 
     async def _lay(self, ends: Ends, target: str) -> Wire:
-        wire = Wire(ends, target)
-        await self._stack.enter_async_context(wire.laid())
-        self.all.append(wire)
-        return wire
+        """Begin a wire at a port of its own: one that is free now may be meant for a process that is yet to start."""
+        while True:
+            async with AsyncExitStack() as laid:
+                wire = Wire(ends, target)
+                await laid.enter_async_context(wire.laid())
+                if wire.address not in self._planned:
+                    self._stack.push_async_callback(laid.pop_all().aclose)
+                    self.all.append(wire)
+                    return wire
 
 
 def _tier(name: str) -> str:
