@@ -106,3 +106,11 @@ def test_each_loop_has_its_own_and_a_process_that_ends_loses_none_of_it():
         assert not len(this_afterwards())
 
     asyncio.run(next_loop())
+
+
+def test_no_more_than_a_bound_wait_and_the_oldest_goes_first():
+    made = []
+    _, kept = put(module.MOST, made)
+    assert not made
+    kept.put(lambda: made.append("newest"))
+    assert (made, len(kept)) == ([0], module.MOST)

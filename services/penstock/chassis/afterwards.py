@@ -18,6 +18,7 @@ Call = Callable[[], object]
 
 PUT_OFF = 0.05  # s; longer than a crowd's cancels take, and than an engine's step
 PAUSE = 0.005  # s, between two turns
+MOST = 4_096  # calls that wait
 PER_TURN = 8  # calls; about a millisecond
 SHARE = 1 / 8  # of what waits, where that is more: what comes in the long run is done, at whatever rate
 
@@ -34,7 +35,9 @@ class Afterwards:
         return len(self._calls)
 
     def put(self, call: Call) -> None:
-        """Have `call` made in a moment; what it raises is logged."""
+        """Have `call` made in a moment; what it raises is logged. Where `MOST` wait, the oldest is made at once."""
+        if len(self._calls) >= MOST:
+            self._make(self._calls.popleft())
         self._calls.append(call)
         if self._timer is None:
             self._timer = self._loop.call_later(PUT_OFF, self._turn)
