@@ -44,6 +44,7 @@ class Call:
     door: str
     size: int
     arriving: float  # s, over which they come
+    leaving: float  # s, over which they leave; 0: all at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,8 @@ async def _visit(doors: Doors, place: Place, call: Call) -> Report:
         _say(HERE)
         await _line()
         for visit in crowd:
+            if call.leaving:
+                await asyncio.sleep(rng.uniform(0, 2) * call.leaving / call.size)
             await visit.leave()
     return Report(leavers=[await visit.over() for visit in crowd], late=late)
 
