@@ -15,12 +15,14 @@ from penstock.edge.flight.effects import (
     Cancelled,
     CancelRun,
     Emit,
+    Enqueue,
     Fail,
     Finish,
     Reserve,
     Settle,
     Withdraw,
 )
+from penstock.edge.flight.flight import LATE
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
@@ -105,6 +107,34 @@ def test_a_cancel_that_is_never_answered_is_over_after_the_receipt_timeout():
     assert flight.tick(17.9) == []
     assert flight.wake_at == 18.0
     assert [type(effect) for effect in flight.tick(18.0)] == [Cancelled, Settle]
+
+
+def test_an_edge_that_stood_still_hears_auth_before_it_gives_it_up():
+    flight = new_flight()
+    flight.tokenized(plan(), 1.0)
+    assert flight.tick(40.0) == []
+    assert flight.wake_at == 40.0 + LATE
+    assert flight.admitted(Identity(), "r1", 40.1) == [Enqueue()]
+
+
+def test_an_edge_that_stood_still_listens_once_and_then_gives_auth_up():
+    flight = new_flight()
+    flight.tokenized(plan(), 1.0)
+    flight.tick(40.0)
+    (fail,) = flight.tick(45.0)
+    assert fail.error.reason == "AUTH_LOST"
+
+
+def test_an_edge_that_stood_still_hears_the_receipt_of_a_cancel():
+    flight = running_flight()
+    flight.client_left(13.0)
+    assert flight.tick(DEADLINE + 5.0) == []
+    assert flight.stopped(2, 9, TIMES, DEADLINE + 5.1)[-1] == Settle(3, 2, "cancelled")
+
+
+def test_a_deadline_is_kept_by_an_edge_that_stood_still_too():
+    fail, *_ = queued_flight().tick(DEADLINE + 5.0)[1:]
+    assert fail.error.code is DeadlineExceeded.code
 
 
 def test_a_cancel_while_auth_is_asked_gives_back_what_auth_grants_later():

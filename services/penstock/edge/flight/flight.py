@@ -29,6 +29,7 @@ from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FinishReason
 
+LATE = 1.0  # s; a timer that is later fired in a process that stood still
 AGAIN = (grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE)  # refusals of a run that another lease may cure
 
 
@@ -63,6 +64,7 @@ class Flight:
         self._is_answered = False  # the client was told an ending
         self._give_up_at = math.inf  # when not to wait any longer for auth, a queue or a worker's stream
         self._enqueue_at = math.inf  # when to try again
+        self._listens = False  # to what was said while this process stood still
         self._finish: Finish | None = None  # what to tell after the receipt
 
     def __repr__(self) -> str:
@@ -251,6 +253,9 @@ class Flight:
         """Do what is due at `wake_at`; harmless before."""
         if now < self.wake_at or self.is_done:
             return []
+        if now > self.wake_at + LATE and not self._listens and (now < self.deadline or self.state is State.STOPPING):
+            self._listens, self.wake_at = True, now + LATE
+            return []
         if self.state is State.STOPPING:
             return self._receipt(now)
         if self._is_answered:  # auth never said whether it granted; the reservation lapses by itself
@@ -268,6 +273,7 @@ class Flight:
         self.state, self._give_up_at, self._enqueue_at = state, give_up_at, enqueue_at
         deadline = math.inf if self._is_answered else self.deadline
         self.wake_at = math.inf if state is State.DONE else min(deadline, give_up_at, enqueue_at)
+        self._listens = False
 
     def _accept(self) -> list[Effect]:
         first, self._is_accepted = not self._is_accepted, True
@@ -302,7 +308,7 @@ class Flight:
         return self._enqueue()
 
     def _stop(self, now: float) -> list[Effect]:
-        self.state = State.STOPPING
+        self.state, self._listens = State.STOPPING, False
         self.wake_at = now + self._limits.receipt_timeout
         return [CancelRun()]
 
