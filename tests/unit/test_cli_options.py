@@ -4,7 +4,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.options import ModelFile, mesh_options
+from penstock.cli.__main__ import cli
+from penstock.cli.options import LAST_BASE_PORT, mesh_options
+from penstock.cli.params import ModelFile
+from penstock.cli.plan import MeshOptions, plan_mesh
 
 
 @click.command()
@@ -29,3 +32,48 @@ def test_files_that_are_there_are_taken_as_they_were_given(tmp_path, name):
 
 def test_the_default_model_comes_with_the_product():
     assert CliRunner().invoke(show, []).output == "SmolLM2-135M-Instruct\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--base-port", "99999"], "is not in the range 0<=x<=64000"),
+        (["--base-port", "-5"], "is not in the range"),
+        (["--set", "BOGUS=1"], "'BOGUS=1' is not PENSTOCK_<TIER>_<NAME>=VALUE"),
+        (["--set", "PENSTOCK_LOG_LEVEL=debug"], "goes into the environment"),
+        (["--set", "PENSTOCK_QUEUE_MAX_DEPTH"], "=VALUE"),
+        (["--workers", "0"], "is not in the range 1<=x<=4"),
+    ],
+)
+def test_what_no_mesh_can_be_is_refused_before_anything_starts(options, told):
+    answered = CliRunner().invoke(show, options)
+    assert answered.exit_code == 2
+    assert told in " ".join(answered.output.split())
+
+
+def test_the_last_base_port_leaves_room_for_the_largest_mesh(tmp_path):
+    largest = MeshOptions(base_port=LAST_BASE_PORT, edges=4, queues=4, schedulers=4, workers=4)
+    plan = plan_mesh(largest, tmp_path, "key", envoy="envoy")
+    ports = [
+        int(at.rpartition(":")[2]) for each in plan.processes for at in (each.address, each.http, each.admin) if at
+    ]
+    assert max(ports) < 2**16
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["keys", "create", "--ttl", "1e300"],
+        ["keys", "create", "--ttl", "nan"],
+        ["tenants", "put", "acme", "--requests-per-minute", str(2**32)],
+        ["tenants", "put", "acme", "--tokens-per-minute", str(2**64)],
+        ["tenants", "put", "acme", "--weight", "nan"],
+        ["drain", "worker", "--grace", "1e300"],
+        ["bench", "--slo-ttft", "0"],
+        ["bench", "--rate", "inf"],
+    ],
+)
+def test_a_number_that_no_field_holds_is_refused_with_its_option(asked):
+    answered = CliRunner().invoke(cli, asked)
+    assert answered.exit_code == 2
+    assert f"Invalid value for '{asked[-2]}'" in answered.output

@@ -75,7 +75,11 @@ def test_a_picture_is_written_and_the_figures_are_shown(scenario, tmp_path):
     assert result.exit_code == 0, result.output
     assert "requests completed" in result.stdout
     assert "max service gap between backlogged tenants" in result.stdout
-    assert "<svg" in picture.read_text(encoding="utf-8")
+    drawn = picture.read_text(encoding="utf-8")
+    assert "<svg" in drawn
+    panels = "Requests, by arrival", "Time to first token, by arrival", "Service by tenant", "Tickets waiting, by class"
+    lines = "within the SLO", "P50", "P99", "chat", "night", "interactive", "batch"
+    assert [text for text in (*panels, *lines) if f"<!-- {text} -->" not in drawn] == []
 
 
 def test_a_sweep_runs_multiples_of_the_knee(scenario, tmp_path):
@@ -92,6 +96,23 @@ def test_a_scenario_that_is_wrong_ends_with_its_field(scenario):
     result = invoke(scenario)
     assert result.exit_code == 2
     assert "tenants[0].arrivals.rate: must be above 0" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--plot", "picture.xyz"], "picture.xyz must end in .png or .svg"),
+        (["--plot", "nowhere/picture.png"], "there is no folder nowhere"),
+        (["--plan", "nan"], "nan is not a finite number"),
+        (["--plan", "0.9", "--beside", "fifo"], "--plan and --beside are two different things to do"),
+        (["--calibrate"], "a SCENARIO and --calibrate are two different things to do"),
+        (["--calibrate", "--model", "no-such-model"], "no-such-model is no folder"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_simulated_or_measured(scenario, options, told):
+    result = invoke(scenario, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in " ".join(result.stderr.split())
 
 
 def test_the_knee_of_the_reference_model_is_where_it_was_measured():

@@ -156,6 +156,34 @@ def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
     assert {(ask.prompt, ask.output) for ask in asks} == {(30, 4)}
 
 
+@pytest.mark.parametrize(
+    ("kind", "content", "wrong"),
+    [
+        ("azure", None, "cannot be read: No such file or directory"),
+        ("azure", "a,b\n1,2\n", "it has no 'TIMESTAMP'"),
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "it has no requests"),
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0000000,3\n", "is no azure trace"),
+        ("mooncake", "", "it has no requests"),
+        ("mooncake", "[]\n", "is no mooncake trace"),
+        ("mooncake", '{"timestamp": 0}\n', "it has no 'input_length'"),
+        ("mooncake", '{"timestamp": 0, "input_length": null}\n', "is no mooncake trace"),
+        ("servegen", "", "cannot be read: Not a directory"),
+    ],
+)
+def test_a_trace_that_is_none_is_named_with_what_is_the_matter(tmp_path, kind, content, wrong):
+    if content is not None:
+        (tmp_path / "trace").write_text(content)
+    with pytest.raises(ScenarioError) as told:
+        scenario_of({"tenants": [{"name": "a", "trace": {"kind": kind, "path": "trace"}}]}, tmp_path)
+    assert str(told.value).startswith(f"tenants[0].trace.path: {tmp_path / 'trace'}")
+    assert wrong in str(told.value)
+
+
+def test_a_servegen_folder_without_anybody_in_it_is_refused(tmp_path):
+    with pytest.raises(ScenarioError, match="nobody's arrivals and lengths are there from 60 s on"):
+        scenario_of({"tenants": [{"name": "a", "trace": {"kind": "servegen", "path": ".", "start": 60}}]}, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["azure", "mooncake", "servegen"])
 def test_an_example_of_a_public_trace_runs_once_the_trace_is_there(tmp_path, name):
     """Traces of a few requests, in the formats of the published ones."""

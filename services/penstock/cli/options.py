@@ -7,26 +7,12 @@ from typing import Any
 
 import click
 
+from penstock.cli.params import ModelFile, Setting
 from penstock.cli.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions
 from penstock.cli.state import MeshNote, meant_notes, running_notes
 
 REPLICAS = click.IntRange(1, 4)
-
-
-class ModelFile(click.ParamType[str]):
-    """A name that is known or files that are there: better asked now than of a worker in the midst of a start."""
-
-    name = "model"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from penstock.worker.engine.loaders import ModelUnsupported, located
-
-        try:
-            located(value)
-        except ModelUnsupported as error:
-            self.fail(str(error), param, ctx)
-        return value
-
+LAST_BASE_PORT = 64_000  # with the largest port of a mesh still below 65,536
 
 MESH_OPTIONS = (
     click.option("--edges", type=REPLICAS, default=1, show_default=True),
@@ -50,8 +36,21 @@ MESH_OPTIONS = (
     ),
     click.option("--no-envoy", is_flag=True, help="no Envoy and no routing in front"),
     click.option("--otlp", default="", metavar="URL", help="OTLP/gRPC receiver for traces and metrics"),
-    click.option("--base-port", default=BASE_PORT, show_default=True, help="shifts every port; 0 chooses free ones"),
-    click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="a PENSTOCK_<TIER>_<NAME>, repeatable"),
+    click.option(
+        "--base-port",
+        type=click.IntRange(0, LAST_BASE_PORT),
+        default=BASE_PORT,
+        show_default=True,
+        help="shifts every port; 0 chooses free ones",
+    ),
+    click.option(
+        "--set",
+        "settings",
+        type=Setting(),
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="a PENSTOCK_<TIER>_<NAME>, repeatable",
+    ),
 )
 
 TARGET_OPTIONS = (

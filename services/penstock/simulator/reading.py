@@ -23,7 +23,7 @@ from penstock.simulator.scenario import (
     WorkerKind,
 )
 from penstock.simulator.table import Table
-from penstock.simulator.traces import azure, mooncake, servegen
+from penstock.simulator.traces import TraceError, azure, mooncake, readable, servegen
 from penstock.worker.engine.batching import Continuous
 from penstock.worker.engine.step_law import StepLaw
 
@@ -213,10 +213,12 @@ def _shared(table: Table) -> SharedTexts:
 def _traced(table: Table, folder: Path) -> Mapping[str, Demand]:
     kind = table.text("kind", among=("azure", "mooncake", "servegen"))
     path = folder / table.text("path")
+    if kind == "servegen":
+        start, clients = table.number("start", 0.0), table.count("clients", 8, low=1)
     try:
-        if kind == "servegen":
-            found = servegen(path, start=table.number("start", 0.0), clients=table.count("clients", 8, low=1))
-            return {f"-{number}": demand for number, demand in found.items()}
-        return {"": azure(path) if kind == "azure" else mooncake(path)}
-    except (OSError, ValueError, KeyError) as error:
-        raise ScenarioError(table.at("path"), f"{path} is no {kind} trace: {error!r}") from error
+        with readable(path, kind):
+            if kind == "servegen":
+                return {f"-{number}": each for number, each in servegen(path, start=start, clients=clients).items()}
+            return {"": azure(path) if kind == "azure" else mooncake(path)}
+    except TraceError as error:
+        raise ScenarioError(table.at("path"), str(error)) from error

@@ -9,7 +9,9 @@ import csv
 import gzip
 import json
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -25,15 +27,32 @@ MICROSECONDS = len("2023-11-16 18:15:46.680590")  # of an Azure time, which has 
 CLIENT = re.compile(r"chunk-(\d+)-trace\.csv$")
 
 
+class TraceError(Exception):
+    """A trace cannot be read; the message names its file and what is the matter."""
+
+
+@contextmanager
+def readable(path: Path, kind: str) -> Iterator[None]:
+    """Raises TraceError for whatever goes wrong while the trace at `path` is read: the file is somebody else's."""
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+    except KeyError as error:
+        raise TraceError(f"{path} is no {kind} trace: it has no {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path} is no {kind} trace: {error}") from error
+
+
 def azure(path: Path) -> Traced:
     with _opened(path) as lines:
         rows = [
             (datetime.fromisoformat(row["TIMESTAMP"][:MICROSECONDS]), row["ContextTokens"], row["GeneratedTokens"])
             for row in csv.DictReader(lines)
         ]
-    begin = min(at for at, _, _ in rows)
-    asks = [Ask((at - begin).total_seconds(), _tokens(prompt), _tokens(output)) for at, prompt, output in rows]
-    return Traced(sorted(asks))
+    begin = min((at for at, _, _ in rows), default=None)
+    asks = [Ask((at - begin).total_seconds(), _tokens(prompt), _tokens(output)) for at, prompt, output in rows if begin]
+    return _traced(sorted(asks))
 
 
 def mooncake(path: Path) -> Traced:
@@ -48,7 +67,7 @@ def mooncake(path: Path) -> Traced:
         )
         for row in rows
     ]
-    return Traced(sorted(asks, key=lambda ask: ask.at))
+    return _traced(sorted(asks, key=lambda ask: ask.at))
 
 
 def servegen(folder: Path, *, start: float, clients: int) -> Mapping[str, Demand]:
@@ -57,8 +76,11 @@ def servegen(folder: Path, *, start: float, clients: int) -> Mapping[str, Demand
     windows = {number: _windows(path, start) for number, path in found.items()}
     busiest = sorted(windows, key=lambda number: (-sum(each.rate for each in windows[number]), int(number)))
     found_phases = ((number, _phases(folder, number, start)) for number in busiest)
-    chosen = islice(((number, phases) for number, phases in found_phases if phases), clients)
-    return {number: Phased(Renewal(windows[number]), phases) for number, phases in chosen}
+    chosen = dict(islice(((number, phases) for number, phases in found_phases if phases), clients))
+    if not chosen:
+        message = f"nobody's arrivals and lengths are there from {start:g} s on"
+        raise ValueError(message)
+    return {number: Phased(Renewal(windows[number]), phases) for number, phases in chosen.items()}
 
 
 def _windows(path: Path, start: float) -> list[RenewalWindow]:
@@ -89,6 +111,13 @@ def _phases(folder: Path, number: str, start: float) -> list[tuple[float, Empiri
 def _shares(text: str) -> dict[int, float]:
     """Read a Python dict literal; as a literal, for the file is somebody else's."""
     return {int(tokens): float(share) for tokens, share in ast.literal_eval(text).items()}
+
+
+def _traced(asks: list[Ask]) -> Traced:
+    if not asks:
+        message = "it has no requests"
+        raise ValueError(message)
+    return Traced(asks)
 
 
 def _tokens(value: object) -> int:

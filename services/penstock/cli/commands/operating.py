@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.options import find_processes, find_tier, json_option
+from penstock.cli.params import TIERS, Finite
 
 if TYPE_CHECKING:
     from penstock.cli.admin import AdminCall
 
-TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
 PRIORITIES = ("interactive", "standard", "batch")
+DAY, CENTURY = 86_400, 3_155_760_000  # s
+MOST = 2**32 - 1  # that a field of a tenant holds
 
 
 @click.group()
@@ -22,7 +24,7 @@ def keys() -> None:
 @keys.command("create")
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--name", default="", help="for people")
-@click.option("--ttl", type=click.FloatRange(1), metavar="SECONDS", help="how long it works")
+@click.option("--ttl", type=Finite(1, CENTURY), metavar="SECONDS", help="how long it works")
 @click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
 @json_option
 def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: bool) -> None:
@@ -62,10 +64,10 @@ def tenants() -> None:
 @tenants.command("put")
 @click.argument("tenant_id")
 @click.option("--class", "priority", type=click.Choice(PRIORITIES), default="standard", show_default=True)
-@click.option("--weight", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True)
-@click.option("--requests-per-minute", type=click.IntRange(0), default=0, help="0: no limit")
-@click.option("--tokens-per-minute", type=click.IntRange(0), default=0, help="0: no limit")
-@click.option("--concurrent-requests", type=click.IntRange(0), default=0, help="0: no limit")
+@click.option("--weight", type=Finite(0.01, 1000), default=1.0, show_default=True)
+@click.option("--requests-per-minute", type=click.IntRange(0, MOST), default=0, help="0: no limit")
+@click.option("--tokens-per-minute", type=click.IntRange(0, MOST**2), default=0, help="0: no limit")
+@click.option("--concurrent-requests", type=click.IntRange(0, MOST), default=0, help="0: no limit")
 @click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
 @json_option
 def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None:
@@ -90,7 +92,7 @@ def list_tenants(target: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("process")
-@click.option("--grace", type=click.FloatRange(0), metavar="SECONDS", help="longest time for running work")
+@click.option("--grace", type=Finite(0, DAY), metavar="SECONDS", help="longest time for running work")
 @click.option("--target", default="", metavar="HOST:PORT", help="its address, when no mesh runs here")
 def drain(process: str, grace: float | None, target: str) -> None:
     """Let PROCESS (worker-2, or a tier) finish its work and end."""
@@ -114,7 +116,7 @@ def snapshot(process: str, target: str, as_json: bool) -> None:
 @click.option(
     "--target", "targets", multiple=True, metavar="HOST:PORT", help="a process, or dns:///NAME:PORT; repeatable"
 )
-@click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="s between two looks")
+@click.option("--interval", type=Finite(0.1, 60), default=1.0, show_default=True, help="s between two looks")
 @click.option("--once", is_flag=True, help="print one frame, of one interval, and exit")
 @json_option
 def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:

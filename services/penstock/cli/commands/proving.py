@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from penstock.cli.options import json_option, mesh_options, target_options
+from penstock.cli.params import PICTURES, Finite, ModelFile, OutputFile
 from penstock.cli.plan import DEFAULT_MODEL, MeshOptions
 
+PICTURE = OutputFile(*PICTURES)
 PROOFS = (
     "kill",
     "cancel",
@@ -32,15 +34,15 @@ PROOFS = (
 @click.option("--api", type=click.Choice(["grpc", "session", "responses", "chat"]), default="grpc", show_default=True)
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=8, show_default=True, help="closed loop")
 @click.option("--requests", type=click.IntRange(1, 1_000_000), help="default: 64, or what --rate and --seconds make")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="requests/s, Poisson, whatever is answered")
-@click.option("--seconds", type=click.FloatRange(0, 3600, min_open=True), default=30.0, show_default=True)
+@click.option("--rate", type=Finite(0, min_open=True), help="requests/s, Poisson, whatever is answered")
+@click.option("--seconds", type=Finite(0, 3600, min_open=True), default=30.0, show_default=True)
 @click.option("--prompt-tokens", default="16:128", show_default=True, help="one length or LOW:HIGH")
 @click.option("--output-tokens", default="16:64", show_default=True, help="one length or LOW:HIGH")
-@click.option("--cancel-share", type=click.FloatRange(0, 1), default=0.0, help="share of clients that leave midway")
+@click.option("--cancel-share", type=Finite(0, 1), default=0.0, help="share of clients that leave midway")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--slo-ttft", default=1.0, show_default=True, help="s")
-@click.option("--slo-tpot", default=0.1, show_default=True, help="s")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="write a picture, .png or .svg")
+@click.option("--slo-ttft", type=Finite(0, min_open=True), default=1.0, show_default=True, help="s")
+@click.option("--slo-tpot", type=Finite(0, min_open=True), default=0.1, show_default=True, help="s")
+@click.option("--plot", type=PICTURE, help="write a picture, .png or .svg")
 @click.option("--compare-batching", is_flag=True, help="the same load on continuous and on naive batching")
 @json_option
 def bench(options: MeshOptions, compare_batching: bool, **given: Any) -> None:
@@ -61,18 +63,16 @@ PROVING_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "work
 @click.option("--streams", type=click.IntRange(1, 4096), help="clients at once; each proof has its own default")
 @click.option("--tokens", type=click.IntRange(2, 4096), help="most tokens of an answer")
 @click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
-@click.option("--every", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="between two kills")
-@click.option("--seconds", type=click.FloatRange(1, 3600), help="of each load of surge that count")
-@click.option("--minutes", type=click.FloatRange(0, 600), help="of freeze with every core busy and nothing frozen")
+@click.option("--every", type=Finite(0.1, 600), metavar="SECONDS", help="between two kills")
+@click.option("--seconds", type=Finite(1, 3600), help="of each load of surge that count")
+@click.option("--minutes", type=Finite(0, 600), help="of freeze with every core busy and nothing frozen")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="clients that leave")
 @click.option(
     "--requests", type=click.IntRange(32, 100_000), help="of the soak, or of mixed lengths through the engine"
 )
 @click.option("--crowd", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
 @click.option("--seeds", type=click.IntRange(2, 10_000), help="of each world under virtual time")
-@click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="write engine's or overload's picture, .png or .svg"
-)
+@click.option("--plot", type=PICTURE, help="write engine's or overload's picture, .png or .svg")
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
@@ -92,14 +92,16 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
 @click.argument("scenario", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--seed", type=click.IntRange(0), help="instead of the scenario's own")
 @click.option("--law", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="every worker's step law")
-@click.option("--plan", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE", help="how many workers it takes")
+@click.option("--plan", type=Finite(0, 1, min_open=True), metavar="SHARE", help="how many workers it takes")
 @click.option("--beside", default="", metavar="POLICY", help="with --plot: draw what another policy makes of it")
 @click.option("--calibrate", is_flag=True, help="instead: measure the real engine and write its step law")
-@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="with --calibrate: the model to measure")
+@click.option(
+    "--model", type=ModelFile(), default=DEFAULT_MODEL, show_default=True, help="with --calibrate: the model to measure"
+)
 @click.option("--threads", type=click.IntRange(0), default=0, help="with --calibrate: of the engine; 0: one per core")
 @click.option("--rounds", type=click.IntRange(1, 100), default=6, show_default=True, help="with --calibrate")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="with --calibrate: the law's file")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="write a picture, .png or .svg")
+@click.option("--out", type=OutputFile(), help="with --calibrate: the law's file")
+@click.option("--plot", type=PICTURE, help="write a picture, .png or .svg")
 @json_option
 def simulate(
     scenario: Path | None, seed: int | None, law: Path | None, plot: Path | None, as_json: bool, **measuring: Any
@@ -110,6 +112,8 @@ def simulate(
     With --calibrate: measure how long the real engine's steps take here, for --law and for PENSTOCK_WORKER_SIM_LAW.
     """
     wanted, beside = measuring.pop("plan"), measuring.pop("beside")
+    _one_of(("a SCENARIO", scenario), ("--calibrate", measuring["calibrate"]))
+    _one_of(("--plan", wanted), ("--beside", beside))
     if measuring.pop("calibrate"):
         from penstock.cli.calibration.command import CalibrationOptions, calibrate
 
@@ -132,6 +136,14 @@ def simulate(
         capacity.show_beside(asked, beside, plot)
     else:
         run_simulation(asked, plot, as_json=as_json)
+
+
+def _one_of(*given: tuple[str, Any]) -> None:
+    """Raises UsageError where several are there: one of them would be passed over in silence."""
+    there = [name for name, value in given if value]
+    if len(there) > 1:
+        message = f"{' and '.join(there)} are two different things to do: give one of them"
+        raise click.UsageError(message)
 
 
 @click.command()

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from penstock.cli.options import find_target, json_option, mesh_options, target_options
+from penstock.cli.params import Finite
 from penstock.cli.plan import MeshOptions
 
 
@@ -35,7 +36,7 @@ def run(prompt: str | None, options: MeshOptions) -> None:
 @target_options
 @click.option("--model", default="", help="empty: the only one served")
 @click.option("--max-tokens", type=click.IntRange(1), help="most tokens to generate")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
+@click.option("--temperature", type=Finite(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1))
 @click.option("--raw", is_flag=True, help="no chat template: continue PROMPT as it stands")
 @click.option("--explain", is_flag=True, help="show where the time went, tier by tier")

@@ -1,0 +1,69 @@
+"""What options take beyond click's own types: what cannot be is refused before anything starts or is measured."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
+PICTURES = (".png", ".svg")
+
+
+class ModelFile(click.ParamType[str]):
+    """A name that is known or files that are there: better asked now than of a worker in the midst of a start."""
+
+    name = "model"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from penstock.worker.engine.loaders import ModelUnsupported, located
+
+        try:
+            located(value)
+        except ModelUnsupported as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+class OutputFile(click.Path):
+    """A file to write at the end, in a folder that is there; with `suffixes`, of one of these."""
+
+    def __init__(self, *suffixes: str) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+        self.suffixes = suffixes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        if self.suffixes and path.suffix.lower() not in self.suffixes:
+            self.fail(f"{path} must end in {' or '.join(self.suffixes)}", param, ctx)
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder {path.parent} to write it to", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Finite(click.FloatRange):
+    """click's own range lets NaN pass, which is neither below nor above anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
+class Setting(click.ParamType[str]):
+    """A setting of one tier; what it may be is for that tier to say."""
+
+    name = "setting"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name, equals, _ = value.partition("=")
+        tiers = tuple(f"PENSTOCK_{tier.upper()}_" for tier in TIERS)
+        if not equals or not name.startswith(tiers):
+            self.fail(
+                f"{value!r} is not PENSTOCK_<TIER>_<NAME>=VALUE with a tier of {', '.join(TIERS)}; what is for all of "
+                "them, as PENSTOCK_LOG_LEVEL, goes into the environment",
+                param,
+                ctx,
+            )
+        return value
