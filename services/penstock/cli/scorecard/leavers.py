@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -36,7 +36,7 @@ class Doors:
     """Ways to ask, each of which reads an answer until it is cancelled."""
 
     client: Client
-    session: Session
+    sessions: Iterator[Session]  # one at each edge, in turn
     http: httpx.AsyncClient
     bases: Iterator[str]  # of the API at each edge in turn, as a proxy would have it
 
@@ -48,7 +48,7 @@ class Doors:
             await answer.read()
 
     async def _read_session(self, wish: Wish, request_id: str) -> None:
-        async with self.session.generate(wish.prompt, **_named(wish, request_id)) as answer:
+        async with next(self.sessions).generate(wish.prompt, **_named(wish, request_id)) as answer:
             await answer.read()
 
     async def _read_http(self, wish: Wish, request_id: str) -> None:
@@ -67,10 +67,11 @@ async def open_doors(edges: Sequence[str], fronts: Sequence[str], api_key: str) 
     headers, limits = {"authorization": f"Bearer {api_key}"}, httpx.Limits(max_connections=None)
     async with (
         Client(*edges, api_key=api_key) as client,
-        client.session() as session,
         httpx.AsyncClient(headers=headers, limits=limits, timeout=TIMEOUT) as http,
+        AsyncExitStack() as stack,
     ):
-        yield Doors(client, session, http, itertools.cycle(f"http://{each}/v1" for each in fronts))
+        sessions = itertools.cycle([await stack.enter_async_context(client.session()) for _ in edges])
+        yield Doors(client, sessions, http, itertools.cycle(f"http://{each}/v1" for each in fronts))
 
 
 def _named(wish: Wish, request_id: str) -> Options:
