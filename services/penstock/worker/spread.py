@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from penstock.worker.effects import Tokens
 from penstock.worker.engine.interface import StepResult
@@ -27,7 +28,7 @@ class RunCounts:
 
     def steps_since(self, at: float) -> int:
         """How many ended after `at`, of those remembered."""
-        return sum(end > at for end in self._step_ends)
+        return sum(1 for _ in takewhile(lambda end: end > at, reversed(self._step_ends)))
 
 
 def note_prompts(result: StepResult, running: Mapping[int, Run], began_at: float) -> None:
