@@ -82,6 +82,7 @@ async def test_models_are_listed_and_shown_even_with_a_slash_in_the_name():
     assert [model.id for model in listed.data] == ["org/tiny", "tiny"]
     assert (shown.json()["id"], shown.json()["max_model_len"]) == ("org/tiny", 64)
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+    assert missing.json()["error"]["message"].startswith("no worker serves a model called 'huge';")
     assert (head.status_code, head.content) == (200, b"")
 
 

@@ -1,6 +1,9 @@
 """What `penstock top` makes of what processes say: sums over shards, rates between two looks, and a screen of it."""
 
 import io
+import os
+import subprocess
+import sys
 
 from rich.console import Console
 
@@ -117,3 +120,11 @@ def test_waits_are_shown_in_milliseconds_beside_how_late_they_were():
     cells = next(line for line in text_of(frame_of([shard("queue-1")])).splitlines() if "queue-1" in line).split()
     assert "1,250" in cells
     assert "-250" in cells
+
+
+def test_a_pipe_is_told_every_figure_whole():
+    """Without a terminal there is no width that a table would have to be cut to."""
+    frame = "from penstock.cli.screen import answers; answers.print(answers.width)"
+    away = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    piped = subprocess.run([sys.executable, "-c", frame], env=away, capture_output=True, text=True, check=True)
+    assert int(piped.stdout) >= 140

@@ -31,7 +31,8 @@ def main() -> None:
         cli()
     except PenstockError as error:
         retry = f" (retry in {error.retry_after:.1f} s)" if error.retry_after is not None else ""
-        sys.exit(f"penstock: {error.code.name} / {error.reason}: {error}{retry}")
+        elsewhere = " A process of another tier answers at that address." if error.reason == "UNIMPLEMENTED" else ""
+        sys.exit(f"penstock: {error.code.name} / {error.reason}: {error}{retry}{elsewhere}")
     except (ConfigError, ChildFailedError, TimeoutError, OSError) as error:
         sys.exit(f"penstock: {error or type(error).__name__}")
     except KeyboardInterrupt:

@@ -1,5 +1,8 @@
 """What `penstock` shows a person: the mesh's table and a request's timeline."""
 
+import os
+import sys
+
 from rich.console import Console
 from rich.table import Table
 
@@ -9,7 +12,10 @@ from penstock.v1.inference_pb2 import Timeline
 BAR = 24  # columns of the longest bar
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)  # progress and tables; stdout is for answers
-answers = Console(highlight=False, soft_wrap=True)
+# A file or a pipe has no width, and a table cut to rich's 80 columns would lose figures there.
+answers = Console(
+    highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+)
 
 
 def mesh_table(mesh: LocalMesh, health: dict[str, str]) -> Table:

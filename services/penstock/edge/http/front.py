@@ -23,7 +23,7 @@ from penstock.edge.openai.chat_request import parse_chat
 from penstock.edge.openai.completion_answer import CompletionAnswer
 from penstock.edge.openai.completion_request import parse_completion
 from penstock.edge.openai.errors import MethodNotAllowed
-from penstock.edge.openai.fields import Fields, parse_body, shown
+from penstock.edge.openai.fields import Fields, parse_body, quoted
 from penstock.edge.openai.models import model_list, one_model
 from penstock.edge.openai.request import ApiRequest
 from penstock.edge.openai.response_answer import ResponseAnswer
@@ -95,7 +95,7 @@ class HttpFront:
         path, method = exchange.path, exchange.method
         route = MODEL if path.startswith(MODEL_PREFIX) else path
         if route not in self._routes:
-            raise NotFound(f"nothing is served at {shown(path)}; the API is below /v1", reason="PATH_UNKNOWN")
+            raise NotFound(f"nothing is served at {quoted(path)}; the API is below /v1", reason="PATH_UNKNOWN")
         exchange.route = route
         allowed, serve = self._routes[route]
         if method != allowed and (method, allowed) != ("HEAD", "GET"):

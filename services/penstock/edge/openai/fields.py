@@ -9,6 +9,7 @@ from penstock.chassis.errors import DeadlineExceeded, InvalidArgument
 from penstock.edge.request import limits
 
 T = TypeVar("T")
+QUOTED = 40  # characters that a message repeats
 
 
 class BodyTooLarge(InvalidArgument):
@@ -96,9 +97,14 @@ def shown(value: object) -> str:
             return "an object"
         case list():
             return f"a list of {len(value)}"
-        case str() if len(value) > 40:
+        case str() if len(value) > QUOTED:
             return f"a string of {len(value)} characters"
         case str():
             return f"the string {value!r}"
         case _:
             return orjson.dumps(value).decode()
+
+
+def quoted(name: str) -> str:
+    """A name as a sentence may quote it, cut where it is long."""
+    return repr(name) if len(name) <= QUOTED else f"{name[:QUOTED]!r}…"

@@ -6,7 +6,7 @@ import orjson
 
 from penstock.chassis.errors import NotFound
 from penstock.edge.openai.answer import Json
-from penstock.edge.openai.fields import shown
+from penstock.edge.openai.fields import quoted
 from penstock.v1.inference_pb2 import Model
 
 
@@ -19,7 +19,7 @@ def one_model(models: Iterable[Model], name: str, *, created: int) -> bytes:
         if model.name == name:
             return orjson.dumps(_model(model, created))
     raise NotFound(
-        f"no worker serves a model called {shown(name)}; GET /v1/models lists those served", reason="MODEL_UNKNOWN"
+        f"no worker serves a model called {quoted(name)}; GET /v1/models lists those served", reason="MODEL_UNKNOWN"
     )
 
 
