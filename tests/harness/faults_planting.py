@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-from penstock.faults.plan import Act, Count, Fault, plan, with_poison
+from penstock.faults.plan import Act, Count, Fault
+from penstock.faults.twists import plan, with_poison
 from penstock.faults.wire import TO_CLIENT, TO_SERVER, Point
 
 MUTANTS = {}

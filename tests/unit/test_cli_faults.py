@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -10,9 +11,10 @@ from rich.console import Console
 from penstock.cli import faults as command
 from penstock.cli.__main__ import cli
 from penstock.faults.judge import Violation
-from penstock.faults.plan import plan
+from penstock.faults.plan import Act, Twist
 from penstock.faults.points import POINTS
 from penstock.faults.run import Outcome
+from penstock.faults.twists import plan
 
 FAILING = 3
 
@@ -35,8 +37,8 @@ def worlds(monkeypatch):
     """Worlds that cost nothing; returns what was asked for, and how to have one fail."""
     asked = {"failing": ()}
 
-    def sweep(seeds, *, processes, poisoned):
-        asked.update(seeds=seeds, processes=processes, poisoned=poisoned)
+    def sweep(seeds, twist, *, processes):
+        asked.update(seeds=seeds, processes=processes, twist=twist)
         broken = (Violation("changed", "ids [1], owed [2]"),)
         yield from (outcome(seed, violations=broken if seed in asked["failing"] else ()) for seed in seeds)
 
@@ -50,14 +52,32 @@ def run(*options):
 
 def test_every_world_may_be_asked_for_with_a_request_that_crashes_engines(worlds):
     assert run("--poison", "--seeds", "1").exit_code == 0
-    assert worlds["poisoned"]
-    assert sum(ask.poison_at is not None for seed in range(5) for ask in plan(seed, poisoned=True).asks) == 5
+    assert worlds["twist"] == Twist(poisoned=True)
+    poisoned = Twist(poisoned=True)
+    assert sum(ask.poison_at is not None for seed in range(5) for ask in plan(seed, poisoned).asks) == 5
+
+
+def test_every_world_may_be_asked_for_with_a_process_that_stands_still_for_long(worlds):
+    assert run("--longest-freeze", "40", "--seeds", "1").exit_code == 0
+    assert worlds["twist"] == Twist(longest_freeze=40.0)
+    for seed in range(50):
+        frozen = [fault for fault in plan(seed, worlds["twist"]).faults if fault.act is Act.FREEZE]
+        assert frozen
+        assert all(5.0 <= fault.seconds <= 40.0 for fault in frozen)
+
+
+def test_a_failing_world_is_told_with_the_options_that_made_it(worlds, monkeypatch):
+    twist = Twist(poisoned=True, longest_freeze=12.5)
+    told = replace(outcome(FAILING), plan=plan(FAILING, twist)), []
+    monkeypatch.setattr(command, "replay", lambda seed, twist: told)
+    ran = run("--seed", str(FAILING), "--story", "--poison", "--longest-freeze", "12.5")
+    assert f"penstock faults --seed {FAILING} --poison --longest-freeze 12.5 --story" in ran.stdout
 
 
 def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
     ran = run("--seeds", "5", "--seed", "100", "--processes", "2", "--json")
     assert ran.exit_code == 0, ran.output
-    assert (worlds["seeds"], worlds["processes"], worlds["poisoned"]) == (range(100, 105), 2, False)
+    assert (worlds["seeds"], worlds["processes"], worlds["twist"]) == (range(100, 105), 2, Twist())
     found = json.loads(ran.stdout)
     took, speed = found.pop("seconds"), found.pop("worlds_per_s")
     assert min(took, speed) >= 0.0
@@ -112,14 +132,17 @@ def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, 
 
 def test_a_story_of_a_broken_world_ends_with_1(monkeypatch):
     told = outcome(FAILING, violations=(Violation("leak", "edge0 has flights 1.0"),)), ["0.1 first", "0.2 second"]
-    monkeypatch.setattr(command, "replay", lambda seed, poisoned: told)
+    monkeypatch.setattr(command, "replay", lambda seed, twist: told)
     ran = run("--seed", str(FAILING), "--story")
     assert ran.exit_code == 1
     assert ran.stdout.startswith("0.1 first\n0.2 second\n")
     assert "leak: edge0 has flights 1.0" in ran.stdout
 
 
-@pytest.mark.parametrize("options", [("--seeds", "0"), ("--seed", "-1"), ("--processes", "257"), ("--seeds", "many")])
+@pytest.mark.parametrize(
+    "options",
+    [("--seeds", "0"), ("--seed", "-1"), ("--processes", "257"), ("--seeds", "many"), ("--longest-freeze", "5")],
+)
 def test_options_out_of_range_are_refused_before_anything_runs(worlds, options):
     assert run(*options).exit_code == 2
     assert "seeds" not in worlds

@@ -20,8 +20,9 @@ from penstock.faults.judge import (
     judge_waste,
 )
 from penstock.faults.monitor import Monitor
-from penstock.faults.plan import Ask, Count, plan
+from penstock.faults.plan import Ask, Count
 from penstock.faults.points import POINTS
+from penstock.faults.twists import plan
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
 from penstock.mesh.v1.ticket_pb2 import Ticket

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.cli.screen import answers, errors
+from penstock.faults.plan import Twist
 from penstock.faults.points import POINTS
 from penstock.faults.run import Outcome
 from penstock.faults.sweep import Tally, replay, sweep
@@ -15,13 +16,13 @@ from penstock.faults.sweep import Tally, replay, sweep
 SHOWN = 20  # failing worlds
 
 
-def run_faults(seeds: range, processes: int, *, poisoned: bool, as_json: bool) -> None:
+def run_faults(seeds: range, processes: int, *, twist: Twist, as_json: bool) -> None:
     """Exits with 1 where a promise was broken."""
     begun, tally = time.monotonic(), Tally()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         line = progress.add_task("worlds", total=len(seeds))
-        for outcome in sweep(seeds, processes=processes, poisoned=poisoned):
+        for outcome in sweep(seeds, twist, processes=processes):
             tally.add(outcome)
             found = f", {len(tally.failing)} with broken promises" if tally.failing else ""
             progress.update(line, advance=1, description=f"worlds{found}")
@@ -34,9 +35,9 @@ def run_faults(seeds: range, processes: int, *, poisoned: bool, as_json: bool) -
         sys.exit(1)
 
 
-def tell(seed: int, *, poisoned: bool) -> None:
+def tell(seed: int, twist: Twist) -> None:
     """Replay one seed and print all that was said in it; exits with 1 where a promise was broken."""
-    outcome, story = replay(seed, poisoned=poisoned)
+    outcome, story = replay(seed, twist)
     for line in story:
         print(line)
     _show_world(outcome)
@@ -84,5 +85,4 @@ def _show_world(outcome: Outcome) -> None:
         answers.print(f"  happened: {line}")
     for found in outcome.violations:
         answers.print(f"  [red]{found.kind}[/red]: {found.text}", markup=True)
-    poison = " --poison" if any(ask.poison_at is not None for ask in plan.asks) else ""
-    answers.print(f"  replay: penstock faults --seed {plan.seed}{poison} --story")
+    answers.print(f"  replay: penstock faults --seed {plan.seed}{plan.twist} --story")

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.faults import model
@@ -12,10 +12,6 @@ from penstock.faults.wire import Point
 
 LOAD = 0.5  # s in which requests come, and faults as well
 CALM = 0.08  # of worlds, in which nothing goes wrong, and nobody is excused
-POISONED = 0.06  # of worlds, in which a request crashes engines
-SLOW = 0.15  # of worlds, in which a client stops reading
-LONG, SHORT = 28, 12  # tokens; what the buffers of such a world do not hold, and what they do
-BUFFER = 72  # bytes that an edge of such a world keeps for one client
 MAX_FAULTS = 3  # a request survives as many lost runs as the edges' bound on attempts lets it
 
 
@@ -95,6 +91,22 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Twist:
+    """What somebody wants of every world beside what its seed says."""
+
+    poisoned: bool = False  # a request crashes engines
+    longest_freeze: float = 0.0  # s; above 0 a process stands still, for longer than it would otherwise and up to this
+
+    def __str__(self) -> str:
+        """As options of the command that makes such worlds."""
+        frozen = f" --longest-freeze {self.longest_freeze:g}" if self.longest_freeze else ""
+        return f"{' --poison' if self.poisoned else ''}{frozen}"
+
+
+NONE = Twist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     seed: int
     shape: Shape
@@ -102,10 +114,10 @@ class Plan:
     counts: tuple[Count, ...]
     faults: tuple[Fault, ...]
     roughness: float  # share of frames that come late
+    twist: Twist = NONE
 
 
-def plan(seed: int, *, poisoned: bool = False) -> Plan:
-    """`poisoned`: a request crashes engines in this world, whatever the seed says."""
+def plan_of(seed: int) -> Plan:
     draw = random.Random(f"{seed} plan")
     shape = _shape(draw)
     asks = _asks(draw)
@@ -113,12 +125,7 @@ def plan(seed: int, *, poisoned: bool = False) -> Plan:
     count = 0 if draw.random() < CALM else draw.randint(1, MAX_FAULTS)
     broken = tuple(_fault(draw) for _ in range(count))
     counts = _counts(random.Random(f"{seed} counts"))
-    planned = Plan(seed=seed, shape=shape, asks=asks, counts=counts, faults=broken, roughness=roughness)
-    slow = random.Random(f"{seed} slow")
-    poison = random.Random(f"{seed} poison")
-    if poison.random() < POISONED or poisoned:
-        return with_poison(planned, poison)
-    return with_slow_reader(planned, slow) if slow.random() < SLOW else planned
+    return Plan(seed=seed, shape=shape, asks=asks, counts=counts, faults=broken, roughness=roughness)
 
 
 def _shape(draw: random.Random) -> Shape:
@@ -170,46 +177,6 @@ def _stops(draw: random.Random, prompt: Sequence[int], seed: int | None, tokens:
     start = draw.randrange(max(1, len(text)))
     found = text[start : start + draw.randint(1, 3)]
     return (found,) if found.isascii() and found else ()
-
-
-def with_slow_reader(planned: Plan, draw: random.Random) -> Plan:
-    """Have one of the clients stop reading in the middle of its answer, and edges keep little for it.
-
-    The answers of the others are so short that they cannot fall that far behind.
-    """
-    asks = [replace(ask, tokens=min(ask.tokens, SHORT)) for ask in planned.asks]
-    place = draw.randrange(len(asks))
-    asks[place] = replace(
-        asks[place],
-        tokens=LONG,
-        ignore_eos=True,
-        stops=(),
-        leaves_at=None,
-        leaves_after=None,
-        timeout=None,
-        in_session=False,
-        stalls_at=draw.randint(1, 4),
-        stalls_for=draw.choice((0.2, 2.0, 8.0)),
-    )
-    return replace(planned, asks=tuple(asks), shape=replace(planned.shape, client_buffer=BUFFER))
-
-
-def with_poison(planned: Plan, draw: random.Random) -> Plan:
-    """Have one of the requests crash engines, by its prompt or later; its client stays to hear of it."""
-    asks = list(planned.asks)
-    place = draw.randrange(len(asks))
-    poison_at = draw.choice((0, 0, 3))
-    asks[place] = replace(
-        asks[place],
-        tokens=max(asks[place].tokens, poison_at + 1),
-        ignore_eos=True,
-        stops=(),
-        leaves_at=None,
-        leaves_after=None,
-        timeout=None,
-        poison_at=poison_at,
-    )
-    return replace(planned, asks=tuple(asks))
 
 
 def _counts(draw: random.Random) -> tuple[Count, ...]:

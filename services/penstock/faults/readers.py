@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from penstock.chassis import writing
 from penstock.faults.judge import Violation
 from penstock.faults.nemesis import Nemesis
-from penstock.faults.plan import BUFFER, LONG
 from penstock.faults.serving import Server
+from penstock.faults.twists import BUFFER, LONG
 
 READER = "reader"  # the process of those that stop; the others do not share its connections
 READER_WINDOW = 32  # bytes; two tokens or three

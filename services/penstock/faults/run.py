@@ -30,10 +30,11 @@ from penstock.faults.leftovers import absent, crashes, figures, open_calls
 from penstock.faults.loop import ProcessLoop
 from penstock.faults.monitor import Monitor
 from penstock.faults.nemesis import CLIENT, Nemesis
-from penstock.faults.plan import Ask, Plan, plan
+from penstock.faults.plan import NONE, Ask, Plan, Twist
 from penstock.faults.readers import READER, READER_WINDOW, Watch
 from penstock.faults.stage import silent, staged
 from penstock.faults.tiers import KEY, Tiers
+from penstock.faults.twists import plan
 from penstock.faults.wire import DELAY, LATE, Network, Point
 from penstock.faults.world import Livelock, World
 
@@ -99,9 +100,9 @@ class Stand:
         self.watch = Watch(self.nemesis, sum(_is_slow(ask) for ask in self.plan.asks))
 
 
-def run_seed(seed: int, *, poisoned: bool = False, story: list[str] | None = None) -> Outcome:
+def run_seed(seed: int, twist: Twist = NONE, *, story: list[str] | None = None) -> Outcome:
     """`story` gets a line for each frame that leaves, but for heartbeats."""
-    return run_plan(plan(seed, poisoned=poisoned), story=story)
+    return run_plan(plan(seed, twist), story=story)
 
 
 def run_plan(planned: Plan, *, story: list[str] | None = None) -> Outcome:

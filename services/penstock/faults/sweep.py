@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from penstock.faults.plan import NONE, Twist
 from penstock.faults.points import POINTS
 from penstock.faults.run import Outcome, run_seed
 from penstock.faults.wire import Point
@@ -50,12 +51,12 @@ class Tally:
         return [point for point in POINTS if point not in self.points]
 
 
-def sweep(seeds: range, *, processes: int = 0, poisoned: bool = False) -> Iterator[Outcome]:
-    """Run every seed, in no order; `processes`: 0 for one per core; `poisoned`: with a request that crashes engines."""
+def sweep(seeds: range, twist: Twist = NONE, *, processes: int = 0) -> Iterator[Outcome]:
+    """Run every seed, in no order; `processes`: 0 for one per core."""
     spawning = multiprocessing.get_context("spawn")
     count = min(processes or os.cpu_count() or 1, len(seeds))
     with _hash_seed(), spawning.Pool(count, initializer=gc.freeze) as pool:  # no collection walks what was imported
-        yield from pool.imap_unordered(partial(run_seed, poisoned=poisoned), seeds, CHUNK)
+        yield from pool.imap_unordered(partial(run_seed, twist=twist), seeds, CHUNK)
 
 
 @contextmanager
@@ -72,13 +73,13 @@ def _hash_seed() -> Iterator[None]:
             os.environ["PYTHONHASHSEED"] = before
 
 
-def replay(seed: int, *, poisoned: bool = False) -> tuple[Outcome, list[str]]:
+def replay(seed: int, twist: Twist = NONE) -> tuple[Outcome, list[str]]:
     """Run one seed as `sweep` does; returns its story as well."""
     spawning = multiprocessing.get_context("spawn")
     with _hash_seed(), spawning.Pool(1) as pool:
-        return pool.apply(_told, (seed, poisoned))
+        return pool.apply(_told, (seed, twist))
 
 
-def _told(seed: int, poisoned: bool) -> tuple[Outcome, list[str]]:
+def _told(seed: int, twist: Twist) -> tuple[Outcome, list[str]]:
     story: list[str] = []
-    return run_seed(seed, poisoned=poisoned, story=story), story
+    return run_seed(seed, twist, story=story), story

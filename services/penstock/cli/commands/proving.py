@@ -151,20 +151,28 @@ def _one_of(*given: tuple[str, Any]) -> None:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the first of them")
 @click.option("--processes", type=click.IntRange(0, 256), default=0, help="at a time; 0: one per core")
 @click.option("--poison", is_flag=True, help="have one request of every world crash the engines it runs on")
+@click.option(
+    "--longest-freeze",
+    type=click.FloatRange(5, 600, min_open=True),
+    metavar="SECONDS",
+    help="have a process of every world stand still for more than 5 s, and up to this",
+)
 @click.option("--story", is_flag=True, help="run --seed alone and print every frame and every fault")
 @json_option
-def faults(*, seeds: int, seed: int, processes: int, poison: bool, story: bool, as_json: bool) -> None:
+def faults(*, seeds: int, seed: int, processes: int, story: bool, as_json: bool, **twisting: Any) -> None:
     """Run whole meshes under virtual time on a network that each seed breaks differently, and judge what came of it.
 
     Every token, text, charge and leftover is held against what was promised. A seed replays exactly. Ends with 1 where
     a promise was broken.
     """
     from penstock.cli import faults as command
+    from penstock.faults.plan import Twist
 
+    twist = Twist(poisoned=twisting["poison"], longest_freeze=twisting["longest_freeze"] or 0.0)
     if story:
-        command.tell(seed, poisoned=poison)
+        command.tell(seed, twist)
     else:
-        command.run_faults(range(seed, seed + seeds), processes, poisoned=poison, as_json=as_json)
+        command.run_faults(range(seed, seed + seeds), processes, twist=twist, as_json=as_json)
 
 
 PROVING = (bench, scorecard, simulate, faults)
