@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.faults import model
 from penstock.faults.clients import Counted, Seen
+from penstock.faults.excuses import Span
 from penstock.faults.judge import (
     RESIDUE,
     Row,
@@ -96,11 +97,20 @@ def test_a_client_that_left_is_owed_the_beginning_alone():
 
 
 def test_a_failure_is_excused_by_its_reason_alone_and_for_as_long_as_there_is_one():
-    lost = {"failure": "UNAVAILABLE AUTH_LOST: x", "reason_of_failure": "AUTH_LOST"}
+    lost = {"failure": "UNAVAILABLE AUTH_LOST: x", "reason_of_failure": "AUTH_LOST", "retry_after": 1.0}
     failed = whole(reason="", usage=None, over_at=2.0, **lost)
-    assert list(judge_answers([failed], {"AUTH_LOST": 2.0})) == []
-    assert kinds(judge_answers([failed], {"AUTH_LOST": 1.9})) == {"failed"}
-    assert kinds(judge_answers([failed], {"OTHER": 2.0})) == {"failed"}
+    assert list(judge_answers([failed], {"AUTH_LOST": [Span(0.0, 2.0)]})) == []
+    assert kinds(judge_answers([failed], {"AUTH_LOST": [Span(0.0, 1.9), Span(2.1, 3.0)]})) == {"failed"}
+    assert kinds(judge_answers([failed], {"OTHER": [Span(0.0, 2.0)]})) == {"failed"}
+
+
+def test_a_failure_that_does_not_say_when_to_come_back_is_excused_by_nothing():
+    lost = {"reason": "", "usage": None, "over_at": 2.0, "failure": "UNAVAILABLE x"}
+    silent = whole(**lost, reason_of_failure="QUEUE_LOST")
+    own = whole(**lost, reason_of_failure="CONNECTION_LOST")  # a client's own word
+    excused = {reason: [Span(0.0, 2.0)] for reason in ("QUEUE_LOST", "CONNECTION_LOST")}
+    assert kinds(judge_answers([silent], excused)) == {"failed"}
+    assert list(judge_answers([own], excused)) == []
 
 
 @pytest.mark.parametrize(
@@ -136,8 +146,8 @@ def counted(**changes):
 def test_a_text_is_counted_as_it_is_or_for_a_reason_not_at_all(changes, kind):
     assert list(judge_counts([counted()])) == []
     assert kinds(judge_counts([counted(**changes)])) == {kind}
-    failed = counted(token_ids=[], failure="UNAVAILABLE", reason_of_failure="AUTH_LOST")
-    assert list(judge_counts([failed], {"AUTH_LOST": 1.0})) == []
+    failed = counted(token_ids=[], failure="UNAVAILABLE", reason_of_failure="AUTH_LOST", retry_after=1.0)
+    assert list(judge_counts([failed], {"AUTH_LOST": [Span(0.0, 1.0)]})) == []
 
 
 def poison(**changes):
@@ -166,9 +176,9 @@ def test_a_request_that_crashes_more_than_that_or_is_not_told_is_found(changes, 
 
 
 def test_a_request_that_would_crash_engines_may_fail_before_it_comes_to_that():
-    refused = poison(reason_of_failure="AUTH_LOST", over_at=2.0)
-    assert list(judge_poison([refused], {}, excused={"AUTH_LOST": 2.0})) == []
-    assert kinds(judge_poison([refused], {}, excused={"AUTH_LOST": 1.0})) == {"poison"}
+    refused = poison(reason_of_failure="AUTH_LOST", over_at=2.0, retry_after=1.0)
+    assert list(judge_poison([refused], {}, excused={"AUTH_LOST": [Span(0.0, 2.0)]})) == []
+    assert kinds(judge_poison([refused], {}, excused={"AUTH_LOST": [Span(0.0, 1.0)]})) == {"poison"}
 
 
 def test_each_worker_that_was_stopped_may_have_taken_along_what_it_found_out():

@@ -172,6 +172,7 @@ def test_no_queue_at_all_is_waited_for_with_patience():
     flight.stranded(5.0)
     withdraw, fail, settle = flight.tick(15.0)
     assert (withdraw, fail.error.reason, settle) == (Withdraw(), "QUEUE_LOST", Settle(0, 0, "failed"))
+    assert fail.error.message == "no queue can be reached; retry in 1 s"
 
 
 def test_a_lease_that_cannot_be_started_in_time_is_given_up():

@@ -85,9 +85,7 @@ class Catalog:
                     await self._changed.wait()
                 return model
         except TimeoutError:
-            is_served = name and self.knows(name)
-            text = f"the card of {name} cannot be fetched" if is_served else "no worker serves any model at present"
-            raise Unavailable(f"{text}; retry in a moment", reason="NO_WORKER", retry_after=1.0) from None
+            raise self._nothing(name) from None
 
     def at_hand(self, name: str) -> Model | None:
         """Return what `find` would return at once; None also where it would raise."""
@@ -136,6 +134,15 @@ class Catalog:
     def _unknown(self, name: str) -> NotFound:
         served = ", ".join(sorted(self._entries()))
         return NotFound(f"no model {name!r} is served; served are: {served}", reason="MODEL_UNKNOWN")
+
+    def _nothing(self, name: str) -> Unavailable:
+        """Say what kept a model from coming in time."""
+        text, reason = "no worker serves any model at present", "NO_WORKER"
+        if not self._roster.has_heard:  # since this edge started: of whoever names models none has spoken
+            text, reason = "no queue can be reached", "QUEUE_LOST"
+        elif name and self.knows(name):
+            text = f"the card of {name} cannot be fetched"
+        return Unavailable(f"{text}; retry in a moment", reason=reason, retry_after=1.0)
 
     def _tell(self) -> None:
         self._changed.set()

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.chassis.errors import PenstockError
-from penstock.client import Client, Session
+from penstock.client import Client, RetryPolicy, Session
 from penstock.faults import model
+from penstock.faults.excuses import PATIENCE
 from penstock.faults.plan import Ask, Count
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP
 
@@ -30,6 +31,7 @@ class Seen:
     reason: str = ""  # stop or length; empty: not finished
     failure: str = ""  # code, reason and message
     reason_of_failure: str = ""
+    retry_after: float | None = None  # s; what the failure says
     attempts: int = 0
     has_left: bool = False
     is_over: bool = False
@@ -44,6 +46,7 @@ class Counted:
     token_ids: list[int] = field(default_factory=list)
     failure: str = ""
     reason_of_failure: str = ""
+    retry_after: float | None = None  # s; what the failure says
     is_over: bool = False
     over_at: float = 0.0
 
@@ -51,7 +54,8 @@ class Counted:
 async def run_clients(targets: Sequence[str], key: str, seen: Sequence[Seen], counted: Sequence[Counted] = ()) -> None:
     """Send everything at its moment, and return when all is over."""
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client(*targets, api_key=key))
+        retries = RetryPolicy(patience=PATIENCE)
+        client = await stack.enter_async_context(Client(*targets, api_key=key, retries=retries))
         sessions = any(each.ask.in_session for each in seen)
         session = await stack.enter_async_context(client.session()) if sessions else None
         async with asyncio.TaskGroup() as group:
@@ -68,7 +72,7 @@ async def _count(client: Client, counted: Counted) -> None:
         answer = await client.count_tokens(model.text_of(counted.ask.prompt), include_token_ids=True)
         counted.token_ids = list(answer.token_ids)
     except PenstockError as error:
-        counted.reason_of_failure = error.reason
+        counted.reason_of_failure, counted.retry_after = error.reason, error.retry_after
         counted.failure = f"{error.code.name} {error.reason}: {error.message}"
     counted.is_over, counted.over_at = True, asyncio.get_running_loop().time()
 
@@ -81,7 +85,7 @@ async def _send(asker: Asker, seen: Seen) -> None:
     except TimeoutError:
         seen.has_left = True
     except PenstockError as error:
-        seen.reason_of_failure = error.reason
+        seen.reason_of_failure, seen.retry_after = error.reason, error.retry_after
         seen.failure = f"{error.code.name} {error.reason}: {error.message}"
     seen.is_over, seen.over_at = True, asyncio.get_running_loop().time()
 

@@ -1,21 +1,18 @@
 """Whether what clients saw, what was charged and what is left over is what was promised. Pure."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.faults import model
 from penstock.faults.clients import Counted, Seen
+from penstock.faults.excuses import NOBODY, Excused
 
 LOST = "lost"  # outcome of a reservation whose edge died; charged nothing, for nobody can say what its client got
 FINAL = ("stop", "length")
 CRASHED = "ENGINE_CRASHED"
+CONNECTION_LOST = "CONNECTION_LOST"  # what a client says by itself
 CRASHES = 2  # of a request that does it: the second tells it from those beside it
-
-Excused = Mapping[str, float]
-NOBODY: Excused = MappingProxyType({})
 
 # Figures that are back at zero when nothing runs, by tier.
 RESIDUE = {
@@ -51,7 +48,7 @@ class Row(NamedTuple):
 
 
 def judge_answers(all_seen: Iterable[Seen], excused: Excused = NOBODY) -> Iterator[Violation]:
-    """`excused`: reasons for which a request may fail in this world, and until when, in s."""
+    """`excused`: reasons for which a request may fail in this world, and when."""
     for number, seen in enumerate(all_seen):
         for kind, text in _faults_of(seen, excused):
             yield Violation(kind, f"request {number} ({len(seen.ask.prompt)} prompt tokens): {text}")
@@ -69,7 +66,9 @@ def judge_counts(all_counted: Iterable[Counted], excused: Excused = NOBODY) -> I
 
 
 def _is_excused(each: Seen | Counted, excused: Excused) -> bool:
-    return each.over_at <= excused.get(each.reason_of_failure, -math.inf)
+    """Whether its client was told in time what nobody could help, and when to come back; else a retry is in vain."""
+    has_advice = each.retry_after is not None or each.reason_of_failure == CONNECTION_LOST
+    return has_advice and any(each.over_at in span for span in excused.get(each.reason_of_failure, ()))
 
 
 def _faults_of(seen: Seen, excused: Excused) -> Iterator[Violation]:

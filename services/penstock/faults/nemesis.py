@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.faults.disk import Disk
 from penstock.faults.engines import LOAD, EngineProcess
+from penstock.faults.excuses import Span
 from penstock.faults.plan import Act, Fault
 from penstock.faults.process import Process
 from penstock.faults.tiers import Tiers
@@ -24,7 +25,7 @@ class Nemesis:
     draw: random.Random
     happened: list[str] = field(default_factory=list)
     until: float = 0.0  # s
-    touched: dict[str, float] = field(default_factory=dict)  # s; until when a process or link of a tier was harmed
+    touched: dict[str, list[Span]] = field(default_factory=dict)  # when a process or link of a tier was harmed
     killed: set[str] = field(default_factory=set)  # tiers of which a process was, without being asked first
     stopped: Counter[str] = field(default_factory=Counter)  # processes that ended or froze, by tier; links do neither
     _armed: list[Fault] = field(default_factory=list)
@@ -124,7 +125,8 @@ class Nemesis:
     def _note(self, fault: Fault, whom: str, seconds: float) -> None:
         now = self.tiers.network.world.now
         harmed = {each.tier for each in self.tiers.processes.values() if each.name in whom} or {whom}
-        self.touched |= {tier: max(self.touched.get(tier, 0.0), now + seconds) for tier in harmed}
+        for tier in harmed:
+            self.touched.setdefault(tier, []).append(Span(now, now + seconds))
         self.until = max(self.until, now + seconds)
         self.happened.append(f"{now:.6f} {fault.act} {whom} for {seconds:.3f} s")
         self.tiers.network.tell(self.happened[-1])

@@ -1,10 +1,12 @@
 """A process of the mesh: started, killed, frozen, asked to stop; each start is a loop of its own."""
 
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.chassis.lifecycle import request_stop
+from penstock.faults.excuses import Span
 from penstock.faults.loop import ProcessLoop
 from penstock.faults.wire import Network
 
@@ -27,6 +29,8 @@ class Process:
     is_frozen: bool = False
     crashes: list[BaseException] = field(default_factory=list)
     past: list[ProcessLoop] = field(default_factory=list)  # loops of starts before this one
+    away_since: float = math.inf  # s; infinite: it runs
+    absences: list[Span] = field(default_factory=list)  # that are over
 
     def __repr__(self) -> str:
         return f"<Process {self.name}, {self.starts} starts, {'up' if self.loop else 'down'}>"
@@ -39,6 +43,7 @@ class Process:
         if self.loop is not None:
             return
         self.starts += 1
+        self._returned()
         self.started_at = self.network.world.now
         loop = self.loop = self.network.world.add_loop(self.name)
         with self.network.world.inside(loop):
@@ -51,6 +56,7 @@ class Process:
         if loop is None:
             return
         world = self.network.world
+        self._left()
         world.halt(loop)
         world.loops.remove(loop)
         self.past.append(loop)
@@ -70,6 +76,7 @@ class Process:
         if loop is None or self.is_frozen:
             return
         self.is_frozen = True
+        self._left()
         self.network.world.halt(loop)
         self.network.froze(loop, seconds)
         self.network.world.at(self.network.world.now + seconds, self._thaw, loop)
@@ -77,7 +84,21 @@ class Process:
     def _thaw(self, loop: ProcessLoop) -> None:
         if self.loop is loop:
             self.is_frozen = False
+            self._returned()
             self.network.world.resume(loop)
+
+    def absent_until(self, now: float) -> list[Span]:
+        """Return when it, or what it cannot do without, was dead or stood still."""
+        own = [*self.absences, *([Span(self.away_since, now)] if self.away_since < now else ())]
+        return [*own, *(span for child in self.children for span in child.absent_until(now))]
+
+    def _left(self) -> None:
+        self.away_since = min(self.away_since, self.network.world.now)
+
+    def _returned(self) -> None:
+        if self.away_since < math.inf:
+            self.absences.append(Span(self.away_since, self.network.world.now))
+        self.away_since = math.inf
 
     def _ended(self, loop: ProcessLoop, whole: Any) -> None:
         if self.loop is not loop:

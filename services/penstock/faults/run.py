@@ -15,6 +15,7 @@ from itertools import chain
 from penstock.faults.clients import Counted, Seen, run_clients
 from penstock.faults.disk import Disk
 from penstock.faults.engines import EngineStand
+from penstock.faults.excuses import excuses
 from penstock.faults.judge import (
     Row,
     Violation,
@@ -45,7 +46,6 @@ LOOK = 0.25  # s between looks
 PROBE_PROMPT = 40  # tokens of the first probe; above every other prompt
 PROBE_PATIENCE = 10.0  # s
 COLLECT_EVERY = 8  # worlds
-RECOVERY = 1.0  # s until everybody knows that a tier is back
 STEP = 0.02  # s; longer than any step of such an engine
 
 _LEDGER = """
@@ -156,7 +156,7 @@ def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
     rows = [Row(*row) for row in stand.disk.connection.execute(_LEDGER)]
     everything = [*seen, *probes]
     totals = stand.disk.connection.execute(_TOTALS).fetchone()
-    excused = dict(_excused(stand))
+    excused = excuses(lambda tier: [each.absent_until(world.now) for each in stand.tiers.of(tier)], nemesis.touched)
     violations = chain(
         judge_answers(everything, excused),
         judge_counts(counted, excused),
@@ -212,30 +212,19 @@ def _is_slow(ask: Ask) -> bool:
 
 def _come_to_rest(stand: Stand) -> list[Violation]:
     """Wait until nothing is left over; what is, when it takes too long."""
-    world = stand.world
-    limit = max(world.now, stand.nemesis.until) + REST
+    world, began = stand.world, stand.world.now
     while True:
         world.run(lambda: False, limit=world.now + LOOK)
         world.settle()
         found = [*judge_residue(figures(stand.tiers)), *open_calls(stand.tiers)]
         found += absent(stand.tiers, stand.nemesis.until)
-        if not found or world.now >= limit:
+        if not found or world.now >= max(began, stand.nemesis.until) + REST:  # what strikes yet moves it
             return found
 
 
 def _cancel_bound(planned: Plan) -> float:
     """Seconds from a client's leaving to the last step that may count it in: three ways, and the step under way."""
     return 3 * (LATE if planned.roughness else DELAY)[1] + STEP
-
-
-def _excused(stand: Stand) -> Iterator[tuple[str, float]]:
-    """Reasons for which a request may fail after what has happened, and until when."""
-    touched = stand.nemesis.touched
-    if "disk" in touched:
-        yield "STORE_UNAVAILABLE", touched["disk"] + RECOVERY  # one client's retries are bounded
-    if "auth" in touched:
-        # An edge lets in only whom it knows, and a client's requests share few retries.
-        yield "AUTH_LOST", touched["auth"] + RECOVERY
 
 
 def _probes(planned: Plan) -> Iterator[Ask]:

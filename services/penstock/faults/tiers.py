@@ -10,6 +10,7 @@ from penstock.auth.config import AuthConfig
 from penstock.edge.__main__ import run_edge
 from penstock.edge.config import EdgeConfig
 from penstock.faults.engines import EngineProcess, EngineStand
+from penstock.faults.excuses import PATIENCE
 from penstock.faults.process import Main, Process
 from penstock.faults.wire import Network
 from penstock.queue.__main__ import run as run_queue
@@ -84,7 +85,7 @@ def _edge(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, N
             instance_id=instance_id,
             auths=shape.addresses("auth"),
             queues=shape.addresses("queue"),
-            patience=10.0,
+            patience=PATIENCE,
             receipt_timeout=5.0,
             drain_grace=3.0,
             client_buffer=shape.client_buffer,
@@ -100,7 +101,9 @@ def _auth(_: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]
 
 
 def _queue(_: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
-    return run_queue(QueueConfig(listen=address, instance_id=instance_id, placed_memory=4.0, drain_grace=1.0))
+    return run_queue(
+        QueueConfig(listen=address, instance_id=instance_id, placed_memory=4.0, drain_grace=1.0, patience=PATIENCE)
+    )
 
 
 def _scheduler(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:

@@ -288,8 +288,11 @@ class Flight:
             return [Withdraw(), *self._run_lost(now, died=False)]
         retry_after = self._limits.patience / 10
         if self.state is State.RESERVING:
-            return self.fail(Unavailable("auth does not answer", reason="AUTH_LOST", retry_after=retry_after), now)
-        return self.fail(Unavailable("no queue can be reached", reason="QUEUE_LOST", retry_after=retry_after), now)
+            text, reason = "auth does not answer", "AUTH_LOST"
+        else:
+            text, reason = "no queue can be reached", "QUEUE_LOST"
+        text = f"{text}; retry in {retry_after:g} s"
+        return self.fail(Unavailable(text, reason=reason, retry_after=retry_after), now)
 
     def _run_lost(self, now: float, *, died: bool, never_ran: bool = False) -> list[Effect]:
         """Go back to the queue with what was emitted; the next run continues with the same text."""

@@ -133,7 +133,7 @@ class AuthLink:
             async with asyncio.timeout(patience):
                 return await answer
         except TimeoutError:
-            raise Unavailable("auth does not answer", reason="AUTH_LOST", retry_after=1.0) from None
+            raise Unavailable("auth does not answer; retry in 1 s", reason="AUTH_LOST", retry_after=1.0) from None
         finally:
             del self._asked[request_id]
 

@@ -1,0 +1,30 @@
+"""What an edge says of a model that it cannot find: whom it would have to hear of it from, or that nobody serves it."""
+
+import pytest
+
+from penstock.chassis.errors import Unavailable
+from penstock.edge.catalog import Catalog
+from penstock.edge.clock import Clock
+from penstock.edge.threads import Threads
+from penstock.mesh.v1.queue_pb2 import Catalog as CatalogFrame
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry
+
+ENTRY = CatalogEntry(model="tiny", card_digest="d1", worker_address="127.0.0.1:1", workers_hint=1)
+
+
+@pytest.mark.parametrize(
+    ("heard", "reason", "text"),
+    [
+        (None, "QUEUE_LOST", "no queue can be reached; retry in a moment"),
+        ([], "NO_WORKER", "no worker serves any model at present; retry in a moment"),
+        ([ENTRY], "NO_WORKER", "the card of tiny cannot be fetched; retry in a moment"),
+    ],
+)
+async def test_an_edge_names_what_keeps_it_from_a_model_and_when_to_come_back(heard, reason, text):
+    with Threads(1) as threads:
+        catalog = Catalog(Clock(), threads, patience=0.0)
+        if heard is not None:
+            catalog.announce("shard", CatalogFrame(entries=heard))
+        with pytest.raises(Unavailable) as failure:
+            await catalog.find("tiny")
+    assert (failure.value.reason, failure.value.message, failure.value.retry_after) == (reason, text, 1.0)

@@ -1,0 +1,88 @@
+"""Who is away for how long, as far as it excuses that requests fail: all of a tier, and beyond patience alone."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client import RetryPolicy
+from penstock.edge.config import EdgeConfig
+from penstock.faults.excuses import PATIENCE, RECOVERY, Span, common, excuses, merged
+from penstock.faults.plan import Act, Fault
+from penstock.faults.run import run_plan
+from penstock.faults.twists import plan
+from penstock.queue.config import QueueConfig
+
+pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+
+LONG = PATIENCE + RECOVERY + 10.0
+MOMENTS = st.floats(0.0, 50.0)
+SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda pair: Span(min(pair), max(pair))), max_size=5)
+
+
+def found(harmed=None, **absences):
+    return excuses(lambda tier: absences.get(tier, [[]]), harmed or {})
+
+
+@pytest.mark.parametrize(
+    ("tier", "reason"),
+    [("queue", "QUEUE_LOST"), ("worker", "NO_WORKER"), ("scheduler", "NO_WORKER"), ("edge", "CONNECTION_LOST")],
+)
+def test_a_tier_that_is_away_excuses_its_own_reason_once_its_peers_have_waited(tier, reason):
+    excused = found(**{tier: [[Span(5.0, 5.0 + LONG)]]})
+    assert excused[reason] == [Span(5.0 + PATIENCE, 5.0 + LONG + RECOVERY)]
+    assert not any(spans for other, spans in excused.items() if other != reason)
+
+
+def test_one_that_was_there_all_the_while_excuses_nothing():
+    assert found(queue=[[Span(5.0, 5.0 + LONG)], []])["QUEUE_LOST"] == []
+
+
+def test_who_is_back_before_patience_is_over_excuses_nothing():
+    assert found(queue=[[Span(5.0, 5.0 + PATIENCE)]])["QUEUE_LOST"] == []
+    assert found(queue=[[Span(5.0, 5.1 + PATIENCE)]])["QUEUE_LOST"] == [Span(15.0, 16.1)]
+
+
+def test_workers_and_schedulers_that_are_away_in_turn_are_so_for_the_sum():
+    half = PATIENCE * 0.6
+    excused = found(worker=[[Span(0.0, half)]], scheduler=[[Span(half, 2 * half)]])
+    assert excused["NO_WORKER"] == [Span(PATIENCE, 2 * half + RECOVERY)]
+
+
+def test_auth_and_the_disk_excuse_from_the_first_moment():
+    excused = found({"auth": [Span(1.0, 2.0)], "disk": [Span(3.0, 3.5)]})
+    assert excused["AUTH_LOST"] == [Span(1.0, 2.0 + RECOVERY)]
+    assert excused["STORE_UNAVAILABLE"] == [Span(3.0, 3.5 + RECOVERY)]
+
+
+@given(st.lists(SPANS, min_size=1, max_size=4), st.lists(MOMENTS, max_size=20))
+def test_all_are_away_when_each_of_them_is(absences, moments):
+    away = common(absences)
+    for moment in moments:
+        each = [any(span.since <= moment <= span.until + RECOVERY for span in spans) for spans in absences]
+        ends = {end for spans in absences for span in spans for end in (span.since, span.until + RECOVERY)}
+        if moment not in ends:  # those of a moment's length are nobody's
+            assert any(moment in span for span in away) == all(each)
+
+
+@given(SPANS)
+def test_spans_that_were_merged_do_not_touch(spans):
+    together = merged(spans)
+    assert all(one.until < other.since for one, other in pairwise(together))
+    assert merged([*together, *spans]) == together
+
+
+def test_worlds_wait_for_as_long_as_the_judge_believes():
+    planned = QueueConfig().patience, RetryPolicy().patience
+    assert planned == (PATIENCE, PATIENCE)
+    assert EdgeConfig().patience >= PATIENCE
+
+
+def test_what_strikes_after_all_answers_is_waited_for_as_well():
+    calm = replace(plan(3), asks=(), counts=(), faults=())
+    late = Fault(act=Act.FREEZE, seconds=35.0, victim="queue", pick=0.0, at=0.3)
+    outcome = run_plan(replace(calm, faults=(late,)))
+    assert outcome.happened
+    assert outcome.violations == ()
