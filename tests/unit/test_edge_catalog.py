@@ -15,16 +15,22 @@ ENTRY = CatalogEntry(model="tiny", card_digest="d1", worker_address="127.0.0.1:1
 @pytest.mark.parametrize(
     ("heard", "reason", "text"),
     [
-        (None, "QUEUE_LOST", "no queue can be reached; retry in a moment"),
-        ([], "NO_WORKER", "no worker serves any model at present; retry in a moment"),
-        ([ENTRY], "NO_WORKER", "the card of tiny cannot be fetched; retry in a moment"),
+        ([None], "QUEUE_LOST", "no queue can be reached; retry in a moment"),
+        ([[], None], "QUEUE_LOST", "no queue can be reached; retry in a moment"),
+        ([[], None, []], "NO_WORKER", "no worker serves any model at present; retry in a moment"),
+        ([[]], "NO_WORKER", "no worker serves any model at present; retry in a moment"),
+        ([[ENTRY]], "NO_WORKER", "the card of tiny cannot be fetched; retry in a moment"),
+        ([[ENTRY], None], "NO_WORKER", "the card of tiny cannot be fetched; retry in a moment"),
     ],
 )
 async def test_an_edge_names_what_keeps_it_from_a_model_and_when_to_come_back(heard, reason, text):
     with Threads(1) as threads:
         catalog = Catalog(Clock(), threads, patience=0.0)
-        if heard is not None:
-            catalog.announce("shard", CatalogFrame(entries=heard))
+        for entries in heard:
+            if entries is None:
+                catalog.lose("shard")
+            else:
+                catalog.announce("shard", CatalogFrame(entries=entries))
         with pytest.raises(Unavailable) as failure:
             await catalog.find("tiny")
     assert (failure.value.reason, failure.value.message, failure.value.retry_after) == (reason, text, 1.0)

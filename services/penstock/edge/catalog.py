@@ -47,6 +47,7 @@ class Catalog:
         self._threads = threads
         self._patience = patience  # s, for a model that was announced
         self._roster = Roster()
+        self._heard: set[str] = set()  # shards whose last word is of now
         self._models: dict[str, Model] = {}  # by digest
         self._loading: set[str] = set()  # digests
         self._changed = asyncio.Event()
@@ -58,13 +59,19 @@ class Catalog:
             await asyncio.Event().wait()
 
     def announce(self, shard: str, frame: CatalogFrame) -> None:
+        self._heard.add(shard)
         self._roster.replace(shard, frame.entries, self._clock.now())
         self._load_new()
         self._tell()
 
     def forget(self, shard: str) -> None:
         """The shard is not there any more, by its operator's word and not for a moment."""
+        self.lose(shard)
         self._roster.forget(shard, self._clock.now())
+
+    def lose(self, shard: str) -> None:
+        """The shard is out of hearing: what it named is most likely served on, what it did not may be by now."""
+        self._heard.discard(shard)
 
     def knows(self, name: str) -> bool:
         return name in self._entries()
@@ -138,10 +145,10 @@ class Catalog:
     def _nothing(self, name: str) -> Unavailable:
         """Say what kept a model from coming in time."""
         text, reason = "no worker serves any model at present", "NO_WORKER"
-        if not self._roster.has_heard:  # since this edge started: of whoever names models none has spoken
+        if entries := self._entries():
+            text = f"the card of {name or next(iter(entries))} cannot be fetched"
+        elif not self._heard:
             text, reason = "no queue can be reached", "QUEUE_LOST"
-        elif name and self.knows(name):
-            text = f"the card of {name} cannot be fetched"
         return Unavailable(f"{text}; retry in a moment", reason=reason, retry_after=1.0)
 
     def _tell(self) -> None:

@@ -128,6 +128,7 @@ class QueueLinks:
 
     def _on_down(self, address: str) -> None:
         self._knocks.lose(address)
+        self._catalog.lose(address)
         self._enqueue_again(address)
 
     def _enqueue_again(self, shard: str) -> None:
