@@ -1,0 +1,109 @@
+"""A client leaves at each stage of its request, and says so twice: one ending, one settlement, nothing runs on."""
+
+import pytest
+
+from flights import ENDINGS, LIMITS, TIMES, give, lease, new_flight, plan, queued_flight, running_flight
+from penstock.chassis.errors import Unavailable
+from penstock.edge.flight.effects import CancelRun, Emit, Enqueue, Settle, StartRun, Withdraw
+from penstock.edge.flight.state import State
+from penstock.mesh.v1.admission_pb2 import Identity
+
+LEFT = 20.0  # s
+
+
+def reserving():
+    flight = new_flight()
+    flight.tokenized(plan(), 1.0)
+    return flight
+
+
+def leased():
+    flight = queued_flight()
+    flight.queued()
+    assert flight.leased(lease(), 10.0) == [StartRun(lease())]
+    return flight
+
+
+def decoding(text="ab"):
+    flight = running_flight()
+    give(flight, text)
+    return flight
+
+
+def migrating():
+    """Half an answer is back in the queue, as its worker died."""
+    flight = decoding()
+    assert flight.worker_lost(13.0, died=True) == [Enqueue()]
+    return flight
+
+
+def between_workers():
+    """The next worker has its lease and has not started."""
+    flight = migrating()
+    flight.leased(lease(2, "w2"), 14.0)
+    return flight
+
+
+def waiting_for_any_worker():
+    flight = migrating()
+    flight.shed(Unavailable("", reason="NO_WORKER", retry_after=5.0), 18.0)
+    return flight
+
+
+# Stage, what the mesh is told to let go of, tokens that are charged.
+STAGES = [
+    (queued_flight, Withdraw, 0),
+    (leased, Withdraw, 0),
+    (running_flight, CancelRun, 0),
+    (decoding, CancelRun, 2),
+    (migrating, Withdraw, 2),
+    (between_workers, Withdraw, 2),
+    (waiting_for_any_worker, Withdraw, 2),
+]
+
+
+def leave(flight, times=2):
+    """Say it `times` over, then let the worker answer and time pass; returns all that came of it."""
+    effects = [effect for _ in range(times) for effect in flight.client_left(LEFT)]
+    effects += flight.stopped(len(flight.answer.ids), 3, TIMES, LEFT + 0.01)
+    effects += flight.stopped(len(flight.answer.ids), 3, TIMES, LEFT + 0.02)
+    effects += flight.tick(LEFT + LIMITS.receipt_timeout + 1.0)
+    return effects
+
+
+@pytest.mark.parametrize(("stage", "let_go", "charged"), STAGES, ids=[each[0].__name__ for each in STAGES])
+def test_a_client_that_leaves_twice_ends_once_and_is_charged_what_was_made(stage, let_go, charged):
+    flight = stage()
+    effects = leave(flight)
+    (ending,) = [each for each in effects if isinstance(each, ENDINGS)]
+    (settled,) = [each for each in effects if isinstance(each, Settle)]
+    assert type(ending).__name__ == "Cancelled"
+    assert (settled.output_tokens, settled.outcome) == (charged, "cancelled")
+    assert [type(each) for each in effects].count(let_go) == 1
+    assert flight.state is State.DONE
+
+
+@pytest.mark.parametrize("stage", [each[0] for each in STAGES])
+def test_to_say_it_twice_is_to_say_it_once(stage):
+    assert leave(stage(), times=2) == leave(stage(), times=1)
+
+
+@pytest.mark.parametrize("stage", [each[0] for each in STAGES])
+def test_nothing_starts_and_nothing_is_shown_for_a_client_that_left(stage):
+    flight = stage()
+    flight.client_left(LEFT)
+    late = [
+        *flight.leased(lease(flight.attempt, "w9"), LEFT),
+        *flight.token(len(flight.answer.ids), ord("x"), None, LEFT),
+        *flight.worker_lost(LEFT, died=True),
+        *flight.tick(LEFT + 1_000.0),
+    ]
+    assert not [each for each in late if isinstance(each, StartRun | Emit | Enqueue)]
+
+
+def test_what_auth_grants_to_a_client_that_left_twice_meanwhile_is_given_back_once():
+    flight = reserving()
+    told = [effect for _ in range(2) for effect in flight.client_left(LEFT)]
+    assert [type(each).__name__ for each in told] == ["Cancelled"]
+    granted = [effect for _ in range(2) for effect in flight.admitted(Identity(), "r1", LEFT + 1.0)]
+    assert granted == [Settle(0, 0, "cancelled")]
