@@ -1,6 +1,7 @@
 import functools
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,30 @@ def test_a_resumed_sequence_goes_on_with_the_very_same_tokens(cut):
     other = engine_of()
     other.add(sampled_spec(0, prompt + whole[:cut], emitted=cut, max_output_tokens=12 - cut))
     assert run_out(other)[0] == whole[cut:]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_a_resumed_sequence_has_the_logprobs_that_it_would_have_had(cut):
+    """With penalties, which count what was made before as well."""
+    prompt, sampling = (
+        list(range(60, 80)),
+        replace(SAMPLED, logprobs=True, frequency_penalty=1.5, repetition_penalty=1.3),
+    )
+    whole = drawn_out(sampled_spec(0, prompt, sampling=sampling))
+    assert [token for token, _ in whole] != [token for token, _ in drawn_out(sampled_spec(0, prompt))], "penalties show"
+    made = [token for token, _ in whole[:cut]]
+    resumed = sampled_spec(0, prompt + made, emitted=cut, max_output_tokens=12 - cut, sampling=sampling)
+    assert drawn_out(resumed) == [(token, pytest.approx(logprob, abs=1e-4)) for token, logprob in whole[cut:]]
+
+
+def drawn_out(spec):
+    """Tokens and their logprobs of a sequence alone in its engine."""
+    engine = engine_of()
+    engine.add(spec)
+    results = []
+    while engine.has_work:
+        results.append(engine.step())
+    return [pair for result in results for pair in zip(result.tokens, result.logprobs, strict=True)]
 
 
 def test_completions_that_share_a_prefill_under_way_have_the_texts_they_would_have_alone():

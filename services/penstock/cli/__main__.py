@@ -30,7 +30,8 @@ def main() -> None:
     try:
         cli()
     except PenstockError as error:
-        retry = f" (retry in {error.retry_after:.1f} s)" if error.retry_after is not None else ""
+        is_told = error.retry_after is None or "retry in" in str(error)
+        retry = "" if is_told else f" (retry in {error.retry_after:.1f} s)"
         elsewhere = " A process of another tier answers at that address." if error.reason == "UNIMPLEMENTED" else ""
         sys.exit(f"penstock: {error.code.name} / {error.reason}: {error}{retry}{elsewhere}")
     except (ConfigError, ChildFailedError, TimeoutError, OSError) as error:

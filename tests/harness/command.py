@@ -1,0 +1,20 @@
+"""The `penstock` command as a process of its own."""
+
+import asyncio
+import os
+import sys
+
+BOUND = 60.0  # s
+
+
+async def penstock(*arguments, **environment):
+    """Run a command to its end; returns exit code, stdout and stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.cli", *arguments),
+        env={**os.environ, **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(BOUND):
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
