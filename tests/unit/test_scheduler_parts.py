@@ -42,6 +42,33 @@ def test_a_search_ends_after_a_bounded_number_of_steps_with_whoever_has_most_roo
     assert found[-1] == "roomy"
 
 
+class Counted(list):
+    """Counts what is read of it and written to it."""
+
+    touched = 0
+
+    def __getitem__(self, place):
+        self.touched += 1
+        return super().__getitem__(place)
+
+    def __setitem__(self, place, value):
+        self.touched += 1
+        super().__setitem__(place, value)
+
+
+def test_among_a_thousand_workers_a_change_and_a_search_touch_one_path_of_the_tree():
+    ranking = Ranking()
+    for number in range(1_000):
+        ranking.put(f"w{number:04}", float(number % 97), 10)
+    path = ranking._leaves.bit_length()
+    ranking._load, ranking._room = Counted(ranking._load), Counted(ranking._room)
+    ranking.put("w0500", 0.5, 9)
+    assert ranking._load.touched + ranking._room.touched <= 8 * path
+    ranking._load.touched = ranking._room.touched = 0
+    assert next(ranking.search(10)) == "w0000"
+    assert ranking._load.touched + ranking._room.touched <= 8 * path
+
+
 @given(
     changes=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.booleans()), max_size=20),
     lost=st.sets(st.sampled_from("abc")),
