@@ -7,11 +7,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.chassis.errors import Overloaded
 from penstock.queue import effects as out
 from penstock.queue.charges import Service
 from penstock.queue.policies.cost import predicted_cost
 from penstock.queue.policies.order import Load
 from penstock.queue.promises import Promises
+from penstock.queue.shelves import RETRY_BOUNDS
 from penstock.queue.speed import Speed
 from queue_tickets import PATIENCE, Shard, entry
 
@@ -58,6 +60,9 @@ class Mesh(RuleBasedStateMachine):
                     assert self.held[effect.edge].pop(effect.lease.ticket_id), "leased to one that did not wait"
                 case out.Shed():
                     assert self.held[effect.edge].pop(effect.ticket_id), "shed one that did not wait"
+                    assert effect.error.reason
+                    if isinstance(effect.error, Overloaded):
+                        assert RETRY_BOUNDS[0] <= effect.error.retry_after <= RETRY_BOUNDS[1], "it says when to retry"
                 case out.Queued():
                     assert effect.ticket_id in self.held[effect.edge]
                 case _:
