@@ -1,0 +1,28 @@
+"""A real process of each tier stands still for a while: peers notice, clients lose nothing, nothing stale is said."""
+
+import io
+
+from rich.console import Console
+
+from penstock.cli.plan import MeshOptions
+from penstock.cli.scorecard import freeze
+
+SHORT = {"FROZEN": 4.0, "BETWEEN": 1.0}  # s; links are given up after less than 2
+# Three workers, so that each scheduler has one to notice when the first has gone over to the other.
+REPLICAS = {"queues": 2, "schedulers": 2, "workers": 3}
+FREEZE = freeze.FreezeOptions(streams=4, tokens=48, rounds=1, minutes=0.0)
+
+
+async def test_a_process_that_stands_still_is_noticed_and_no_client_loses_a_token(tiny_model, monkeypatch):
+    for name, seconds in SHORT.items():
+        monkeypatch.setattr(freeze, name, seconds)
+    mesh = MeshOptions(base_port=0, envoy=False, engine="sim", model=tiny_model, **REPLICAS)
+    card = await freeze.freeze(FREEZE, mesh, Console(file=io.StringIO()))
+    assert not card.void
+    lines = {line.figure: line for line in card.lines}
+    unnoticed = [lines[f"{tier}: freezes that nobody noticed"].measured for tier in freeze.TIERS]
+    assert unnoticed == [0] * len(freeze.TIERS)
+    exact = [line for line in card.lines if line.goal in ("0", "100") and "links given up" not in line.figure]
+    assert len(exact) >= 10
+    assert not [line for line in exact if not line.is_met], card.notes
+    assert lines["worker: tokens that flowed meanwhile"].measured > 0
