@@ -19,7 +19,7 @@ TIER = """
 import asyncio
 from penstock.chassis.config import ServiceConfig
 from penstock.cli import child as child_program
-from penstock.chassis.lifecycle import main, stop_requested
+from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server import serving
 
 async def run(config):
@@ -31,6 +31,12 @@ main(ServiceConfig, "demo", run)
 SERVE = """
     async with serving(config.listen, [], drain_grace=config.drain_grace):
         await stop_requested()
+"""
+
+SERVE_IN_A_GROUP = """
+    async with background(asyncio.Event().wait()):
+        async with serving(config.listen, [], drain_grace=config.drain_grace):
+            await stop_requested()
 """
 
 
@@ -122,6 +128,17 @@ def test_a_metrics_port_that_is_taken_ends_with_2():
             _, said = child.communicate()
     assert child.returncode == 2
     assert said.startswith(f"penstock demo: cannot serve metrics on {address}")
+
+
+@pytest.mark.parametrize("serve", [SERVE, SERVE_IN_A_GROUP])
+def test_a_port_that_is_taken_ends_with_2_and_one_line(serve):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with process(serve, PENSTOCK_DEMO_LISTEN=address) as child:
+            _, said = child.communicate()
+    assert child.returncode == 2
+    assert said.splitlines()[-1].startswith(f"penstock demo: cannot listen on {address}; is the port taken?")
+    assert "Traceback" not in said
 
 
 def test_an_unknown_argument_ends_with_2():

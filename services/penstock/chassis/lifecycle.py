@@ -134,11 +134,20 @@ def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Corou
     spare_what_is_loaded()
     try:
         run(lambda: run_tier(config))
-    except Exception:
+    except Exception as error:
+        if isinstance(refused := _innermost(error), ConfigError):
+            _exit_misused(tier, str(refused))
         log.exception("crashed", pid=os.getpid())
         sys.exit(1)
     finally:
         observed.shutdown()
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return what a task group was left by, where that is one error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def spare_what_is_loaded() -> None:

@@ -17,6 +17,7 @@ from penstock.chassis.admin import AdminService, OperatorGate
 from penstock.chassis.afterwards import this_afterwards
 from penstock.chassis.calls import Calls
 from penstock.chassis.channels import MESSAGE_BYTES
+from penstock.chassis.config import ConfigError
 from penstock.chassis.health import Health
 from penstock.chassis.interceptors import CallInterceptor
 from penstock.chassis.lifecycle import Stop, background, this_stop
@@ -44,6 +45,14 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_channelz", 1),
 )
+
+
+def _bound(core: grpc.aio.Server, listen: str) -> int:
+    """Return the port; raises ConfigError where it cannot be had."""
+    try:
+        return core.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {listen}; is the port taken? Its tier's LISTEN sets another") from error
 
 
 @dataclass
@@ -109,7 +118,7 @@ async def serving(
         admin.calls = calls
         registrations = [*registrations, (add_AdminServicer_to_server, admin)]
     health = _register(core, registrations)
-    address = advertised(listen, core.add_insecure_port(listen), advertise)
+    address = advertised(listen, _bound(core, listen), advertise)
     await core.start()
     server = Server(core, health, calls, address)
     server.set_ready(is_ready=is_ready)
