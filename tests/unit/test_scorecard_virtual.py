@@ -29,30 +29,16 @@ def test_a_share_of_the_peak_is_of_the_same_seeds_peak_around_the_knee():
     assert sweep.shares(3.0, "tokens") == [50, 120]
 
 
-def test_a_quiet_tenant_is_judged_by_the_requests_of_all_seeds(monkeypatch):
-    took = {(0, True): 1.0, (1, True): 1.2, (0, False): 1.0, (1, False): 0.9}
-    monkeypatch.setattr(fairness, "quiet_firsts", lambda seed, *, beside: [took[seed, beside]] * 100)
-    answered, judged, usual, worst = fairness.quiet_lines(2)
+def test_a_quiet_tenant_is_judged_by_the_requests_of_all_seeds():
+    answered, judged, usual, worst = fairness.quiet_lines([[1.0] * 100, [1.2] * 100], [[1.0] * 100, [0.9] * 100])
     assert (answered.measured, answered.is_met) == (0, True)
     assert (judged.measured, judged.goal) == (pytest.approx(1.2), "<= 1.25")
     assert (usual.measured, worst.measured) == (pytest.approx((1.0 + 1.2 / 0.9) / 2), pytest.approx(1.2 / 0.9))
 
 
-def test_a_quiet_tenant_that_is_refused_does_not_pass_for_one_that_waits_for_nothing(monkeypatch):
-    monkeypatch.setattr(fairness, "quiet_firsts", lambda _, *, beside: [1.0] * (98 if beside else 100))
-    answered = fairness.quiet_lines(2)[0]
+def test_a_quiet_tenant_that_is_refused_does_not_pass_for_one_that_waits_for_nothing():
+    answered = fairness.quiet_lines([[1.0] * 98], [[1.0] * 100])[0]
     assert (answered.measured, answered.is_met) == (pytest.approx(2), False)
-
-
-def test_a_share_of_plain_vtcs_gap_is_of_all_seeds_and_not_of_the_one_in_the_middle(monkeypatch):
-    gaps = {"vtc": [2_000.0, 2_000.0, 16_000.0, 20_000.0], "fair": [4_000.0] * 4, "clairvoyant": [2_000.0] * 4}
-    gaps |= {"fifo": [0.0], "vtc_in_a_mesh": [20_000.0] * 4}
-    monkeypatch.setattr(fairness, "gap", lambda seed, tenants, shards, policy: gaps[policy][seed])
-    monkeypatch.setattr(fairness, "WORKLOADS", {"even": ()})
-    found = {line.figure: line.measured for line in fairness.gap_lines(4, lambda _: None)}
-    assert found["even, 1 shard: gap, of plain VTC's"] == 40
-    assert found["even, 1 shard: gap of an order that knows all, of plain VTC's"] == 20
-    assert found["even, 1 shard: gap, of plain VTC's with no more news than ours has"] == 20
 
 
 def test_recovered_is_from_when_on_nothing_fails_again():
