@@ -18,6 +18,7 @@ from faults_planting import (
     nobody_hears_of_poison,
     poison_comes_twice,
     poison_goes_on_by_an_edge_that_knows_of_no_loss,
+    poison_goes_on_while_its_scheduler_hears_nobody,
     stays,
 )
 from penstock.auth.accounts import Accounts
@@ -46,6 +47,7 @@ from penstock.worker import refusals
 from penstock.worker.attachment import Attachment
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.outcry import Outcry
 from penstock.worker.probation import Probation
 from penstock.worker.runs import RunBook
 
@@ -222,6 +224,11 @@ def queues_do_not_hear_of_suspects(*_):
 @mutant(Blames, "bar", world=nobody_hears_of_poison)
 def lost_runs_do_not_wait_for_workers_that_nobody_heard(_, self, ticket, now):
     return self.refusal(ticket.fingerprint, now) is not None
+
+
+@mutant(Outcry, "tell", world=poison_goes_on_while_its_scheduler_hears_nobody)
+def a_workers_own_scheduler_alone_hears_of_suspects(*_):
+    pass
 
 
 @mutant(RunBook, "_leave_ghost", world=edges_die_of_poison)

@@ -14,6 +14,7 @@ MUTANTS = {}
 
 GENERATE, SESSION = "penstock.v1.Inference/Generate", "penstock.v1.Inference/Session"
 SUBMIT, DISPATCH = "penstock.mesh.v1.QueueService/Submit", "penstock.mesh.v1.QueueService/Dispatch"
+ATTACH = "penstock.mesh.v1.SchedulerService/Attach"
 ADMIT, EXECUTE = "penstock.mesh.v1.AdmissionService/Admit", "penstock.mesh.v1.WorkerService/Execute"
 
 
@@ -97,6 +98,18 @@ def poison_goes_on_by_an_edge_that_knows_of_no_loss(planned, draw):
     ask = next(each for each in poisoned.asks if each.poison_at is not None)
     shape = replace(planned.shape, edges=2, schedulers=1, workers=2)
     deaf = Fault(act=Act.KILL, seconds=0.3, victim="scheduler", pick=0, at=ask.at + draw.uniform(0.02, 0.04))
+    lost = Fault(act=Act.KILL, seconds=2.0, victim="edge", pick=0, point=Point(EXECUTE, TO_CLIENT, "step"), nth=3)
+    later = replace(ask, tokens=max(4, ask.tokens), poison_at=3)
+    return replace(planned, shape=shape, asks=(later,), counts=(), faults=(deaf, lost))
+
+
+def poison_goes_on_while_its_scheduler_hears_nobody(planned, draw):
+    """A request crashes an engine when the worker cannot reach its own scheduler, and its edge is lost as well."""
+    poisoned = with_poison(planned, draw)
+    ask = next(each for each in poisoned.asks if each.poison_at is not None)
+    shape = replace(planned.shape, edges=2, schedulers=2, workers=2)
+    act, victim = draw.choice(((Act.HOLE, "worker"), (Act.FREEZE, "scheduler")))
+    deaf = Fault(act=act, seconds=1.5, victim=victim, pick=0, point=Point(ATTACH, TO_SERVER, "started"))
     lost = Fault(act=Act.KILL, seconds=2.0, victim="edge", pick=0, point=Point(EXECUTE, TO_CLIENT, "step"), nth=3)
     later = replace(ask, tokens=max(4, ask.tokens), poison_at=3)
     return replace(planned, shape=shape, asks=(later,), counts=(), faults=(deaf, lost))

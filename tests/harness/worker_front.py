@@ -38,6 +38,7 @@ class FakeScheduler(SchedulerServiceServicer):
         self.reports = asyncio.Queue()
         self.served = {}  # by lease: all that was told, in order
         self.cached = set()  # names of blocks in the worker's prefix cache
+        self.outcries = asyncio.Queue()  # whom workers blame, each time it is said beside an attachment
         self.worker = Hello()
         self.peer = None
 
@@ -45,12 +46,15 @@ class FakeScheduler(SchedulerServiceServicer):
         async with accepted(
             context, AttachResponse, Hello(protocol=PROTOCOL, instance_id="s1", tier="scheduler")
         ) as peer:
-            self.peer, self.worker = peer, peer.hello
+            is_outcry = False
             try:
                 async for frame in peer:
+                    is_outcry |= frame.HasField("blamed")
+                    if frame.HasField("profile"):
+                        self.peer, self.worker = peer, peer.hello
                     self.take(frame)
             finally:
-                self.left.put_nowait(peer.ended)
+                (self.outcries if is_outcry else self.left).put_nowait(peer.ended)
 
     def take(self, frame):
         kind = frame.WhichOneof("frame")
@@ -58,6 +62,8 @@ class FakeScheduler(SchedulerServiceServicer):
             self.reports.put_nowait(frame.report)
         elif kind == "profile":
             self.profiles.put_nowait(frame.profile)
+        elif kind == "blamed":
+            self.outcries.put_nowait({blame.fingerprint: blame.is_guilty for blame in frame.blamed.blames})
         elif kind == "started":
             self.said.put_nowait(("started", frame.started.lease_id))
         elif kind == "released":

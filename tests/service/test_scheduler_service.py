@@ -13,6 +13,7 @@ from penstock.chassis.streams import PROTOCOL
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1.queue_pb2 import Head, Recalled
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from penstock.mesh.v1.ticket_pb2 import Blame
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import ticket
 from scheduler_streams import PATIENCE, scheduler_of, shard_server, worker_at
@@ -204,6 +205,25 @@ async def test_a_worker_without_a_profile_is_refused_in_words():
                 while True:
                     assert await call.read() is not grpc.aio.EOF
         assert error_from_rpc(failure.value).reason == "PROFILE_INVALID"
+
+
+async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
+    blame = Blame(fingerprint=5)
+    blame.lasts.seconds = 30
+    async with (
+        shard_server("queue-1") as shard,
+        scheduler_of(shard) as scheduler,
+        channel(scheduler.address) as to_scheduler,
+    ):
+        call = SchedulerServiceStub(to_scheduler).Attach()
+        hello = Hello(protocol=PROTOCOL, instance_id="w", tier="worker", address="127.0.0.1:1")
+        await call.write(scheduler_pb2.AttachRequest(hello=hello))
+        assert not (await shard.hear("catalog")).blames
+        for blames in ([blame], []):
+            await call.write(scheduler_pb2.AttachRequest(blamed=scheduler_pb2.Blamed(blames=blames)))
+            said = await shard.hear("catalog")
+            assert [each.fingerprint for each in said.blames] == [each.fingerprint for each in blames]
+        call.cancel()
 
 
 async def test_a_drain_tells_both_sides_and_gives_no_more_credit():

@@ -88,6 +88,8 @@ class SchedulerService(SchedulerServiceServicer):
 
     def _from_worker(self, key: str, hello: Hello, frame: scheduler_pb2.AttachRequest) -> list[out.Effect]:
         kind, is_known = frame.WhichOneof("frame"), key in self._dispatcher.fleet
+        if kind == "blamed":
+            return self._dispatcher.blamed(hello.address, frame.blamed.blames, self._now())
         if kind == "profile" and not is_known:
             blames = frame.profile.blames
             if frame.profile == scheduler_pb2.Profile(blames=blames):

@@ -26,7 +26,7 @@ async def run(config: WorkerConfig) -> None:
     ) as server:
         hello.address = server.address
         front.on_ready = lambda is_ready: server.set_ready(is_ready=is_ready)
-        async with background(front.engine.run(), front.watch_engine(), front.attachment.run()):
+        async with background(front.engine.run(), front.watch_engine(), front.attachment.run(), front.outcry.run()):
             stop = await stop_requested()
             await front.drain(config.drain_grace if stop.grace is None else stop.grace, stop.hurried)
 

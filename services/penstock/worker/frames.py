@@ -136,6 +136,10 @@ def blamed_frame(blames: Iterable[Blame]) -> scheduler_pb2.AttachRequest:
     return scheduler_pb2.AttachRequest(released=scheduler_pb2.Released(blames=map(_blame, blames)))
 
 
+def outcry_frame(blames: Iterable[Blame]) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(blamed=scheduler_pb2.Blamed(blames=map(_blame, blames)))
+
+
 def _blame(blame: Blame) -> BlameMessage:
     message = BlameMessage(fingerprint=blame.fingerprint, is_guilty=blame.is_guilty)
     set_seconds(message.lasts, blame.lasts)

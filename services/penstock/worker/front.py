@@ -29,6 +29,7 @@ from penstock.worker.engine_link import EngineLink
 from penstock.worker.engine_state import EngineState
 from penstock.worker.frames import apart_message, ended_frame, grant_from, profile_message, run_from, step_frame
 from penstock.worker.leases import LeaseBook
+from penstock.worker.outcry import Outcry
 from penstock.worker.runs import RunBook
 
 log = structlog.get_logger()
@@ -56,6 +57,7 @@ class Front:
             python=config.engine_python,
         )
         self.attachment = Attachment(config.schedulers, hello, profile=self._profile, on_frame=self._hear_scheduler)
+        self.outcry = Outcry(config.schedulers, hello, lambda: self.book.trials.blamed(time.time()))
         self._accounts = RunAccounts(self.state.figures)
         self._peers: dict[int, EdgePeer] = {}
         self._streams = 0  # opened since the start
@@ -208,6 +210,7 @@ class Front:
         blames = self.book.trials.blamed(time.time())
         if blames:
             self.attachment.blamed(blames)
+            self.outcry.tell()
         self.attachment.detach("the engine died")
         if blames and not self.book.is_draining:
             self.attachment.attach()  # as one that takes nothing
@@ -245,6 +248,8 @@ class Front:
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             self._acts[type(effect)](effect)
+        if self.outcry.is_on:
+            self.outcry.tell()
         self._rearm()
         self._changed.set()
 

@@ -22,7 +22,8 @@ class Probation:
     5. Whoever is a suspect is tried though nobody waits for its answer any more: the same request may come again.
     6. An engine that is killed from outside says nothing of what it had: who was being tried is tried again.
     7. A scheduler is told of it all the while, though this worker takes nothing: one that starts again, or that the
-       worker could not reach before, is to hear of a suspect before it places it elsewhere. Queues give them time.
+       worker could not reach before, is to hear of a suspect before it places it elsewhere. Queues give them time. The
+       others are told as well, as the worker's own may be out of hearing without anybody's having noticed.
 
     So a run that crashes every engine at some token does so twice, on one worker, and nobody else is told it was him.
     """

@@ -36,6 +36,7 @@ class AttachRequest(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     CACHE_NEWS_FIELD_NUMBER: _builtins.int
+    BLAMED_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -74,6 +75,10 @@ class AttachRequest(_message.Message):
         """What has changed in its prefix cache."""
 
     @_builtins.property
+    def blamed(self) -> Global___Blamed:
+        """Whom the worker blames, on a stream on which nothing else is said: the one that it is attached by may be silent."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttachRequest]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -89,13 +94,14 @@ class AttachRequest(_message.Message):
         end: _stream_pb2.End | None = ...,
         progress: Global___Progress | None = ...,
         cache_news: Global___CacheNews | None = ...,
+        blamed: Global___Blamed | None = ...,
         more: _abc.Iterable[Global___AttachRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blamed", b"blamed", "cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blamed", b"blamed", "cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "profile", "report", "started", "released", "heartbeat", "end", "progress", "cache_news"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "profile", "report", "started", "released", "heartbeat", "end", "progress", "cache_news", "blamed"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -410,6 +416,32 @@ class Released(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Released: _TypeAlias = Released  # noqa: Y015
+
+@_typing.final
+class Blamed(_message.Message):
+    """Blamed is what a worker that lost its engine tells every scheduler, while it finds out whom to blame and once at the
+    end. Its stream has no profile and no effect but that.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def blames(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.Blame]:
+        """All of them, replacing what it said before."""
+
+    def __init__(
+        self,
+        *,
+        blames: _abc.Iterable[_ticket_pb2.Blame] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blames", b"blames"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Blamed: _TypeAlias = Blamed  # noqa: Y015
 
 @_typing.final
 class AttachResponse(_message.Message):
