@@ -233,6 +233,19 @@ def test_a_lease_that_may_not_have_started_is_taken_back_once_its_ticket_is_blam
     assert recalls(hear_blames(shard, said(5, is_guilty=is_guilty))) == []
 
 
+@pytest.mark.parametrize(("is_guilty", "reason"), [(False, "SUSPECT"), (True, "ENGINE_CRASHED")])
+def test_a_lease_whose_scheduler_is_gone_is_taken_back_from_the_edge_that_has_it(is_guilty, reason):
+    shard = shard_with_two_waiting()
+    shard.join("t")
+    shard.credit(2)
+    shard.place("x"), shard.place("y", lease_id="other")
+    shard.lose("s")
+    effects = hear_blames(shard, said(5, is_guilty=is_guilty), scheduler="t")
+    assert (sheds(effects), recalls(effects)) == ({"x": reason}, [])
+    shard.hear(shard.book.withdraw("e", ["x"]))
+    assert [each.ticket_id for each in shard.book.charges] == ["y"], "whom nobody runs nobody speaks of"
+
+
 def test_a_lease_that_comes_for_a_ticket_that_was_blamed_meanwhile_is_given_to_nobody():
     shard = shard_with_two_waiting()
     shard.join("t")

@@ -183,6 +183,22 @@ def test_a_lease_that_cannot_be_started_in_time_is_given_up():
     assert flight.attempt == 2
 
 
+def test_a_lease_that_the_queue_takes_back_is_not_started_and_its_ticket_asked_for_again():
+    flight = queued_flight()
+    flight.leased(lease(), 10.0)
+    assert flight.shed(Unavailable("", reason="SUSPECT", retry_after=1.0), 10.5, is_passing=True) == [
+        Withdraw(),
+        Enqueue(),
+    ]
+    assert (flight.state, flight.attempt, flight.losses.count) == (State.QUEUED, 2, 0)
+
+
+def test_a_run_goes_on_whatever_the_queue_says_of_its_lease():
+    flight = running_flight()
+    assert flight.shed(Unavailable("", reason="SUSPECT", retry_after=1.0), 11.0, is_passing=True) == []
+    assert flight.state is State.RUNNING
+
+
 def test_a_lease_of_an_earlier_attempt_is_left_to_lapse():
     flight = running_flight()
     flight.worker_lost(11.0, died=True)

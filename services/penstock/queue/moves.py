@@ -7,7 +7,7 @@ from itertools import islice
 from penstock.chassis.errors import PenstockError
 from penstock.queue.admission import Admission
 from penstock.queue.effects import Effect, Left, Recalled, Shed
-from penstock.queue.errors import Guilty, NoWorker
+from penstock.queue.errors import Guilty, NoWorker, Suspect
 from penstock.queue.placed import Placed
 from penstock.queue.presence import Presence
 from penstock.queue.seats import Seats
@@ -141,7 +141,8 @@ class Moves:
         return [effect for ticket in found for effect in self.drop(ticket, self._never(ticket))]
 
     def part_from(self, blamed: Mapping[int, bool]) -> list[Effect]:
-        """Drop what would crash every engine, be it on its way to a scheduler, and have no lease of it started.
+        """Drop what would crash every engine, be it on its way to a scheduler, and have no lease of it started: by the
+        scheduler that gave it, which tells the worker, or where that is gone by the edge that has it.
 
         `blamed`: those of whom there is news, and whether they are guilty.
         """
@@ -149,7 +150,14 @@ class Moves:
             return []
         guilty = [each for each in self.tickets.values() if blamed.get(each.fingerprint)]
         dropped = [effect for ticket in guilty for effect in self.drop(ticket, Guilty())]
-        return [*dropped, *self.recall(self._placed.like(blamed), "SUSPECT")]
+        placed = self._placed.like(blamed)
+        known = [key for key, each in placed.items() if each.scheduler in self._seats]
+        others = [
+            Shed(each.edge, key, Guilty() if blamed[each.fingerprint] else Suspect())
+            for key, each in placed.items()
+            if each.scheduler not in self._seats
+        ]
+        return [*dropped, *self.recall(known, "SUSPECT"), *others]
 
     def _abandoned(self) -> Iterator[WaitingTicket]:
         """Yield those whose model nobody came back for in time; the caller drops each before it asks for the next."""

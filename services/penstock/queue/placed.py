@@ -40,8 +40,8 @@ class Placed:
     def of_edge(self, edge: str) -> list[str]:
         return [ticket_id for ticket_id, each in self._placements.items() if each.edge == edge]
 
-    def like(self, fingerprints: Container[int]) -> list[str]:
-        return [ticket_id for ticket_id, each in self._placements.items() if each.fingerprint in fingerprints]
+    def like(self, fingerprints: Container[int]) -> dict[str, Placement]:
+        return {key: each for key, each in self._placements.items() if each.fingerprint in fingerprints}
 
     def expire(self, now: float) -> None:
         while self._placements and next(iter(self._placements.values())).until <= now:

@@ -26,6 +26,10 @@ class Probation:
        others are told as well, as the worker's own may be out of hearing without anybody's having noticed.
 
     So a run that crashes every engine at some token does so twice, on one worker, and nobody else is told it was him.
+    Two things nobody can know in time. The same request sent twice may run on two workers when the first of them loses
+    its engine: to keep one from running beside the other would cost all who ask the same, and they are many. And where
+    a worker has one scheduler alone, which falls silent just then, a request whose edge is lost as well is placed
+    elsewhere until the silence is noticed.
     """
 
     held: list[Run] = field(default_factory=list)  # wait for their turn

@@ -151,7 +151,12 @@ class Flight:
         return []
 
     def shed(self, error: PenstockError, now: float, *, is_passing: bool = False) -> list[Effect]:
-        """The queue will not serve the ticket; `is_passing`: for a reason that is over in a moment."""
+        """The queue will not serve the ticket, or have its lease started; `is_passing`: for a moment."""
+        if self.state is State.LEASED:
+            return [
+                Withdraw(),
+                *self._run_lost(now, died=False, never_ran=True),
+            ]  # asked again, it says so of the ticket
         if self.state is not State.QUEUED:
             return []
         lacks_worker, wait = error.reason == "NO_WORKER", error.retry_after or self._limits.retry
@@ -288,11 +293,8 @@ class Flight:
             return [Withdraw(), *self._run_lost(now, died=False)]
         retry_after = self._limits.patience / 10
         if self.state is State.RESERVING:
-            text, reason = "auth does not answer", "AUTH_LOST"
-        else:
-            text, reason = "no queue can be reached", "QUEUE_LOST"
-        text = f"{text}; retry in {retry_after:g} s"
-        return self.fail(Unavailable(text, reason=reason, retry_after=retry_after), now)
+            return self.fail(_lost("auth does not answer", "AUTH_LOST", retry_after), now)
+        return self.fail(_lost("no queue can be reached", "QUEUE_LOST", retry_after), now)
 
     def _run_lost(self, now: float, *, died: bool, never_ran: bool = False) -> list[Effect]:
         """Go back to the queue with what was emitted; the next run continues with the same text."""
@@ -358,3 +360,7 @@ class Flight:
         made = self.output_tokens if output_tokens is None else output_tokens
         has_run = made > 0 or (self._run is not None and self._run.has_prefilled)
         return [Settle(self.prompt_tokens if has_run else 0, made, outcome)]
+
+
+def _lost(text: str, reason: str, retry_after: float) -> Unavailable:
+    return Unavailable(f"{text}; retry in {retry_after:g} s", reason=reason, retry_after=retry_after)
