@@ -1,0 +1,29 @@
+"""What an image installs is what runs from a checkout: no file that the code reads stays behind."""
+
+import subprocess
+import tomllib
+from fnmatch import fnmatch
+from pathlib import PurePath
+
+from paths import REPO
+
+CODE, SHOWN = (
+    (".py", ".pyi"),
+    (".png",),
+)  # setuptools takes the first by itself; the second is for readers of the README
+
+
+def test_every_file_beside_the_code_is_packaged():
+    told = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+    globs = told["tool"]["setuptools"]["package-data"]["*"]
+    command = ["git", "ls-files", "services/penstock"]
+    tracked = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout.split()
+    files = [PurePath(each) for each in tracked if PurePath(each).suffix not in (*CODE, *SHOWN)]
+    assert len(files) >= 10
+    assert [str(each) for each in files if not any(fnmatch(within_package(each), glob) for glob in globs)] == []
+
+
+def within_package(file):
+    """Return its path from the innermost package that has it, as package-data's globs are read."""
+    package = next(each for each in file.parents if (REPO / each / "__init__.py").exists() or each.name == "penstock")
+    return str(file.relative_to(package))
