@@ -1,8 +1,9 @@
 """Far past its limit the mesh still does what it did at its limit, and does it in time: beside what others do."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard import clairvoyant
 from penstock.cli.scorecard.card import Card, Line, at_most, percentile, told
 from penstock.cli.scorecard.overload_plot import plot_overload
+from penstock.cli.scorecard.parallel import Cores, all_cores
 from penstock.cli.scorecard.saying import saying
 from penstock.cli.scorecard.worlds import arrivals, chat, least, most, world
 from penstock.simulator.figures import figures_of, weighted
@@ -72,19 +74,18 @@ async def overload(asked: OverloadOptions, _: MeshOptions, console: Console) -> 
 
 
 def prove(asked: OverloadOptions, console: Console) -> Card:
-    with saying(console) as say:
+    with saying(console) as say, all_cores(say) as cores:
         say("looking for the load that FIFO still serves")
         limit = knee(scenario(0, 1.0))
         seeds = range(asked.seeds)
-        ours = sweep("penstock", LOADS, seeds, limit, say)
-        others = {policy: sweep(policy, (1.0, *GOALS), range(2), limit, say) for policy in BASELINES}
+        ours = sweep("penstock", LOADS, seeds, limit, cores)
+        others = {policy: sweep(policy, (1.0, *GOALS), range(2), limit, cores) for policy in BASELINES}
         card = Card(proof="overload")
         card.lines.append(told("knee of FIFO", limit * 16.0, "requests/s"))
         card.lines += goodput_lines(ours)
         card.lines += baseline_lines(others, ours)
-        say("lengths unknown, clients that leave")
-        card.lines += noise_lines(seeds, limit, ours)
-        card.lines += poison_lines([run(_abandoning(seed, 3.0 * limit)) for seed in seeds])
+        card.lines += noise_lines(cores.each_of(run, _noisy(seeds, 3.0 * limit), "worlds of unknown lengths"), ours)
+        card.lines += poison_lines(cores.each_of(run, _abandoning(seeds, 3.0 * limit), "worlds of clients that leave"))
         say("what was predicted, and whom a clairvoyant would have refused")
         runs = [Simulation(scenario(seed, 3.0 * limit)).run() for seed in seeds]
         card.lines += prediction_lines(runs)
@@ -110,12 +111,10 @@ def run(asked: Scenario) -> Figures:
     return {**figures_of(simulation), "late_share": _late_share(simulation)}
 
 
-def sweep(policy: str, loads: Sequence[float], seeds: Sequence[int], limit: float, say: Callable[[str], None]) -> Sweep:
-    found = Sweep()
-    for load in loads:
-        say(f"{policy} at {load:g} times the knee")
-        found.figures[load] = [run(scenario(seed, load * limit, policy)) for seed in seeds]
-    return found
+def sweep(policy: str, loads: Sequence[float], seeds: Sequence[int], limit: float, cores: Cores) -> Sweep:
+    asked = [scenario(seed, load * limit, policy) for load in loads for seed in seeds]
+    found = iter(cores.each_of(run, asked, f"worlds of {policy}"))
+    return Sweep({load: list(islice(found, len(seeds))) for load in loads})
 
 
 def goodput_lines(ours: Sweep) -> list[Line]:
@@ -142,12 +141,10 @@ def baseline_lines(others: Mapping[str, Sweep], ours: Sweep) -> list[Line]:
     ]
 
 
-def noise_lines(seeds: Sequence[int], limit: float, ours: Sweep) -> list[Line]:
+def noise_lines(unknown: Sequence[Figures], ours: Sweep) -> list[Line]:
     """What callers declare is up to four times too much, and says little of what comes."""
-    costs = []
-    for seed in seeds:
-        unknown = run(scenario(seed, 3.0 * limit, over_declare=2.5, declare_noise=NOISE))
-        costs.append(100 - 100 * unknown[KINDS["tokens"]] / ours.figures[3.0][seed][KINDS["tokens"]])
+    kind = KINDS["tokens"]
+    costs = [100 - 100 * each[kind] / known[kind] for each, known in zip(unknown, ours.figures[3.0], strict=True)]
     return most("goodput lost where lengths are unknown", costs, NOISE_COST)
 
 
@@ -242,5 +239,9 @@ def _late_share(seen: Simulation) -> float:
     return sum(first > seen.scenario.targets.ttft for first in firsts) / len(firsts) if firsts else 1.0
 
 
-def _abandoning(seed: int, load: float) -> Scenario:
-    return scenario(seed, load, client=ABANDONS)
+def _noisy(seeds: Sequence[int], load: float) -> list[Scenario]:
+    return [scenario(seed, load, over_declare=2.5, declare_noise=NOISE) for seed in seeds]
+
+
+def _abandoning(seeds: Sequence[int], load: float) -> list[Scenario]:
+    return [scenario(seed, load, client=ABANDONS) for seed in seeds]
