@@ -68,6 +68,18 @@ async def test_a_cancel_comes_back_with_the_workers_receipt_and_the_others_go_on
         assert mesh.workers[0].cancels.empty()
 
 
+async def test_operators_see_how_soon_cancels_are_acknowledged(receiver):
+    async with edge_mesh() as mesh, session(mesh) as client:
+        mesh.workers[0].pause_at = 3
+        client.generate(1, max_output_tokens=10)
+        await mesh.workers[0].paused.get()
+        client.cancel(1)
+        await client.next("cancelled")
+    seen = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.acknowledged")
+    assert sum(point.count for point in seen.histogram.data_points) >= 1
+    assert seen.unit == "s"
+
+
 async def test_a_request_that_fails_fails_alone():
     async with edge_mesh() as mesh, session(mesh) as client:
         mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=2.0))
