@@ -10,6 +10,7 @@ from rich.console import Console
 from penstock.cli.bench.history import OK, History
 from penstock.cli.plan import MeshOptions
 from penstock.cli.scorecard.card import Card, at_least, at_most, told
+from penstock.cli.scorecard.parallel import all_cores
 from penstock.cli.scorecard.saying import saying
 from penstock.cli.scorecard.worlds import RATE, chat, world
 from penstock.simulator.arrivals import Poisson, Window
@@ -43,15 +44,10 @@ async def recovery(asked: RecoveryOptions, _: MeshOptions, console: Console) -> 
 
 def prove(asked: RecoveryOptions, console: Console) -> Card:
     card = Card(proof="recovery")
-    with saying(console) as say:
-        times, attempts = [], []
-        for seed in range(asked.seeds):
-            say(f"seed {seed} of {asked.seeds}")
-            seen = Simulation(scenario(seed, "penstock")).run()
-            times.append(recovered_after([each.history for each in seen.ledger.requests]))
-            attempts.append(sum(each.tries for each in seen.ledger.requests) / len(seen.ledger.requests))
-        say("what others do")
-        others = {policy: Simulation(scenario(0, policy)).run().ledger.requests for policy in BASELINES}
+    with saying(console) as say, all_cores(say) as cores:
+        ours = cores.each_of(burst, [scenario(seed, "penstock") for seed in range(asked.seeds)], "bursts")
+        others = cores.each_of(burst, [scenario(0, policy) for policy in BASELINES], "bursts with others' policies")
+    times, attempts = zip(*ours, strict=True)
     within = sum(each <= WITHIN for each in times)
     card.lines += [
         told("bursts", asked.seeds),
@@ -60,8 +56,8 @@ def prove(asked: RecoveryOptions, console: Console) -> Card:
         at_most("recovered after, worst", max(times), WITHIN, "s"),
         told("attempts per request, median", median(attempts)),
         *(
-            told(f"{BASELINES[policy]}: recovered after", recovered_after([each.history for each in requests]), "s")
-            for policy, requests in others.items()
+            told(f"{name}: recovered after", after, "s")
+            for name, (after, _) in zip(BASELINES.values(), others, strict=True)
         ),
     ]
     card.notes.append(f"{DURATION - END - SPAN:g} s: not while it was looked at")
@@ -72,6 +68,12 @@ def scenario(seed: int, policy: str) -> Scenario:
     burst = Window(BEGIN, END, BURST / CALM)
     asking = chat(Poisson(CALM * RATE, (burst,)), client=STUBBORN)
     return world("recovery", asking, policy=policy, seed=seed, duration=DURATION)
+
+
+def burst(asked: Scenario) -> tuple[float, float]:
+    """Return the s after which it was over, and the attempts per request."""
+    requests = Simulation(asked).run().ledger.requests
+    return recovered_after([each.history for each in requests]), sum(each.tries for each in requests) / len(requests)
 
 
 def recovered_after(histories: Sequence[History]) -> float:
