@@ -14,6 +14,7 @@ import penstock.cli
 from faults_mutants import MUTANTS
 from penstock.cli.__main__ import cli
 from penstock.faults import stage
+from penstock.faults.plan import Twist
 from penstock.faults.run import forget, run_plan, run_seed
 from penstock.faults.sweep import Tally, replay, sweep
 from penstock.faults.world import World
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 SERVICES = Path(penstock.cli.__file__).parents[1]
 DRAWS = re.compile(r"\brandom\.(random|uniform|choice|choices|sample|shuffle|randint|randrange|getrandbits|gauss)\(")
 SEEDS = 300  # each time; `penstock faults --seeds 10000` runs more
+LONG_SEEDS = 60  # likewise, with `--longest-freeze 40`; they take four times as long
 PROVEN = 100  # seeds within which each planted bug is found; most take one or two
 
 
@@ -37,6 +39,14 @@ def test_no_seed_breaks_a_promise():
     assert tally.requests > 5 * SEEDS
     assert tally.points_hit > 65  # of 71; a few are rare
     assert len(tally.acts) == 7
+
+
+def test_no_seed_breaks_a_promise_where_processes_stand_still_for_longer_than_their_peers_wait():
+    tally = Tally()
+    for outcome in sweep(range(LONG_SEEDS), Twist(longest_freeze=40.0)):
+        tally.add(outcome)
+    assert {outcome.plan.seed: outcome.violations for outcome in tally.failing} == {}
+    assert tally.acts["freeze"] > 0.8 * LONG_SEEDS
 
 
 def test_a_seed_replays_exactly_whoever_runs_it_and_whatever_ran_before():
