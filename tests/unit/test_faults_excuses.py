@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from penstock.client import RetryPolicy
 from penstock.edge.config import EdgeConfig
 from penstock.faults.excuses import PATIENCE, RECOVERY, Span, common, excuses, merged
-from penstock.faults.plan import Act, Fault
+from penstock.faults.plan import Act, Ask, Fault
 from penstock.faults.run import run_plan
-from penstock.faults.twists import plan
+from penstock.faults.tiers import Shape
+from penstock.faults.twists import BUFFER, plan
 from penstock.queue.config import QueueConfig
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
@@ -78,6 +79,15 @@ def test_worlds_wait_for_as_long_as_the_judge_believes():
     planned = QueueConfig().patience, RetryPolicy().patience
     assert planned == (PATIENCE, PATIENCE)
     assert EdgeConfig().patience >= PATIENCE
+
+
+def test_a_request_that_goes_on_after_a_standstill_is_waited_for_however_long_that_was():
+    ask = Ask(at=0.1, prompt=(1, 2, 3), tokens=28, seed=None, ignore_eos=True, stalls_at=3, stalls_for=8.0)
+    planned = replace(plan(3), asks=(ask,), counts=(), shape=Shape(edges=1, queues=1, client_buffer=BUFFER))
+    frozen = Fault(act=Act.FREEZE, seconds=PATIENCE * 5.5, victim="queue", pick=0.0, at=0.05)
+    outcome = run_plan(replace(planned, faults=(frozen,)))
+    assert outcome.happened
+    assert outcome.violations == ()
 
 
 def test_what_strikes_after_all_answers_is_waited_for_as_well():

@@ -190,12 +190,9 @@ def _ask(stand: Stand, seen: Sequence[Seen], patience: float, counted: Sequence[
     def is_over() -> bool:
         return all(each.done() for each in asked)
 
-    while not is_over():
-        limit = max(world.now, nemesis.until) + patience
-        if not world.run(is_over, limit=limit) and max(world.now, nemesis.until) + patience > limit + LOOK:
-            return
-        if world.now >= limit:
-            return
+    began = world.now
+    while not is_over() and world.now < (limit := max(began, nemesis.until) + patience):  # what strikes moves it
+        world.run(is_over, limit=limit)
 
 
 def _clients(stand: Stand, name: str, seen: Sequence[Seen], counted: Sequence[Counted] = ()) -> asyncio.Task[None]:
