@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -24,6 +25,7 @@ def by(role):
 CAPS = [
     ("request_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("request_id", "aZ9._:-", "a b"),
+    ("answer_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("model", "é" * (limits.MODEL_BYTES // 2), "é" * (limits.MODEL_BYTES // 2) + "x"),
     ("input", TextInput("é" * (limits.TEXT_BYTES // 2)), TextInput("é" * (limits.TEXT_BYTES // 2) + "x")),
     ("input", said(["x" * (limits.TEXT_BYTES - 1), "y"]), said(["x" * limits.TEXT_BYTES, "y"])),
@@ -72,6 +74,12 @@ def test_a_value_at_the_cap_is_taken_and_one_beyond_it_is_refused_by_name(field,
     with pytest.raises(InvalidArgument) as refusal:
         validate(spec(**{field: beyond}))
     assert [each.field for each in refusal.value.field_violations] == [field]
+
+
+def test_no_field_is_without_a_cap_but_for_those_that_are_true_or_false():
+    capped = {field for field, *_ in CAPS}
+    free = {each.name for each in dataclasses.fields(RequestSpec) if each.name not in capped}
+    assert {name for name in free if not isinstance(getattr(spec(), name), bool)} == set()
 
 
 def test_the_default_of_every_field_is_allowed():
