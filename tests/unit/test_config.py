@@ -25,7 +25,7 @@ class GateConfig(ServiceConfig):
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
         if self.depth < 1:
-            raise ValueError("depth must be at least 1")
+            raise ValueError("PENSTOCK_GATE_DEPTH must be at least 1")
 
 
 def gate(**variables: str) -> GateConfig:
@@ -69,14 +69,14 @@ def test_a_bad_value_is_refused_with_what_is_allowed(name, text, allowed):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"DEPTH": "0"}, "depth must be at least 1"),
-        ({"DRAIN_GRACE": "-1"}, "drain_grace must not be negative"),
-        ({"LISTEN": "7001"}, "listen must be host:port"),
-        ({"LISTEN": "127.0.0.1:70000"}, "listen must be host:port"),
-        ({"METRICS_LISTEN": ":x"}, "metrics_listen must be host:port"),
+        ({"DEPTH": "0"}, "PENSTOCK_GATE_DEPTH must be at least 1"),
+        ({"DRAIN_GRACE": "-1"}, "PENSTOCK_GATE_DRAIN_GRACE must not be negative"),
+        ({"LISTEN": "7001"}, "PENSTOCK_GATE_LISTEN must be host:port"),
+        ({"LISTEN": "127.0.0.1:70000"}, "PENSTOCK_GATE_LISTEN must be host:port"),
+        ({"METRICS_LISTEN": ":x"}, "PENSTOCK_GATE_METRICS_LISTEN must be host:port"),
     ],
 )
-def test_a_value_out_of_range_is_refused(variables, message):
+def test_a_value_out_of_range_is_refused_by_the_name_of_its_variable(variables, message):
     with pytest.raises(ConfigError, match=message):
         gate(**variables)
 

@@ -91,8 +91,15 @@ def load(cls: type[Config], tier: str, environ: Mapping[str, str] = os.environ) 
         try:
             return cls(**values)
         except ValueError as error:
-            faults.append(str(error))
+            faults.append(_by_variable(str(error), cls, tier))
     raise ConfigError("\n".join(faults))
+
+
+def _by_variable(message: str, cls: type[ServiceConfig], tier: str) -> str:
+    """What a config says of one of its fields, by the name under which an operator knows it."""
+    name, space, rest = message.partition(" ")
+    is_field = name in {each.name for each in dataclasses.fields(cls)}
+    return f"{variable_prefix(tier)}{name.upper()}{space}{rest}" if is_field else message
 
 
 def describe(config: ServiceConfig, tier: str) -> str:

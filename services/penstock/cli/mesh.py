@@ -18,7 +18,9 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from penstock.auth.keys import key_id_of
 from penstock.chassis.channels import channel
+from penstock.chassis.config import ConfigError
 from penstock.cli.plan import BASE_PORT, MeshOptions, MeshPlan, ProcessSpec, plan_mesh
 from penstock.cli.processes import Child, ChildFailedError, Processes
 from penstock.cli.state import MeshNote, ProcessNote, note_path, state_folder, write_note
@@ -232,6 +234,17 @@ def _is_free(port: int) -> bool:
     return True
 
 
+def _own_key() -> str:
+    """Return the key that callers are to have; raises ConfigError where the one that is given is none."""
+    given = os.environ.get("PENSTOCK_API_KEY", "")
+    if given and not key_id_of(given):
+        message = (
+            "PENSTOCK_API_KEY must look like pk_ID_SECRET with a secret of 22 letters and digits or more; or unset it"
+        )
+        raise ConfigError(message)
+    return given or f"pk_dev_{secrets.token_hex(16)}"
+
+
 def _check_ports(plan: MeshPlan) -> None:
     for spec in plan.processes:
         for address in filter(None, (spec.address, spec.http, spec.admin)):
@@ -262,7 +275,7 @@ async def local_mesh(
     if options.base_port == 0:
         options = replace(options, base_port=free_base_port())
     folder = state_folder() / f"mesh-{options.base_port}"
-    api_key = os.environ.get("PENSTOCK_API_KEY") or f"pk_dev_{secrets.token_hex(16)}"
+    api_key = _own_key()
     plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=os.cpu_count() or 1)
     _check_ports(plan)
     shutil.rmtree(folder, ignore_errors=True)  # of a mesh that ended; one that runs has these ports
