@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from structlog.testing import capture_logs
 
 from penstock.chassis.admin import AdminService, OperatorGate
+from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import request_stop, stop_requested, this_stop
 from penstock.chassis.server import advertised, serving
@@ -60,7 +61,7 @@ async def test_a_server_asked_for_any_port_tells_which():
 
 async def test_a_port_that_is_taken_is_an_error_and_not_shared():
     async with serving("127.0.0.1:0", []) as first:
-        with pytest.raises(RuntimeError, match="bind"):
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{first.port}"):
             async with serving(f"127.0.0.1:{first.port}", []):
                 pass
 
