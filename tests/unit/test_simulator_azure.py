@@ -1,0 +1,40 @@
+"""The example of a recorded chat service, at three and at nine times its speed, keeps what overload is promised."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+from paths import REPO, shared_data
+from penstock.simulator.figures import figures_of
+from penstock.simulator.reading import read_scenario
+from penstock.simulator.scenario import Queues
+from penstock.simulator.simulation import Simulation
+
+EXAMPLE = REPO / "services/penstock/simulator/scenarios/azure.toml"
+TRACE = "traces/AzureLLMInferenceTrace_conv.csv.gz"
+SECONDS = 120.0
+
+
+@functools.cache
+def figures(folder, load, policy="penstock"):
+    scenario = read_scenario(folder / EXAMPLE.name)
+    scenario = replace(scenario, load=load, duration=SECONDS, queues=Queues(policy=policy))
+    return figures_of(Simulation(scenario).run())
+
+
+def goodput(folder, load, policy="penstock"):
+    return figures(folder, load, policy)["goodput_weighted_tokens_per_s"]
+
+
+def test_a_recorded_service_at_three_and_nine_times_its_speed_keeps_its_goodput_and_its_word(tmp_path):
+    (tmp_path / EXAMPLE.name).symlink_to(EXAMPLE)
+    (tmp_path / Path(TRACE).name).symlink_to(Path(shared_data(), TRACE))
+    peak = max(goodput(tmp_path, load) for load in (2.0, 3.0, 9.0))
+    assert goodput(tmp_path, 9.0) >= 0.95 * peak, "three times what two workers serve"
+    assert goodput(tmp_path, 9.0, "fifo") < 0.05 * peak
+    assert goodput(tmp_path, 3.0) > 2 * goodput(tmp_path, 3.0, "fifo"), "its bursts alone are more than they serve"
+    for load in (3.0, 9.0):
+        found = figures(tmp_path, load)
+        assert found["first_tokens_late_share"] <= 0.01, load
+        assert found["engine_tokens_wasted_share"] <= 0.01, load
+        assert found["shed"] > 0, load
