@@ -24,7 +24,7 @@ from penstock.faults.monitor import Monitor
 from penstock.faults.plan import Ask, Count
 from penstock.faults.points import POINTS
 from penstock.faults.twists import plan
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, Settle
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, Start
@@ -191,17 +191,29 @@ LOST = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}
 
 def test_an_answer_whose_edge_died_before_it_told_auth_of_the_end_is_charged_nothing():
     whole_and_lost = [whole()], [row(**LOST)], {4: 6}
-    assert list(judge_charges(*whole_and_lost, has_lost_edge=True)) == []
+    assert list(judge_charges(*whole_and_lost, last={4: "t1"})) == []
     assert kinds(judge_charges(*whole_and_lost)) == {"charge"}
+
+
+def test_a_request_that_was_refused_before_it_ran_is_forgiven_no_less():
+    assert list(judge_charges([whole(attempts=2)], [row(**LOST)], {4: 6}, last={4: "t1"})) == []
 
 
 def test_an_answer_that_went_on_elsewhere_is_charged_there_unless_that_edge_died_as_well():
     resumed = whole(attempts=2)
     went_on = row(reservation_id="r2", ticket_id="t2", answer_id="t1")
     without = [row(**LOST)]
-    assert list(judge_charges([resumed], [*without, went_on], {4: 6}, has_lost_edge=True)) == []
-    assert kinds(judge_charges([resumed], without, {4: 6}, has_lost_edge=True)) == {"charge"}
-    assert list(judge_charges([resumed], [*without, went_on._replace(**LOST)], {4: 6}, has_lost_edge=True)) == []
+    assert list(judge_charges([resumed], [*without, went_on], {4: 6}, last={4: "t2"})) == []
+    assert kinds(judge_charges([resumed], without, {4: 6}, last={4: "t2"})) == {"charge"}
+    assert list(judge_charges([resumed], [*without, went_on._replace(**LOST)], {4: 6}, last={4: "t2"})) == []
+
+
+def test_the_last_ticket_of_a_request_is_the_one_that_was_first_asked_for_last():
+    monitor = Monitor({4: ASK})
+    for ticket_id in ("t1", "t2", "t1"):
+        monitor.hear("reserve", AdmitRequest(reserve=Reserve(request_id=ticket_id, prompt_tokens=4)))
+    assert monitor.last == {4: "t2"}
+    assert monitor.found == []
 
 
 def test_tokens_that_no_engine_made_are_not_to_be_charged():

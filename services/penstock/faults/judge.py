@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.faults import model
@@ -12,6 +13,7 @@ LOST = "lost"  # outcome of a reservation whose edge died; charged nothing, for 
 FINAL = ("stop", "length")
 CRASHED = "ENGINE_CRASHED"
 CONNECTION_LOST = "CONNECTION_LOST"  # what a client says by itself
+NOTHING: Mapping[int, str] = MappingProxyType({})
 CRASHES = 2  # of a request that does it: the second tells it from those beside it
 
 # Figures that are back at zero when nothing runs, by tier.
@@ -122,13 +124,14 @@ def judge_charges(
     rows: Sequence[Row],
     made: Mapping[int, int],
     *,
-    has_lost_edge: bool = False,
+    last: Mapping[int, str] = NOTHING,
     has_lost_some: bool = False,
 ) -> Iterator[Violation]:
     """Hold the ledger against what clients saw.
 
     made:          tokens that engines made, by prompt length.
-    has_lost_edge: one may have died between telling a client of the end and telling auth.
+    last:          tickets by which requests were last asked for, by prompt length, where an edge died that may have
+                   told a client of the end and not auth.
     has_lost_some: an edge may have died with what it had let in while auth was away.
     """
     by_length: dict[int, list[Row]] = defaultdict(list)
@@ -138,7 +141,7 @@ def judge_charges(
     for seen in all_seen:
         length = len(seen.ask.prompt)
         charged = by_length.pop(length, [])
-        is_forgiven = has_lost_edge and _is_forgiven(seen, charged)
+        is_forgiven = any(row.outcome == LOST and row.ticket_id == last.get(length) for row in charged)
         missing = () if has_lost_some or is_forgiven else _undercharged(seen, charged)
         for kind, text in (*_overcharged(charged, made.get(length, 0)), *missing):
             yield Violation(kind, f"request of {length} prompt tokens: {text}")
@@ -164,11 +167,6 @@ def _overcharged(rows: Sequence[Row], made: int) -> Iterator[Violation]:
     charged = sum(row.output_tokens for row in told)
     if charged > made:
         yield Violation("charge", f"{charged} output tokens charged, engines made {made}")
-
-
-def _is_forgiven(seen: Seen, rows: Sequence[Row]) -> bool:
-    """Whether the last edge that worked on it was lost before auth heard what the answer came to."""
-    return any(row.outcome == LOST and (row.answer_id or seen.attempts == 1) for row in rows)
 
 
 def _undercharged(seen: Seen, rows: Sequence[Row]) -> Iterator[Violation]:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.faults import model
 from penstock.faults.judge import Violation
 from penstock.faults.plan import Ask
-from penstock.mesh.v1.admission_pb2 import Settle
+from penstock.mesh.v1.admission_pb2 import Reserve, Settle
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.mesh.v1.worker_pb2 import Start
 
@@ -21,6 +21,8 @@ class Monitor:
 
     asks: Mapping[int, Ask]
     found: list[Violation] = field(default_factory=list)
+    last: dict[int, str] = field(default_factory=dict)  # ticket by which auth was last asked, by prompt length
+    _asked: set[str] = field(default_factory=set)  # tickets
     _arrived: dict[str, int] = field(default_factory=dict)  # ns, by ticket: its first enqueue
     _attempts: dict[str, int] = field(default_factory=dict)  # by ticket
     _settled: dict[str, bytes] = field(default_factory=dict)  # by reservation
@@ -31,6 +33,13 @@ class Monitor:
         if check := _CHECKS.get(kind):
             for text in check(self, getattr(frame, kind)):
                 self.found.append(Violation("frame", f"{kind}: {text}"))
+
+    def reserve(self, reserve: Reserve) -> Iterator[str]:
+        """An edge asks again for what it may have lost: that is not the last."""
+        if reserve.request_id not in self._asked:
+            self.last[reserve.prompt_tokens] = reserve.request_id
+        self._asked.add(reserve.request_id)
+        yield from ()
 
     def enqueue(self, frame: Any) -> Iterator[str]:
         for ticket in frame.tickets:
@@ -68,6 +77,7 @@ class Monitor:
 
 
 _CHECKS: Mapping[str, Callable[[Monitor, Any], Iterable[str]]] = {
+    "reserve": Monitor.reserve,
     "enqueue": Monitor.enqueue,
     "start": Monitor.start,
     "settle": Monitor.settle,

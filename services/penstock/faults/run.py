@@ -164,7 +164,7 @@ def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
             everything,
             rows,
             stand.engines.made,
-            has_lost_edge="edge" in nemesis.killed,
+            last=stand.monitor.last if "edge" in nemesis.killed else {},
             has_lost_some="edge" in nemesis.stopped and "auth" in nemesis.touched,
         ),
         judge_totals(rows, totals),
