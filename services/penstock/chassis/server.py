@@ -108,7 +108,7 @@ async def serving(
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block is left; then drain.
 
     `drain_grace` gives way to the grace of Admin.Drain; `message_bytes` bounds what a caller can have parsed. Raises
-    RuntimeError when `listen` cannot be bound.
+    ConfigError when `listen` cannot be bound.
     """
     calls = Calls()
     gate = OperatorGate(admin.token if admin else "")
