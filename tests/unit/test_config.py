@@ -73,6 +73,7 @@ def test_a_bad_value_is_refused_with_what_is_allowed(name, text, allowed):
         ({"DRAIN_GRACE": "-1"}, "PENSTOCK_GATE_DRAIN_GRACE must not be negative"),
         ({"LISTEN": "7001"}, "PENSTOCK_GATE_LISTEN must be host:port"),
         ({"LISTEN": "127.0.0.1:70000"}, "PENSTOCK_GATE_LISTEN must be host:port"),
+        ({"OTLP_ENDPOINT": "collector"}, "PENSTOCK_GATE_OTLP_ENDPOINT must be host:port"),
         ({"METRICS_LISTEN": ":x"}, "PENSTOCK_GATE_METRICS_LISTEN must be host:port"),
     ],
 )

@@ -60,6 +60,8 @@ class ServiceConfig:
         check_address("listen", self.listen)
         if self.metrics_listen:
             check_address("metrics_listen", self.metrics_listen)
+        if self.otlp_endpoint and "://" not in self.otlp_endpoint:
+            check_address("otlp_endpoint", self.otlp_endpoint)
         if self.drain_grace < 0:
             raise ValueError("drain_grace must not be negative")
 
