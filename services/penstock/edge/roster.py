@@ -22,10 +22,6 @@ class Roster:
     def __repr__(self) -> str:
         return f"<Roster {sorted(self._last_seen)} from {len(self._by_shard)} shards>"
 
-    @property
-    def has_heard(self) -> bool:
-        return bool(self._by_shard)
-
     def replace(self, shard: str, entries: Iterable[CatalogEntry], now: float) -> None:
         """Take a shard's word for all models it can place."""
         self._found_until = -inf
