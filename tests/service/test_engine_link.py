@@ -18,6 +18,12 @@ def _engine_with_offspring(monkeypatch):
     monkeypatch.setattr("penstock.worker.engine_process.CHILD", "engine_with_offspring")
 
 
+@pytest.fixture
+def _engine_that_stays(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
+    monkeypatch.setattr("penstock.worker.engine_process.CHILD", "engine_that_stays")
+
+
 @contextlib.asynccontextmanager
 async def running_link():
     """A link, what its engines say, and a queue that gets for each that died whether it crashed."""
@@ -51,3 +57,24 @@ async def test_who_stops_the_link_leaves_none_of_the_engines_processes():
     await asyncio.to_thread(offspring.wait, PATIENCE)
     assert not engine.is_running()
     assert link.pid is None
+
+
+@pytest.mark.usefixtures("_engine_that_stays")
+async def test_an_engine_that_only_hangs_up_is_killed_and_replaced(monkeypatch):
+    monkeypatch.setattr("penstock.worker.engine_link.EXIT_TIMEOUT", 0.1)
+    async with running_link() as (link, heard, down):
+        first = await heard.get()
+        link.note_ready()
+        await down.get()
+        assert await heard.get() != first
+        assert link.restarts == 1
+        assert not psutil.pid_exists(first)
+
+
+@pytest.mark.usefixtures("_engine_that_stays")
+async def test_who_stops_the_link_does_not_wait_for_an_engine_that_stays(monkeypatch):
+    monkeypatch.setattr("penstock.worker.engine_link.EXIT_TIMEOUT", 10 * PATIENCE)
+    async with running_link() as (_, heard, down):
+        engine = await heard.get()
+        await down.get()  # from now on it is given time to end
+    assert not psutil.pid_exists(engine)

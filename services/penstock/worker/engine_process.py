@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 
 CHILD = "penstock.worker.engine_child"
 
@@ -46,14 +45,19 @@ class EngineProcess:
         self._process.kill()
 
     async def end(self, timeout: float) -> int:  # noqa: ASYNC109 - how long it may take, not how long we wait
-        """Give it `timeout` seconds to end by itself, then kill what is left of it; returns its exit status."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self.exited
-        # Its own session is all that it started. Until it is reaped below, no other process can have its number.
-        os.killpg(self.pid, signal.SIGKILL)
-        await self.exited
-        return self._process.wait()  # it is dead: this only reaps
+        """Give it `timeout` seconds to end by itself, then kill what is left of it; returns its exit status.
+
+        Who is cancelled meanwhile waits no longer for it to end by itself, and leaves nothing of it either.
+        """
+        try:
+            await asyncio.wait(
+                [self.exited], timeout=timeout
+            )  # not by itself: a wait cut short would cancel the future
+        finally:
+            # Its own session is all that it started. Until it is reaped here, no other process can have its number.
+            os.killpg(self.pid, signal.SIGKILL)
+            status = self._process.wait()  # no longer than a dying process takes
+        return status
 
     def _note_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._watch)
