@@ -239,7 +239,8 @@ class Mesh:
         if kind == "virtual_times":
             return book.virtual_times(frame.virtual_times.times)
         if kind == "served":
-            return book.served(queue_frames.services_of(frame.served.tickets))
+            steps = queue_frames.steps_of(frame.served.workers)
+            return book.served(queue_frames.services_of(frame.served.tickets), steps)
         if kind == "place":
             return book.place(scheduler, frame.place.lease, self.now)
         if kind == "decline":

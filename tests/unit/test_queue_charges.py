@@ -1,9 +1,12 @@
-"""Until when a ticket that got a lease is charged as running."""
+"""Until when a ticket that got a lease is charged as running, and for what."""
+
+from dataclasses import replace
 
 import pytest
 
-from penstock.queue.charges import SILENCE, Service
-from queue_tickets import Shard
+from penstock.queue.charges import MOST_STEPS, SILENCE, Service
+from penstock.queue.policies.cost import cost_of, cost_so_far
+from queue_tickets import Shard, ticket
 
 
 @pytest.fixture
@@ -39,3 +42,40 @@ def test_what_was_unheard_of_for_long_runs_again_once_it_is_spoken_of(shard):
     assert len(shard.book.charges) == 1
     shard.book.served([Service("a", 90, 10, ended=True, attempt=1)])
     assert len(shard.book.charges) == 0
+
+
+def decoding(name, **fields):
+    """A shard with a ticket that asks for 200 tokens and had 40 by its worker's 1,000th step."""
+    shard = Shard()
+    shard.join()
+    long = replace(ticket(name, **fields), max_output_tokens=200)
+    shard.hear(shard.book.enqueue(long, shard.now))
+    shard.credit(1)
+    shard.place(name)
+    shard.book.served([Service(name, 90, 40, ended=False, attempt=1, steps=1_000)])
+    return shard, long
+
+
+def test_what_decodes_is_charged_a_token_for_each_step_that_its_worker_has_done_since():
+    shard, long = decoding("a")
+    shard.book.served([], {"another": 1_030})
+    assert long.charged == cost_so_far(long, 40)
+    shard.book.served([], {"w": 1_030})
+    assert long.charged == cost_so_far(long, 70) > cost_so_far(long, 40)
+
+
+def test_what_stands_still_in_an_engine_is_charged_for_few_steps_and_put_right_by_what_it_had():
+    shard, long = decoding("a")
+    shard.book.served([], {"w": 9_999})
+    assert long.charged == cost_so_far(long, 40 + MOST_STEPS)
+    shard.book.served([Service("a", 90, 41, ended=False, attempt=1, steps=10_000)])
+    assert long.charged == cost_so_far(long, 41)
+
+
+def test_what_has_no_token_yet_or_has_ended_is_charged_for_no_step(shard):
+    [running] = shard.book.charges
+    before = running.charged
+    shard.book.served([Service("a", 50, 0, ended=False, attempt=1, steps=1_000)], {"w": 1_030})
+    assert running.charged == before
+    shard.book.served([Service("a", 90, 1, ended=True, attempt=1, steps=1_031)], {"w": 1_060})
+    assert running.charged == cost_of(running, 90, 1)

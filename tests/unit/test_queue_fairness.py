@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.queue.policies.choice import Choice
+from penstock.scheduler import worker
 from penstock.simulator.figures import figures_of
 from penstock.simulator.reading import scenario_of
 from penstock.simulator.simulation import Simulation
@@ -49,6 +50,14 @@ def test_large_tickets_of_one_shard_are_not_passed_for_ever_by_small_ones_of_ano
     tenants = [tenant("short", 12.0, prompt=64, output=512), tenant("long", 24.0, prompt=768, output=64)]
     found = figures("fair", tenants, shards=4, duration=40.0, sample_every=1.0)
     assert found["max_service_gap"] <= 5 * (64 + 2 * 512), "a few requests of those that run at once"
+
+
+def test_who_is_next_is_chosen_by_what_each_has_had_by_then(monkeypatch):
+    tenants = [tenant("short", 12.0, prompt=64, output=512), tenant("long", 24.0, prompt=768, output=64)]
+    by_steps = figures("fair", tenants, duration=40.0, sample_every=1.0)
+    monkeypatch.setattr(worker, "FEW_STEPS", 10**9)
+    by_reports = figures("fair", tenants, duration=40.0, sample_every=1.0)
+    assert by_steps["max_service_gap"] <= 0.75 * by_reports["max_service_gap"]
 
 
 @settings(max_examples=15, deadline=None)

@@ -4,18 +4,22 @@ from dataclasses import replace
 from statistics import mean, median
 
 from penstock.cli.bench.report import quantile
-from penstock.cli.scorecard.fairness import ISOLATION
 from penstock.cli.scorecard.worlds import RATE, chat, world
 from penstock.simulator.arrivals import Poisson
 from penstock.simulator.simulation import Simulation
 from penstock.worker.engine import batching
 
+SEEDS = 4  # one alone has 109 requests, whose P99 is that of the second slowest and of whom it met
+NOTICED = (
+    1.4  # times the P99 alone: 1.6 where no slot is kept, 2.5 where nobody goes first; the card judges by more runs
+)
+
 QUIET, LOUD = chat(Poisson(RATE / 4), "quiet"), chat(Poisson(5 * RATE), "loud")
 
 
-def first_tokens(*tenants, reserve_share=1 / 16):
+def first_tokens(*tenants, reserve_share=1 / 16, seed=0):
     """The quiet tenant's times to the first token, in s."""
-    asked = world("isolation", *tenants, duration=30.0, warm_up=5.0)
+    asked = world("isolation", *tenants, seed=seed, duration=30.0, warm_up=5.0)
     asked = replace(asked, schedulers=replace(asked.schedulers, reserve_share=reserve_share))
     found = [each.history for each in Simulation(asked).run().ledger.requests if each.tenant is QUIET]
     return [each.ttft for each in found if each.ttft is not None and each.started > asked.warm_up]
@@ -26,7 +30,11 @@ def p99(firsts):
 
 
 def test_a_quiet_tenant_hardly_notices_a_loud_one():
-    assert 1.0 <= p99(first_tokens(QUIET, LOUD)) / p99(first_tokens(QUIET)) <= ISOLATION
+    beside, alone = (
+        [each for seed in range(SEEDS) for each in first_tokens(*tenants, seed=seed)]
+        for tenants in ((QUIET, LOUD), (QUIET,))
+    )
+    assert 1.0 <= p99(beside) / p99(alone) <= NOTICED
 
 
 def test_a_quiet_tenant_is_not_refused_for_promises_to_a_loud_one():

@@ -2,9 +2,11 @@
 
 from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
 from dispatcher_calls import attach, offer, only, paces, served, told
+from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import Report, RunningLease
 from penstock.scheduler.effects import GiveCredit, TellPace, TellServed
 from penstock.scheduler.served import KEPT_FOR, MAY_BE_LOST
+from penstock.scheduler.worker import FEW_STEPS
 
 
 def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):
@@ -154,3 +156,38 @@ def test_a_shard_that_joins_is_told_the_pace_anew(scheduler):
     scheduler.queue_lost("q")
     scheduler.queue_joined("q")
     assert len(paces(scheduler.tick(START + 0.1))) == 1
+
+
+def run_two_until(scheduler, steps, *, waiting):
+    """Fill a worker with two leases that decode, let one end after so many steps; returns what that comes to."""
+    attach(scheduler, slots=2)
+    for name in ("a", "b"):
+        offer(scheduler, name)
+    scheduler.head("q", Head(model=MODEL, waiting=waiting, waiting_tokens=32 * waiting, tokens=32, priority=2))
+    scheduler.report("w", Report(steps=100))
+    scheduler.progress("w", [served("s-1", 31, 10), served("s-2", 31, 10)])
+    scheduler.tick(START)
+    scheduler.report("w", Report(steps=steps))
+    return scheduler.released("w", ["s-1"], [served("s-1", 31, 20)])
+
+
+def test_a_shard_that_chooses_what_is_next_on_a_worker_hears_first_how_far_that_is(scheduler):
+    first, credit, *_ = run_two_until(scheduler, 110, waiting=5)
+    assert isinstance(first, TellServed)
+    assert isinstance(credit, GiveCredit)
+    assert told([first]) == [("q", "a", 1, 31, 20, True)]
+    assert [(each.worker_id, each.steps) for each in first.workers] == [("w", 110)]
+    assert [each.steps for each in first.tickets] == [110]
+    assert told(scheduler.tick(START + 0.1)) == [], "it was told already"
+
+
+def test_a_few_steps_more_are_not_told(scheduler):
+    run_two_until(scheduler, 110, waiting=5)
+    scheduler.report("w", Report(steps=110 + FEW_STEPS - 1))
+    assert only(GiveCredit, scheduler.released("w", ["s-2"])).tickets
+    assert told(scheduler.tick(START)) == [("q", "b", 1, 31, 10, True)]
+
+
+def test_a_shard_in_which_nothing_waits_has_no_use_for_how_far_a_worker_is(scheduler):
+    assert only(GiveCredit, run_two_until(scheduler, 110, waiting=0)).tickets
+    assert told(scheduler.tick(START)) == [("q", "a", 1, 31, 20, True)]

@@ -5,8 +5,9 @@ the few seconds in which a withdrawal still has to find the scheduler that place
 order of its model, except for a short pause once every scheduler has declined it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.queue_pb2 import VirtualTime
@@ -30,6 +31,7 @@ from penstock.queue.speed import Speed
 from penstock.queue.waiting import WaitingTicket
 
 DEFAULT_ORDER = Choice()
+UNTOLD: Mapping[str, int] = MappingProxyType({})
 
 
 class TicketBook:
@@ -159,8 +161,8 @@ class TicketBook:
             self.shelves.keep_up(each.model, each.priority, each.virtual_tokens)
         return []
 
-    def served(self, services: Iterable[Service]) -> list[Effect]:
-        """Put right what tickets were charged, and learn how long answers are."""
+    def served(self, services: Iterable[Service], steps: Mapping[str, int] = UNTOLD) -> list[Effect]:
+        """Put right what tickets were charged, and learn how long answers are; `steps`: done by now, by worker."""
         for service in services:
             if run := self.charges.served(service):
                 self.shelves.charge(run.ticket, run.cost)
@@ -170,6 +172,9 @@ class TicketBook:
                 if run.is_answer:
                     ticket = run.ticket
                     self.lengths.note(ticket.model, ticket.tenant_id, ticket.max_output_tokens, run.output_tokens)
+        for worker_id, done in steps.items():
+            for run in self.charges.stepped(worker_id, done):
+                self.shelves.charge(run.ticket, run.cost)
         return []
 
     def place(self, scheduler: str, lease: Lease, now: float) -> list[Effect]:
@@ -181,7 +186,7 @@ class TicketBook:
             return [Recalled(scheduler, (ticket.ticket_id,)), *self._moves.match(ticket.model, now)]
         waited = max(0.0, now - ticket.arrived)
         self.shelves.note_placed(ticket, now)
-        self.charges.begin(ticket, now)
+        self.charges.begin(ticket, now, lease.worker_id)
         self.tally.note_leased(ticket.model)
         self.placed.note(ticket, scheduler, now)
         return [Leased(ticket.edge, lease, waited), self._moves.forget(ticket, "")]

@@ -110,6 +110,11 @@ def services_of(tickets: Iterable[pb.ServedTicket]) -> list[Service]:
             each.ended,
             each.attempt,
             seconds_of(each.first_token_after),
+            each.steps,
         )
         for each in tickets
     ]
+
+
+def steps_of(workers: Iterable[pb.WorkerSteps]) -> dict[str, int]:
+    return {each.worker_id: each.steps for each in workers}

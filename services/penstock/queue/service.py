@@ -14,7 +14,7 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
 from penstock.queue import record
 from penstock.queue.book import TicketBook
-from penstock.queue.frames import credit_of, services_of, speed_of, to_edge, to_scheduler
+from penstock.queue.frames import credit_of, services_of, speed_of, steps_of, to_edge, to_scheduler
 from penstock.queue.snapshot import prediction_figures
 from penstock.queue.validation import TicketInvalid, check
 from penstock.queue.waiting import WaitingTicket, from_frame
@@ -147,7 +147,7 @@ class QueueService(QueueServiceServicer):
             case "virtual_times":
                 return self._book.virtual_times(frame.virtual_times.times)
             case "served":
-                return self._book.served(services_of(frame.served.tickets))
+                return self._book.served(services_of(frame.served.tickets), steps_of(frame.served.workers))
             case "place":
                 return self._book.place(scheduler, frame.place.lease, now)
             case "decline":

@@ -85,6 +85,12 @@ class CreditBook:
     def waits(self) -> bool:
         return any(shard.waits for shard in self.shards.values())
 
+    @property
+    def only_waiting(self) -> str | None:
+        """Return the shard that waits, where no other does."""
+        waiting = [queue for queue, shard in self.shards.items() if shard.waits]
+        return waiting[0] if len(waiting) == 1 else None
+
     def elsewhere(self, queue: str) -> dict[int, float]:
         """Return the virtual time of each class over the other shards: the larger of what was served and what waits."""
         others = [shard for each, shard in self.shards.items() if each != queue]

@@ -151,7 +151,7 @@ class Dispatcher:
             if entry := self.leases.of(lease_id, key):
                 self._end(entry)
             worker.release(lease_id)  # it may have come along with the worker
-        return self._freed(worker.model)
+        return [*self.served.take_for(self._credit(worker.model).only_waiting, worker), *self._freed(worker.model)]
 
     def blamed(self, address: str, blames: Iterable[Blame], now: float) -> list[Effect]:
         return [self._catalog()] if self.blames.hear(address, blames, now) else []

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime
+from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime, WorkerSteps
 from penstock.mesh.v1.ticket_pb2 import Blame, CatalogEntry, Lease
 
 
@@ -51,6 +51,7 @@ class TellServed:
 
     queue: str
     tickets: tuple[ServedTicket, ...]
+    workers: tuple[WorkerSteps, ...] = ()
 
 
 @dataclass(slots=True)

@@ -25,7 +25,8 @@ def to_queue(effect: out.ToQueue | out.Catalog) -> queue_pb2.DispatchRequest:
         case out.TellPace():
             return queue_pb2.DispatchRequest(pace=effect.pace)
         case out.TellServed():
-            return queue_pb2.DispatchRequest(served=queue_pb2.Served(tickets=effect.tickets))
+            served = queue_pb2.Served(tickets=effect.tickets, workers=effect.workers)
+            return queue_pb2.DispatchRequest(served=served)
         case out.TellTimes():
             return queue_pb2.DispatchRequest(virtual_times=queue_pb2.VirtualTimes(times=effect.times))
         case out.Catalog():

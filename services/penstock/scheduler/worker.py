@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 
+from penstock.mesh.v1.queue_pb2 import WorkerSteps
 from penstock.mesh.v1.scheduler_pb2 import Profile, Report
 from penstock.mesh.v1.ticket_pb2 import Ticket
 
 # What is assumed of a worker before its first steps.
 PREFILL_RATE = 4_000.0  # tokens per s
 STEP = 0.02  # s
+
+FEW_STEPS = 16  # more of its steps are worth telling: a shard looks at all that run there then
 
 
 def tokens_of(ticket: Ticket) -> int:
@@ -50,6 +53,7 @@ class Worker:
     promised: dict[str, int] = field(default_factory=dict)  # lease id: KV blocks
     promised_blocks: int = 0  # their sum
     unstarted_tokens: int = 0  # prompts of leases that its reports do not know yet
+    told_steps: dict[str, int] = field(default_factory=dict)  # of its steps, what shards were told last
     changed: list["Worker"] = field(default_factory=list)  # where it is listed once it has changed
     is_listed: bool = False
     _slots: int = field(init=False)
@@ -94,6 +98,14 @@ class Worker:
     def hear(self, report: Report) -> None:
         self.report = report
         self.list()
+
+    def steps_for(self, queue: str) -> WorkerSteps | None:
+        """Return how far it is where a shard is to be told of that; it is then taken to know it."""
+        steps = self.report.steps
+        if steps < self.told_steps.get(queue, 0) + FEW_STEPS:
+            return None
+        self.told_steps[queue] = steps
+        return WorkerSteps(worker_id=self.worker_id, steps=steps)
 
     def settle(self) -> None:
         """Work out what the last report comes to: there are more of them than decisions."""

@@ -168,7 +168,7 @@ class SimMesh:
             case scheduler_out.TellTimes():
                 self._send(self.shards[effect.queue].virtual_times, effect.times)
             case scheduler_out.TellServed():
-                self._send(self.shards[effect.queue].served, effect.tickets)
+                self._send(self.shards[effect.queue].served, effect.tickets, effect.workers)
             case scheduler_out.Catalog():
                 for shard in self.shards.values():
                     self._send(shard.catalog, scheduler, effect.entries)

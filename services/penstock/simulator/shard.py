@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime
+from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime, WorkerSteps
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
 from penstock.queue.book import TicketBook
 from penstock.queue.bounds import Bounds
-from penstock.queue.frames import services_of, speed_of
+from penstock.queue.frames import services_of, speed_of, steps_of
 from penstock.queue.placed import Placed
 from penstock.queue.presence import Presence
 from penstock.queue.seats import Credit
@@ -78,8 +78,8 @@ class SimShard:
     def virtual_times(self, times: Iterable[VirtualTime]) -> None:
         self._perform(self.book.virtual_times(times))
 
-    def served(self, tickets: Iterable[ServedTicket]) -> None:
-        self._perform(self.book.served(services_of(tickets)))
+    def served(self, tickets: Iterable[ServedTicket], workers: Iterable[WorkerSteps]) -> None:
+        self._perform(self.book.served(services_of(tickets), steps_of(workers)))
 
     def place(self, scheduler: str, lease: Lease) -> None:
         self._perform(self.book.place(scheduler, lease, self._events.now))

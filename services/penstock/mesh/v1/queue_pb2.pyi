@@ -776,29 +776,63 @@ Global___VirtualTime: _TypeAlias = VirtualTime  # noqa: Y015
 
 @_typing.final
 class Served(_message.Message):
-    """Served says what tickets of this shard were served so far: fairness is charged by it. Sent at most ten times a second; a
-    ticket that runs is in it at most four times a second.
+    """Served says what tickets of this shard were served so far: fairness is charged by it. Sent at most ten times a second, and
+    before credit for what a lease freed; a ticket that runs is in it at most four times a second.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKETS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tickets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedTicket]:
         """An attempt of a ticket at most once; a ticket that the queue does not know is ignored."""
+
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerSteps]:
+        """How far workers are by now, where leases ended: by that it is known what all else there has had. For the one shard that
+        chooses what is next there, and not while several wait.
+        """
 
     def __init__(
         self,
         *,
         tickets: _abc.Iterable[Global___ServedTicket] | None = ...,
+        workers: _abc.Iterable[Global___WorkerSteps] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tickets", b"tickets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tickets", b"tickets", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Served: _TypeAlias = Served  # noqa: Y015
+
+@_typing.final
+class WorkerSteps(_message.Message):
+    """WorkerSteps is how far one worker is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Which, as in leases."""
+    steps: _builtins.int
+    """As in its `Report`; what decodes has had a token in each since it was told of."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerSteps: _TypeAlias = WorkerSteps  # noqa: Y015
 
 @_typing.final
 class ServedTicket(_message.Message):
@@ -812,6 +846,7 @@ class ServedTicket(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_AFTER_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Which."""
     prompt_tokens: _builtins.int
@@ -824,6 +859,8 @@ class ServedTicket(_message.Message):
     """
     attempt: _builtins.int
     """Of the lease it ran under. The end of an older attempt than the queue knows is not the end of the ticket."""
+    steps: _builtins.int
+    """Steps that its worker had done by then; 0: unknown."""
     @_builtins.property
     def first_token_after(self) -> _duration_pb2.Duration:
         """Time from its START to its first token, both as its worker saw them; unset before it."""
@@ -837,10 +874,11 @@ class ServedTicket(_message.Message):
         ended: _builtins.bool = ...,
         attempt: _builtins.int = ...,
         first_token_after: _duration_pb2.Duration | None = ...,
+        steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_after", b"first_token_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "first_token_after", b"first_token_after", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_id", b"ticket_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "first_token_after", b"first_token_after", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "steps", b"steps", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
