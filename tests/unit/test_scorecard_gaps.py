@@ -50,7 +50,7 @@ def test_workloads_of_our_own_stand_beside_what_any_order_could_reach(lines_of):
     lines = lines_of(Workload((), is_judged=False))
     assert not lines["two tenants, 1 shard: gap, of plain VTC's"].goal
     assert lines["two tenants, 1 shard: gap of an order that knows all, of plain VTC's"].measured == 20
-    assert lines["two tenants, 1 shard: gap, of plain VTC's with no more news than ours has"].measured == 20
+    assert lines["two tenants, 1 shard: gap, of plain VTC's told by reports alone"].measured == 20
 
 
 @pytest.mark.parametrize("shards", SHARDS)

@@ -32,7 +32,7 @@ NOTE = (
     "that half its gap is less than half of one request of each, which no order that runs requests whole can promise "
     "(Golestani 1994). Told, not judged: our own. One varied request costs up to 1,536 weighted tokens, again more "
     "than half of plain VTC's gap; an order that knows every token, those to come included, is hardly more even. "
-    "Plain VTC is told of every token as it comes there, which no mesh is; one line has it told as often as ours is. "
+    "Plain VTC is told of every token as it comes there, which no mesh is; one line has it told by reports. "
     "Shares are of means."
 )
 

@@ -116,7 +116,7 @@ def _lines(name: str, shards: int, gaps: Gaps) -> list[Line]:
             told(f"{what} of an order that knows all, of plain VTC's", share(gaps[name, 1, KNOWING], vtc), "%")
         )
         late = gaps[name, shards, LATE_VTC]
-        lines.append(told(f"{what}, of plain VTC's with no more news than ours has", share(ours, late), "%"))
+        lines.append(told(f"{what}, of plain VTC's told by reports alone", share(ours, late), "%"))
     return lines
 
 
