@@ -23,11 +23,12 @@ pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 
 SERVICES = Path(penstock.cli.__file__).parents[1]
 DRAWS = re.compile(r"\brandom\.(random|uniform|choice|choices|sample|shuffle|randint|randrange|getrandbits|gauss)\(")
-SEEDS = 300  # each time; `penstock faults --seeds 10000` runs more
+SEEDS = 2_000  # each time, a minute or two on two cores; `penstock faults --seeds 10000` runs more
 LONG_SEEDS = 60  # likewise, with `--longest-freeze 40`; they take four times as long
 PROVEN = 100  # seeds within which each planted bug is found; most take one or two
 
 
+@pytest.mark.timeout(900)
 def test_no_seed_breaks_a_promise():
     tally = Tally()
     for outcome in sweep(range(SEEDS)):
@@ -37,7 +38,7 @@ def test_no_seed_breaks_a_promise():
     assert tally.worlds == SEEDS
     assert tally.broken > 0.7 * SEEDS  # the faults were real
     assert tally.requests > 5 * SEEDS
-    assert tally.points_hit > 65  # of 71; a few are rare
+    assert tally.points_hit > 70  # of 74; a few are rare
     assert len(tally.acts) == 7
 
 
