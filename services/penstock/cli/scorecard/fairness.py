@@ -28,12 +28,10 @@ ISOLATION = 1.25  # times the P99 alone
 QUIET_RUNS = 4  # for each seed asked for: of 200 requests in a run, two are beyond the P99
 LEFT_OUT = 1.0  # % of a quiet tenant's requests
 NOTE = (
-    "Gaps are judged in the workloads of VTC's artifact. Of those, plain VTC serves short and long requests so evenly "
-    "that half its gap is less than half of one request of each, which no order that runs requests whole can promise "
-    "(Golestani 1994). Told, not judged: our own. One varied request costs up to 1,536 weighted tokens, again more "
-    "than half of plain VTC's gap; an order that knows every token, those to come included, is hardly more even. "
-    "Plain VTC is told of every token as it comes there, which no mesh is; one line has it told by reports. "
-    "Shares are of means."
+    "Gaps are judged but where half of plain VTC's is less than half of one request of each of two tenants: fair "
+    "queueing of whole packets cannot promise that (Golestani 1994), and an order that knows every token, those to "
+    "come included, does not reach it either. Plain VTC is told of every token as it comes, which no mesh is; one "
+    "line has it told by reports. Shares are of means."
 )
 
 
