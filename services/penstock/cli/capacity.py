@@ -18,6 +18,7 @@ from penstock.simulator.simulation import Simulation
 
 
 def show_plan(scenario: Scenario, wanted: float, plot: Path | None, *, as_json: bool) -> None:
+    """Raises Exit with 1 where no number of workers that was tried is enough."""
     try:
         with progress_line(scenario) as progress:
             found = plan(scenario, wanted, progress)
@@ -31,6 +32,8 @@ def show_plan(scenario: Scenario, wanted: float, plot: Path | None, *, as_json: 
         answers.print_json(data={"workers": found.workers, "wanted_share": wanted, "trials": trials})
     else:
         _show(found, scenario)
+    if found.workers is None:
+        raise click.exceptions.Exit(1)
 
 
 def _show(found: Plan, scenario: Scenario) -> None:
