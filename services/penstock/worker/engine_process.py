@@ -50,9 +50,8 @@ class EngineProcess:
         Who is cancelled meanwhile waits no longer for it to end by itself, and leaves nothing of it either.
         """
         try:
-            await asyncio.wait(
-                [self.exited], timeout=timeout
-            )  # not by itself: a wait cut short would cancel the future
+            # A bare await that is cut short would cancel the future.
+            await asyncio.wait([self.exited], timeout=timeout)
         finally:
             # Its own session is all that it started. Until it is reaped here, no other process can have its number.
             os.killpg(self.pid, signal.SIGKILL)

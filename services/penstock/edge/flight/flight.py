@@ -152,11 +152,8 @@ class Flight:
 
     def shed(self, error: PenstockError, now: float, *, is_passing: bool = False) -> list[Effect]:
         """The queue will not serve the ticket, or have its lease started; `is_passing`: for a moment."""
-        if self.state is State.LEASED:
-            return [
-                Withdraw(),
-                *self._run_lost(now, died=False, never_ran=True),
-            ]  # asked again, it says so of the ticket
+        if self.state is State.LEASED:  # asked again, the queue says it of the ticket
+            return [Withdraw(), *self._run_lost(now, died=False, never_ran=True)]
         if self.state is not State.QUEUED:
             return []
         lacks_worker, wait = error.reason == "NO_WORKER", error.retry_after or self._limits.retry
