@@ -14,6 +14,7 @@ from penstock.edge.flights import Flights
 from penstock.edge.grace.limits import GraceLimits
 from penstock.edge.grace.unanswered import Unanswered
 from penstock.edge.links import frames
+from penstock.edge.links.gathered import Gathered
 from penstock.edge.links.grace import Grace
 from penstock.edge.passage import Control, Passage
 from penstock.mesh.v1.admission_pb2 import (
@@ -50,6 +51,7 @@ class AuthLink:
         self._links: dict[str, AuthStream] = {}
         self._chosen = ""
         self._unsettled: dict[str, AdmitRequest] = {}
+        self._gathered = Gathered(self._send, asyncio.get_running_loop())  # settlements of those that left
         self._unanswered = Unanswered(most=flights.max_flights)
         self._asked: dict[str, tuple[AdmitRequest, asyncio.Future[Identity]]] = {}
         self._settled = asyncio.Event()
@@ -89,9 +91,11 @@ class AuthLink:
             async with background(self._remind()):
                 await self._peers.run()
         finally:
+            self._gathered.close()
             self._grace.close()
 
     async def all_settled(self) -> None:
+        self._gathered.release()
         if self._grace.unbooked:
             self._settled.clear()
         await self._settled.wait()
@@ -117,7 +121,10 @@ class AuthLink:
             return
         self._settled.clear()
         frame = self._unsettled[reservation_id] = frames.settle(reservation_id, spent)
-        self._say(frame)
+        if spent.outcome == "cancelled":
+            self._gathered.put(frame)
+        else:
+            self._say(frame)
 
     async def identify(self, credential: Credential, patience: float) -> Identity:
         """Return who the caller is; raises what auth refuses it with, or Unavailable when it does not answer."""
@@ -154,7 +161,11 @@ class AuthLink:
             self._say(frame)
 
     def _say(self, frame: AdmitRequest) -> bool:
-        """Return False where no replica is there to hear it."""
+        """Say it after what is held back, which may make room for it; False where no replica is there to hear it."""
+        self._gathered.release()
+        return self._send(frame)
+
+    def _send(self, frame: AdmitRequest) -> bool:
         return bool(self._chosen) and self._links[self._chosen].send(frame)
 
     async def _open(self, address: str) -> None:
@@ -189,6 +200,7 @@ class AuthLink:
     def _choose(self, address: str, *, on_purpose: bool = False) -> None:
         """Say all that is open to another replica: whether the last one heard it, nobody knows."""
         self._chosen = address
+        self._gathered.forget()  # `_unsettled` has it
         if not address:
             self._grace.went(on_purpose=on_purpose)
             return

@@ -1,0 +1,49 @@
+"""What need not be said at once, said together: a crowd's leaving costs a few messages, and its way out comes first."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Frame = TypeVar("Frame")
+
+PAUSE = 0.05  # s; about as long as a crowd's cancels take
+
+
+class Gathered(Generic[Frame]):
+    """Says a frame that comes alone at once, and those that come within `PAUSE` after the last saying together.
+
+    Order is kept among what is put here; whoever says something else that must not overtake it calls `release` first.
+    """
+
+    def __init__(self, say: Callable[[Frame], object], loop: asyncio.AbstractEventLoop) -> None:
+        self._say = say
+        self._loop = loop
+        self._held: list[Frame] = []
+        self._pause: asyncio.TimerHandle | None = None
+
+    def put(self, frame: Frame) -> None:
+        if self._pause:
+            self._held.append(frame)
+            return
+        self._say(frame)
+        self._pause = self._loop.call_later(PAUSE, self._over)
+
+    def release(self) -> None:
+        """Say now what is held."""
+        held, self._held = self._held, []
+        for frame in held:
+            self._say(frame)
+
+    def forget(self) -> None:
+        """Drop what is held: it was said by other means, or there is nobody to say it to."""
+        self._held.clear()
+
+    def close(self) -> None:
+        self.forget()
+        if self._pause:
+            self._pause.cancel()
+            self._pause = None
+
+    def _over(self) -> None:
+        self._pause = self._loop.call_later(PAUSE, self._over) if self._held else None
+        self.release()
