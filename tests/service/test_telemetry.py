@@ -115,11 +115,11 @@ def test_a_receiver_that_is_away_is_logged_and_does_not_hold_up_the_end():
 def test_metrics_are_served_for_scraping():
     ended = run_python("""
         import json, sys, urllib.request
-        from io import StringIO
-        sys.stderr = StringIO()
+        import io
+        sys.stderr = io.TextIOWrapper(io.BytesIO())
         from penstock.chassis.telemetry import configure, meter
         telemetry = configure("demo", "demo-1", metrics_listen="127.0.0.1:0")
-        address = json.loads(sys.stderr.getvalue().splitlines()[0])["address"]
+        address = json.loads(sys.stderr.buffer.getvalue().splitlines()[0])["address"]
         depth = meter().create_up_down_counter("penstock.queue.depth")
         depth.add(3, {"priority": "batch"})
         with urllib.request.urlopen(f"http://{address}/metrics") as answer:
@@ -167,3 +167,21 @@ def test_every_line_on_stderr_is_json_with_tier_instance_and_bound_context():
     assert "odd" in lines[2]["event"]
     assert "ZeroDivisionError" in lines[3]["exception"]
     assert len(lines) == 4
+
+
+def test_a_line_is_written_whatever_a_client_had_it_say():
+    ended = run_python("""
+        import math
+        import structlog
+        from penstock.chassis.telemetry import configure
+        telemetry = configure("demo", "demo-1")
+        log = structlog.get_logger()
+        log.info("asked", name="half of a pair: \\ud83d", seed=2**70, took_s=1.5)
+        log.info("asked", who={1: object})
+        log.info("asked", took_s=math.nan)
+        telemetry.shutdown()
+    """)
+    first, second, third = (json.loads(line) for line in ended.stderr.splitlines())
+    assert (first["name"], first["seed"], first["took_s"]) == ("half of a pair: \ud83d", 2**70, 1.5)
+    assert second["who"] == {"1": "<class 'object'>"}
+    assert third["took_s"] is None

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 Call = Callable[[], object]
 
-PUT_OFF = 0.05  # s; longer than a crowd's cancels take, and than an engine's step
+PUT_OFF = 0.1  # s; longer than a crowd's cancels take, and than an engine's step
 PAUSE = 0.005  # s, between two turns
 MOST = 4_096  # calls that wait
 PER_TURN = 8  # calls; about a millisecond

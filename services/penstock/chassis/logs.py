@@ -1,10 +1,12 @@
 """Logs as one JSON object per line on stderr: our events and those of libraries alike."""
 
+import json
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
+import orjson
 import structlog
 from structlog.typing import Processor
 
@@ -24,12 +26,19 @@ def configure_logs(level: str, **constants: str) -> None:
     ]
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
-        processors=[*shared, structlog.processors.JSONRenderer(default=str)],
+        processors=[*shared, structlog.processors.JSONRenderer(_json, default=str)],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
     _configure_stdlib(max(number, logging.INFO), shared)
+
+
+def _json(event: Any, *, default: Callable[[Any], Any]) -> bytes:
+    try:
+        return orjson.dumps(event, default=default)
+    except TypeError:  # what clients send is not always what Unicode allows, nor is a number always one of 64 bits
+        return json.dumps(event, default=default).encode()
 
 
 def _configure_stdlib(number: int, shared: list[Processor]) -> None:

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 Frame = TypeVar("Frame")
 
-PAUSE = 0.05  # s; about as long as a crowd's cancels take
+PAUSE = 0.1  # s; longer than the cancels of a crowd take
 
 
 class Gathered(Generic[Frame]):
