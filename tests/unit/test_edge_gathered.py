@@ -1,61 +1,81 @@
-"""What one client's leaving costs auth is said at once; what a crowd's costs is said together."""
+"""What a few clients' leaving costs auth is said at once; what a crowd's costs is said together."""
+
+import pytest
 
 from clockwork import Clockwork
-from penstock.edge.links.gathered import PAUSE, Gathered
+from penstock.edge.links.gathered import FEW, PAUSE, Gathered
+
+CROWD = FEW + 5
 
 
-def gathering():
-    said, clockwork = [], Clockwork()
-    return said, clockwork, Gathered(lambda frame: said.append((clockwork.now, frame)), clockwork)
+@pytest.fixture
+def clockwork():
+    return Clockwork()
 
 
-def test_one_alone_is_said_at_once():
-    said, clockwork, gathered = gathering()
-    gathered.put("a")
-    assert said == [(0.0, "a")]
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def gathered(clockwork, said):
+    return Gathered(lambda frame: said.append((clockwork.now, frame)), clockwork)
+
+
+def run_out(clockwork):
     while clockwork.fire():
         pass
-    gathered.put("b")
-    assert said == [(0.0, "a"), (PAUSE, "b")]
 
 
-def test_those_that_follow_closely_are_said_together_and_in_order():
-    said, clockwork, gathered = gathering()
-    for frame in "abcd":
+def test_a_few_are_said_at_once_and_again_after_a_pause(clockwork, said, gathered):
+    for frame in range(FEW):
+        gathered.put(frame)
+    assert said == [(0.0, frame) for frame in range(FEW)]
+    run_out(clockwork)
+    gathered.put("later")
+    assert said[FEW:] == [(PAUSE, "later")]
+
+
+def test_the_rest_of_a_crowd_is_said_together_and_in_order(clockwork, said, gathered):
+    for frame in range(CROWD):
+        gathered.put(frame)
+    assert len(said) == FEW
+    run_out(clockwork)
+    assert said == [(0.0 if frame < FEW else PAUSE, frame) for frame in range(CROWD)]
+
+
+def test_a_crowd_that_goes_on_is_said_once_in_a_pause(clockwork, said, gathered):
+    for frame in range(CROWD):
         gathered.put(frame)
     clockwork.fire()
-    gathered.put("e")
-    clockwork.fire()
-    assert said == [(0.0, "a"), *((PAUSE, each) for each in "bcd"), (2 * PAUSE, "e")]
-    clockwork.fire()
-    assert not clockwork.fire()
+    for frame in range(CROWD, 2 * CROWD):
+        gathered.put(frame)
+    assert len(said) == CROWD
+    run_out(clockwork)
+    assert said[CROWD:] == [(2 * PAUSE, frame) for frame in range(CROWD, 2 * CROWD)]
 
 
-def test_what_must_not_be_overtaken_is_said_when_asked_and_once():
-    said, clockwork, gathered = gathering()
-    for frame in "abc":
+def test_what_must_not_be_overtaken_is_said_when_asked_and_once(clockwork, said, gathered):
+    for frame in range(CROWD):
         gathered.put(frame)
     gathered.release()
-    assert [frame for _, frame in said] == ["a", "b", "c"]
-    while clockwork.fire():
-        pass
-    assert len(said) == 3
+    assert said == [(0.0, frame) for frame in range(CROWD)]
+    run_out(clockwork)
+    assert len(said) == CROWD
 
 
-def test_what_was_said_by_other_means_is_not_said_again():
-    said, clockwork, gathered = gathering()
-    gathered.put("a")
-    gathered.put("b")
+def test_what_was_said_by_other_means_is_not_said_again(clockwork, said, gathered):
+    for frame in range(CROWD):
+        gathered.put(frame)
     gathered.forget()
-    while clockwork.fire():
-        pass
-    assert said == [(0.0, "a")]
+    run_out(clockwork)
+    assert len(said) == FEW
 
 
-def test_nothing_comes_once_it_is_closed():
-    said, clockwork, gathered = gathering()
-    gathered.put("a")
-    gathered.put("b")
+def test_nothing_comes_once_it_is_closed(clockwork, said, gathered):
+    for frame in range(CROWD):
+        gathered.put(frame)
     gathered.close()
     assert not clockwork.fire()
-    assert said == [(0.0, "a")]
+    assert len(said) == FEW

@@ -7,10 +7,11 @@ from typing import Generic, TypeVar
 Frame = TypeVar("Frame")
 
 PAUSE = 0.1  # s; longer than the cancels of a crowd take
+FEW = 8  # frames that go at once; more within a pause are a crowd
 
 
 class Gathered(Generic[Frame]):
-    """Says a frame that comes alone at once, and those that come within `PAUSE` after the last saying together.
+    """Says the first `FEW` frames at once; those that follow within `PAUSE` wait for its end, and are said together.
 
     Order is kept among what is put here; whoever says something else that must not overtake it calls `release` first.
     """
@@ -19,14 +20,17 @@ class Gathered(Generic[Frame]):
         self._say = say
         self._loop = loop
         self._held: list[Frame] = []
+        self._at_once = 0  # since the pause began
         self._pause: asyncio.TimerHandle | None = None
 
     def put(self, frame: Frame) -> None:
-        if self._pause:
+        if self._pause is None:
+            self._at_once, self._pause = 0, self._loop.call_later(PAUSE, self._over)
+        if self._at_once < FEW:
+            self._at_once += 1
+            self._say(frame)
+        else:
             self._held.append(frame)
-            return
-        self._say(frame)
-        self._pause = self._loop.call_later(PAUSE, self._over)
 
     def release(self) -> None:
         """Say now what is held."""
