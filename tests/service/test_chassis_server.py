@@ -15,10 +15,12 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from structlog.testing import capture_logs
 
 from penstock.chassis.admin import AdminService, OperatorGate
+from penstock.chassis.calls import Calls
 from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.health import Health
 from penstock.chassis.lifecycle import request_stop, stop_requested, this_stop
-from penstock.chassis.server import advertised, serving
+from penstock.chassis.server import Server, advertised, serving
 from penstock.v1.admin_pb2 import (
     DrainRequest,
     GetSnapshotRequest,
@@ -296,6 +298,34 @@ async def test_a_stop_turns_new_callers_away_at_once_and_nothing_takes_that_back
         server.set_ready(is_ready=True)
         assert (await health.Check(HealthCheckRequest())).status == NOT_SERVING
         assert (await health.Check(HealthCheckRequest(service="liveness"))).status == SERVING
+
+
+class Core:
+    """gRPC's server with one call that never ends. To cancel its calls once it is gone is to read freed memory."""
+
+    def __init__(self):
+        self.is_over, self.is_gone, self.was_cancelled_when_gone = asyncio.Event(), asyncio.Event(), False
+
+    async def stop(self, grace):
+        if grace is not None:
+            try:
+                await asyncio.wait_for(self.is_over.wait(), grace)
+            except TimeoutError:
+                await self.is_gone.wait()  # the worst moment that another stop could choose
+                self.was_cancelled_when_gone = True
+        self.is_over.set()
+        self.is_gone.set()
+
+
+@pytest.mark.parametrize("grace", [0.0, 0.01])
+async def test_the_end_of_the_grace_does_not_race_with_the_end_of_the_server(grace):
+    core, calls = Core(), Calls()
+    calls.working = 1
+    calls.is_idle.clear()
+    async with asyncio.timeout(30):
+        await Server(core, Health([]), calls, "").drain(grace, asyncio.Event())
+    assert core.is_gone.is_set()
+    assert not core.was_cancelled_when_gone
 
 
 async def test_a_second_ask_cuts_the_grace_short():

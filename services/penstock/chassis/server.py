@@ -28,6 +28,7 @@ log = structlog.get_logger()
 Registration = tuple[Callable[[Any, Any], None], Any]
 
 CLEANUP_GRACE = 2.0  # s; for the `finally` blocks of handlers that were cancelled
+NEVER = 1e6  # s
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
@@ -81,11 +82,13 @@ class Server:
         """NOT_SERVING, no new calls, let work end within `grace` seconds or until `hurried`, cancel the rest."""
         begun, working = time.monotonic(), self.calls.working
         self.health.close()
-        stopping = asyncio.ensure_future(self.core.stop(grace))
+        # The grace is ours to keep: where gRPC's own runs out while a second stop ends the server, it crashes.
+        stopping = asyncio.ensure_future(self.core.stop(NEVER))
         await _first_of(grace, self.calls.is_idle.wait(), hurried.wait())
         cancelled = self.calls.working
-        if cancelled or self.calls.operating:  # watchers of health and snapshots never end by themselves
-            await self.core.stop(None)
+        if not cancelled and not self.calls.operating:  # watchers of health and snapshots never end by themselves
+            await asyncio.wait([stopping], timeout=max(0.0, begun + grace - time.monotonic()))
+        await self.core.stop(None)
         await stopping
         await _first_of(CLEANUP_GRACE, self.calls.is_idle.wait())
         this_afterwards().finish()
