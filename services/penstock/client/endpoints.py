@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.v1.inference_pb2_grpc import InferenceAsyncStub  # a name that only the type stubs have
 
 CONNECT = 1.0  # s; for one target while there are others
-PAUSE = 0.05  # s; between targets when all of them have failed of late: one may be there again at any moment
+PAUSE = 0.05  # s; once every target has been tried: one may be there again at any moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Endpoints:
 
         Connecting is no attempt at the request: whatever fails here, no server has seen it.
         """
-        give_up_at = time.monotonic() + patience
+        give_up_at, tried = time.monotonic() + patience, 0
         while (left := give_up_at - time.monotonic()) > 0:
             endpoint = self.next()
             try:
@@ -74,7 +74,8 @@ class Endpoints:
                     await _is_ready(endpoint.channel, may_refuse=len(self._rotation) > 1)
             except (TimeoutError, ConnectionRefusedError):
                 self.failed(endpoint)
-                if not self._rotation.has_well(time.monotonic()):
+                tried += 1
+                if tried % len(self._rotation) == 0:
                     await asyncio.sleep(PAUSE)
             else:
                 return endpoint
