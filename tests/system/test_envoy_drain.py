@@ -1,6 +1,7 @@
 """Taking a proxy and its control plane out of service, as Kubernetes does it."""
 
 import asyncio
+import json
 import signal
 from contextlib import asynccontextmanager
 
@@ -56,6 +57,6 @@ async def test_a_drain_gives_up_after_its_grace(tmp_path):
 async def test_a_control_plane_with_proxies_attached_ends_at_once_and_in_good_order(tmp_path):
     async with up(tmp_path) as (_, _, plane, channel):
         plane.child.send_signal(signal.SIGTERM)
-        assert '"cancelled": 0' in await plane.line('"drained"')
+        assert json.loads(await plane.line('"drained"'))["cancelled"] == 0
         assert await plane.child.wait() == 0
         assert await channel.unary_unary(f"{ECHO}Unary")(b"") == b"a"

@@ -41,6 +41,10 @@ def _json(event: Any, *, default: Callable[[Any], Any]) -> bytes:
         return json.dumps(event, default=default).encode()
 
 
+def _text(_: Any, __: str, line: Any) -> str:
+    return str(line, "utf-8")
+
+
 def _configure_stdlib(number: int, shared: list[Processor]) -> None:
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(
@@ -48,7 +52,8 @@ def _configure_stdlib(number: int, shared: list[Processor]) -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(default=str),
+                structlog.processors.JSONRenderer(_json, default=str),
+                _text,
             ],
         )
     )
