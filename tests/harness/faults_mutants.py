@@ -34,9 +34,9 @@ from penstock.edge.links import frames as edge_frames
 from penstock.edge.links.queues import QueueLinks
 from penstock.edge.links.worker import WorkerLink
 from penstock.edge.tower import Tower
+from penstock.faults.grpc.network import TO_CLIENT, Point
+from penstock.faults.mutations import with_poison, with_slow_reader
 from penstock.faults.plan import Act
-from penstock.faults.twists import with_poison, with_slow_reader
-from penstock.faults.wire import TO_CLIENT, Point
 from penstock.queue.blames import Blames
 from penstock.queue.book import TicketBook
 from penstock.queue.placed import Placed

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
+from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Point
+from penstock.faults.mutations import plan, with_poison
 from penstock.faults.plan import Act, Count, Fault
-from penstock.faults.twists import plan, with_poison
-from penstock.faults.wire import TO_CLIENT, TO_SERVER, Point
 
 MUTANTS = {}
 

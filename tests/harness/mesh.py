@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import grpc
 
 from penstock.chassis.channels import channel
-from penstock.cli.mesh import LocalMesh, local_mesh
-from penstock.cli.plan import MeshOptions
+from penstock.local_mesh.mesh import LocalMesh, local_mesh
+from penstock.local_mesh.plan import MeshOptions
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot, WatchSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import GenerateRequest, Sampling

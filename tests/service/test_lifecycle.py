@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 from penstock.chassis.lifecycle import background, new_instance_id, request_stop, stop_requested
-from penstock.cli import child as child_program
+from penstock.local_mesh import pdeathsig_exec as child_program
 
 TIER = """
 import asyncio

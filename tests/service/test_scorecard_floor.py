@@ -1,7 +1,7 @@
 """The floors that refusals are held against, measured on a real process."""
 
-from penstock.cli.scorecard.asking import WAYS
-from penstock.cli.scorecard.floor import measured_floors
+from penstock.proofs.live.refusal_floor import measured_floors
+from penstock.proofs.testbed.drivers import WAYS
 
 
 async def test_each_way_of_being_refused_is_timed():

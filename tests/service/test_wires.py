@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from penstock.cli.plan import MeshOptions, plan_mesh
-from penstock.cli.scorecard.wires import CLIENTS, Cut, Ends, Wire, Wires
+from penstock.local_mesh.plan import MeshOptions, plan_mesh
+from penstock.proofs.testbed.tcp_relays import CLIENTS, Cut, Ends, Wire, Wires
 
 PATIENCE = 5.0  # s
 

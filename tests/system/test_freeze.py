@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from penstock.cli.plan import MeshOptions
-from penstock.cli.scorecard import freeze
+from penstock.local_mesh.plan import MeshOptions
+from penstock.proofs.live import freeze
 
 SHORT = {"FROZEN": 4.0, "BETWEEN": 1.0}  # s; links are given up after less than 2
 # Three workers, so that each scheduler has one to notice when the first has gone over to the other.

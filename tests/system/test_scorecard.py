@@ -9,9 +9,9 @@ from dataclasses import asdict
 import pytest
 from rich.console import Console
 
-from penstock.cli.plan import MeshOptions
-from penstock.cli.scorecard.partition import PartitionOptions, partition
-from penstock.cli.scorecard.wires import CLIENTS, Cut
+from penstock.local_mesh.plan import MeshOptions
+from penstock.proofs.live.partition import PartitionOptions, partition
+from penstock.proofs.testbed.tcp_relays import CLIENTS, Cut
 from tiny_model import write_tiny_model
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "scorecard", "--json", "--streams", "4", "--tokens", "24")

@@ -5,10 +5,10 @@ import itertools
 import click
 import pytest
 
-from penstock.cli.bench.command import lengths
-from penstock.cli.bench.history import CANCELLED, OK, History
-from penstock.cli.bench.load import Lengths, Load
-from penstock.cli.bench.report import Slo, quantile, report
+from penstock.bench.history import CANCELLED, OK, History
+from penstock.bench.load import Lengths, Load
+from penstock.bench.report import Slo, quantile, report
+from penstock.cli.bench import lengths
 
 
 def history(number, *, outcome=OK, code="OK", pieces=((0.5, 0, 1), (0.6, 1, 1), (0.7, 2, 1)), usage=None, retry=None):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.__main__ import cli
-from penstock.cli.calibration.fit import Measured, fit, fit_law
-from penstock.cli.calibration.points import BLOCK_SIZE, blocks_for, lengths_for, points_within
+from penstock.simulator.calibration.fit import Measured, fit, fit_law
+from penstock.simulator.calibration.points import BLOCK_SIZE, blocks_for, lengths_for, points_within
 from penstock.worker.config import WorkerConfig
 from penstock.worker.engine.law_file import FIELDS, law_text, read_law
 from penstock.worker.engine.step_law import StepLaw, Work, prefill_reads

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from penstock.cli import faults as command
 from penstock.cli.__main__ import cli
-from penstock.faults.judge import Violation
+from penstock.faults.checks.checker import Violation
+from penstock.faults.failpoints import POINTS
+from penstock.faults.mutations import plan
 from penstock.faults.plan import Act, Twist
-from penstock.faults.points import POINTS
 from penstock.faults.run import Outcome
-from penstock.faults.twists import plan
 
 FAILING = 3
 

@@ -6,8 +6,8 @@ from click.testing import CliRunner
 
 from penstock.cli.__main__ import cli
 from penstock.cli.options import LAST_BASE_PORT, mesh_options
-from penstock.cli.params import ModelFile
-from penstock.cli.plan import MeshOptions, plan_mesh
+from penstock.cli.param_types import ModelFile
+from penstock.local_mesh.plan import MeshOptions, plan_mesh
 
 
 @click.command()

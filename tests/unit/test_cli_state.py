@@ -6,8 +6,8 @@ import click
 import pytest
 
 from penstock.cli.options import find_target, find_tier
-from penstock.cli.plan import BASE_PORT
-from penstock.cli.state import MeshNote, ProcessNote, read_note, write_note
+from penstock.local_mesh.notes import MeshNote, ProcessNote, read_note, write_note
+from penstock.local_mesh.plan import BASE_PORT
 
 NOBODY = 2**22 + 1  # above the highest number a process can have
 

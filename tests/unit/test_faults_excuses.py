@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from penstock.client import RetryPolicy
 from penstock.edge.config import EdgeConfig
-from penstock.faults.excuses import PATIENCE, RECOVERY, Span, common, excuses, merged
+from penstock.faults.checks.allowed_failures import PATIENCE, RECOVERY, Span, common, excuses, merged
+from penstock.faults.mutations import BUFFER, plan
 from penstock.faults.plan import Act, Ask, Fault
 from penstock.faults.run import run_plan
-from penstock.faults.tiers import Shape
-from penstock.faults.twists import BUFFER, plan
+from penstock.faults.world.tiers import Shape
 from penstock.queue.config import QueueConfig
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")

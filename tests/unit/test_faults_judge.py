@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.faults import model
-from penstock.faults.clients import Counted, Seen
-from penstock.faults.excuses import Span
-from penstock.faults.judge import (
+from penstock.faults.checks import oracle
+from penstock.faults.checks.allowed_failures import Span
+from penstock.faults.checks.checker import (
     RESIDUE,
     Row,
     judge_answers,
@@ -20,10 +19,11 @@ from penstock.faults.judge import (
     judge_totals,
     judge_waste,
 )
-from penstock.faults.monitor import Monitor
+from penstock.faults.checks.invariants import Monitor
+from penstock.faults.failpoints import POINTS
+from penstock.faults.mutations import plan
 from penstock.faults.plan import Ask, Count
-from penstock.faults.points import POINTS
-from penstock.faults.twists import plan
+from penstock.faults.world.clients import Counted, Seen
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
 from penstock.mesh.v1.ticket_pb2 import Ticket
@@ -33,7 +33,7 @@ from penstock.v1.inference_pb2 import Sampling
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 
 ASK = Ask(at=0.0, prompt=(1, 2, 3, 4), tokens=6, seed=7, ignore_eos=True)
-OWED = model.owed(ASK.prompt, 7, 6, ignore_eos=True, stops=())
+OWED = oracle.owed(ASK.prompt, 7, 6, ignore_eos=True, stops=())
 
 
 def whole(**changes):
@@ -296,15 +296,15 @@ def test_a_reservation_is_settled_alike_however_often():
 
 @given(st.lists(st.integers(0, 25), min_size=1, max_size=20), st.integers(0, 2**64 - 1), st.integers(1, 24))
 def test_what_is_owed_to_a_shorter_request_begins_what_is_owed_to_a_longer(prompt, seed, tokens):
-    longer = model.owed(prompt, seed, 24, ignore_eos=True, stops=())
-    shorter = model.owed(prompt, seed, tokens, ignore_eos=True, stops=())
+    longer = oracle.owed(prompt, seed, 24, ignore_eos=True, stops=())
+    shorter = oracle.owed(prompt, seed, tokens, ignore_eos=True, stops=())
     assert longer.token_ids[:tokens] == shorter.token_ids
     assert shorter.reason == "length"
 
 
 def test_a_stop_string_ends_what_is_owed_before_it():
     stop = OWED.text[2:4]
-    found = model.owed(ASK.prompt, 7, 6, ignore_eos=True, stops=(stop,))
+    found = oracle.owed(ASK.prompt, 7, 6, ignore_eos=True, stops=(stop,))
     assert found.reason == "stop"
     assert found.text == OWED.text[: OWED.text.find(stop)]
 

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 import penstock.cli
 from faults_mutants import MUTANTS
 from penstock.cli.__main__ import cli
-from penstock.faults import stage
 from penstock.faults.plan import Twist
 from penstock.faults.run import forget, run_plan, run_seed
 from penstock.faults.sweep import Tally, replay, sweep
-from penstock.faults.world import World
+from penstock.faults.world import environment
+from penstock.faults.world.world import World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 
@@ -94,7 +94,7 @@ def test_whatever_draws_in_a_world_draws_what_the_seed_decides():
         for path in (SERVICES / package).rglob("*.py")
         if DRAWS.search(path.read_text())
     }
-    assert found == set(stage.DRAWING)
+    assert found == set(environment.DRAWING)
 
 
 def test_nothing_of_the_process_keeps_a_world():

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from penstock.faults.window import Window
-from penstock.faults.world import World
+from penstock.faults.grpc.flow_control import Window
+from penstock.faults.world.world import World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from grpc import ChannelConnectivity as Connectivity
 
-from penstock.faults.calls import Channel
-from penstock.faults.serving import Server
-from penstock.faults.wire import TO_CLIENT, TO_SERVER, Line, Network
-from penstock.faults.world import World
+from penstock.faults.grpc.fake_channel import Channel
+from penstock.faults.grpc.fake_server import Server
+from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Line, Network
+from penstock.faults.world.world import World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.faults.world import MOST_TURNS, Livelock, World
+from penstock.faults.world.world import MOST_TURNS, Livelock, World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.cli.plan import MeshOptions, plan_mesh
+from penstock.local_mesh.plan import MeshOptions, plan_mesh
 
 
 def planned(**asked):

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from penstock.queue.policies.choice import Choice
 from penstock.scheduler import worker
-from penstock.simulator.figures import figures_of
-from penstock.simulator.reading import scenario_of
+from penstock.simulator.report.figures import figures_of
+from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
 BLOCK = 16  # tokens

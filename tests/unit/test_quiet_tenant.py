@@ -3,10 +3,10 @@
 from dataclasses import replace
 from statistics import mean, median
 
-from penstock.cli.bench.report import quantile
-from penstock.cli.scorecard.worlds import RATE, chat, world
-from penstock.simulator.arrivals import Poisson
+from penstock.bench.report import quantile
+from penstock.proofs.simulated.scenarios import RATE, chat, world
 from penstock.simulator.simulation import Simulation
+from penstock.simulator.traffic.arrivals import Poisson
 from penstock.worker.engine import batching
 
 SEEDS = 4  # one alone has 109 requests, whose P99 is that of the second slowest and of whom it met

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.scorecard.clairvoyant import refused
-from penstock.cli.scorecard.worlds import WORKER, chat, world
-from penstock.simulator.arrivals import Poisson
+from penstock.proofs.simulated.clairvoyant import refused
+from penstock.proofs.simulated.scenarios import WORKER, chat, world
 from penstock.simulator.simulation import Simulation
+from penstock.simulator.traffic.arrivals import Poisson
 
 TTFT = 1.0  # s
 

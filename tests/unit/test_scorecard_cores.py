@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from penstock.cli.scorecard.cores import OnCores, spent
+from penstock.proofs.checks.cpu_wait import OnCores, spent
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell by /proc")

@@ -4,14 +4,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from penstock.cli.calibration.watching import Turn, cores_had, settled
-from penstock.cli.scorecard.engine.crowd import BLOCKS, Crowd
-from penstock.cli.scorecard.engine.fairness import DECODES, LONG, LongPrompt, long_prompt, simulated
-from penstock.cli.scorecard.engine.mixed import Flow, flow_of, padded, requests
-from penstock.cli.scorecard.engine.options import EngineProofOptions
-from penstock.cli.scorecard.engine.proof import decode_lines, flow_lines, long_lines, prove
-from penstock.cli.scorecard.engine.roofline import Decode, step_bytes
-from penstock.cli.scorecard.engine.texts import different
+from penstock.proofs.engine.crowd import BLOCKS, Crowd
+from penstock.proofs.engine.long_prompt import DECODES, LONG, LongPrompt, long_prompt, simulated
+from penstock.proofs.engine.mixed_lengths import Flow, flow_of, padded, requests
+from penstock.proofs.engine.options import EngineProofOptions
+from penstock.proofs.engine.proof import decode_lines, flow_lines, long_lines, prove
+from penstock.proofs.engine.roofline import Decode, step_bytes
+from penstock.proofs.engine.texts import different
+from penstock.simulator.calibration.timed_engine import Turn, cores_had, settled
 from penstock.worker.engine.loaders.load import located
 from penstock.worker.engine.loaders.load_model import read_checkpoint
 from penstock.worker.engine.step_law import Work

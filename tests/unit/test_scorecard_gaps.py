@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from penstock.cli.scorecard import gaps
-from penstock.cli.scorecard.gaps import SHARDS, WORKLOADS
-from penstock.cli.scorecard.parallel import all_cores
 from penstock.edge.links.shards import home
-from penstock.simulator.worker import MODEL
+from penstock.proofs.simulated import gaps
+from penstock.proofs.simulated.gaps import SHARDS, WORKLOADS
+from penstock.proofs.simulated.parallel import all_cores
+from penstock.simulator.mesh.worker import MODEL
 
 WIDEST = {
     "vtc": [2_000.0, 2_000.0, 16_000.0, 20_000.0],

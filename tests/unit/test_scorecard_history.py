@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.scorecard.card import Card, at_most, exit_code, percentile
-from penstock.cli.scorecard.catalog import catalog, with_stop
-from penstock.cli.scorecard.charges import Charge, ChargeFindings, check_charges
-from penstock.cli.scorecard.faults import Fault, void_because
-from penstock.cli.scorecard.history import Findings, History, check
-from penstock.cli.scorecard.verdicts import pause_lines
+from penstock.proofs.card import Card, at_most, exit_code, percentile
+from penstock.proofs.checks.injected_faults import Fault, void_because
+from penstock.proofs.checks.ledger import Charge, ChargeFindings, check_charges
+from penstock.proofs.checks.transcript import Findings, History, check
+from penstock.proofs.lines import pause_lines
+from penstock.proofs.requests import catalog, with_stop
 
 TOKENS = [(index, 100 + index) for index in range(8)]
 

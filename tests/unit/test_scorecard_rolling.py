@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.plan import MeshOptions, plan_mesh
-from penstock.cli.scorecard.drain import first_token_lines
-from penstock.cli.scorecard.history import History
-from penstock.cli.scorecard.idle import NOBODY, alone
-from penstock.cli.scorecard.load import before_decoding
-from penstock.cli.scorecard.strain import Strain, strain_lines
+from penstock.local_mesh.plan import MeshOptions, plan_mesh
+from penstock.proofs.checks.transcript import History
+from penstock.proofs.live.drain import first_token_lines
+from penstock.proofs.testbed.cpu_stress import Strain, strain_lines
+from penstock.proofs.testbed.idle_start import NOBODY, alone
+from penstock.proofs.testbed.load import before_decoding
 from penstock.v1.inference_pb2 import Timeline
 
 BEGAN = 1_800_000_000.0  # s

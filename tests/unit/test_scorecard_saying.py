@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from penstock.cli.scorecard.saying import EVERY, now_and_then, saying
+from penstock.bench.progress import EVERY, now_and_then, saying
 
 
 def test_in_a_file_there_is_a_line_at_once_and_then_one_now_and_then():

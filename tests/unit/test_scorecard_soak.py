@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.cli.scorecard.slope import fitted
-from penstock.cli.scorecard.soak import GROWTH, Looks, growth_lines
+from penstock.proofs.checks.slope import fitted
+from penstock.proofs.live.soak import GROWTH, Looks, growth_lines
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from penstock.cli.scorecard.standing import descriptors, opened
+from penstock.proofs.checks.leaks import descriptors, opened
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell by /proc")
 

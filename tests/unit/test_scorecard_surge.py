@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.bench.history import OK, History
-from penstock.cli.bench.report import Slo, report
-from penstock.cli.plan import MeshOptions
-from penstock.cli.scorecard.floor import Floor
-from penstock.cli.scorecard.surge import CALM, LONG, SHORTER, SurgeOptions, calm, rate, scenario
-from penstock.cli.scorecard.surge_cost import of_one_let_in, of_one_refused
-from penstock.cli.scorecard.surge_lines import (
+from penstock.bench.history import OK, History
+from penstock.bench.report import Slo, report
+from penstock.local_mesh.plan import MeshOptions
+from penstock.proofs.live.refusal_floor import Floor
+from penstock.proofs.live.surge import CALM, LONG, SHORTER, SurgeOptions, calm, rate, scenario
+from penstock.proofs.live.surge_cost import of_one_let_in, of_one_refused
+from penstock.proofs.live.surge_lines import (
     JUDGED,
     Offered,
     alone_lines,

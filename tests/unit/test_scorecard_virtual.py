@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.bench.history import OK, History
-from penstock.cli.scorecard import fairness, neighbour, order, overload
-from penstock.cli.scorecard.overload import KINDS, Sweep
-from penstock.cli.scorecard.recovery import END, recovered_after
-from penstock.cli.scorecard.worlds import chat, world
+from penstock.bench.history import OK, History
+from penstock.proofs.simulated import fairness, neighbour, overload, work_conservation
+from penstock.proofs.simulated.overload import KINDS, Sweep
+from penstock.proofs.simulated.recovery import END, recovered_after
+from penstock.proofs.simulated.scenarios import chat, world
 from penstock.queue.owed import Owed
 from penstock.scheduler.effects import GiveCredit
-from penstock.simulator.arrivals import Poisson
 from penstock.simulator.planning import MOST, Trial, fewest
 from penstock.simulator.scenario import Client
 from penstock.simulator.simulation import Simulation
+from penstock.simulator.traffic.arrivals import Poisson
 
 
 def history(started, outcome=OK):
@@ -86,7 +86,7 @@ def test_one_that_was_refused_can_be_let_in_to_see_what_would_have_come_of_it():
     assert Simulation(let_in).run().ledger.requests[number].history.outcome != "OVERLOADED"
 
 
-class ForgetfulMesh(order.WatchedMesh):
+class ForgetfulMesh(work_conservation.WatchedMesh):
     """Loses all credit for a while: workers run empty beside a line."""
 
     def to_shards(self, scheduler, effect):
@@ -94,7 +94,7 @@ class ForgetfulMesh(order.WatchedMesh):
             super().to_shards(scheduler, effect)
 
 
-class SlowMesh(order.WatchedMesh):
+class SlowMesh(work_conservation.WatchedMesh):
     """Tells schedulers of a place that fell free only after a step or two, and look-ahead does not bridge that."""
 
     def released(self, worker, served):
@@ -115,7 +115,7 @@ def test_an_engine_that_idles_beside_a_waiting_ticket_is_seen(mesh, load):
 
 def test_an_engine_whose_room_was_taken_in_the_step_that_made_other_room_is_not_idle():
     """Seed 0 has such steps, with others waiting for long."""
-    found = order.watched(0)
+    found = work_conservation.watched(0)
     assert found.crowded > 1_000
     assert found.idle == 0
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cli.bench.history import OK
+from penstock.bench.history import OK
 from penstock.simulator.baselines import POLICIES
-from penstock.simulator.figures import figures_of
-from penstock.simulator.heap import Events
-from penstock.simulator.reading import scenario_of
-from penstock.simulator.served import Served
+from penstock.simulator.mesh.event_queue import Events
+from penstock.simulator.report.figures import figures_of
+from penstock.simulator.report.service_accounting import Served
+from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
 REFERENCE = {

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from paths import REPO, shared_data
-from penstock.simulator.figures import figures_of
-from penstock.simulator.reading import read_scenario
+from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario import Queues
+from penstock.simulator.scenario_file import read_scenario
 from penstock.simulator.simulation import Simulation
 
 EXAMPLE = REPO / "services/penstock/simulator/scenarios/azure.toml"

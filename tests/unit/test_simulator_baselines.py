@@ -7,7 +7,7 @@ from penstock.simulator.baselines import POLICIES
 from penstock.simulator.baselines.clairvoyant import Clairvoyant
 from penstock.simulator.baselines.gradient import Gradient, GradientLimit
 from penstock.simulator.baselines.round_robin import RoundRobin
-from penstock.simulator.engine import Run
+from penstock.simulator.mesh.engine import Run
 from queue_tickets import STANDARD, ticket
 
 

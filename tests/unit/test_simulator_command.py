@@ -8,10 +8,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli import capacity
+from penstock.cli import capacity_plan
 from penstock.cli.__main__ import cli
 from penstock.simulator.planning import MOST, Plan, Trial
-from penstock.simulator.reading import scenario_of
+from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.sweep import knee
 
 SCENARIO = """
@@ -158,7 +158,7 @@ def test_a_plan_says_for_which_promise_and_draws_what_it_tried(scenario, tmp_pat
 
 
 def test_a_plan_that_no_number_of_workers_meets_is_told_to_scripts_too(scenario, monkeypatch):
-    monkeypatch.setattr(capacity, "plan", lambda _, wanted, __: Plan(wanted, {MOST: Trial(good=0.4)}))
+    monkeypatch.setattr(capacity_plan, "plan", lambda _, wanted, __: Plan(wanted, {MOST: Trial(good=0.4)}))
     result = invoke(scenario, "--plan", 0.99)
     assert result.exit_code == 1
     assert f"needs more than {MOST} workers" in " ".join(result.stdout.split())

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.simulator.figures import figures_of
-from penstock.simulator.reading import scenario_of
+from penstock.simulator.report.figures import figures_of
+from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
 ASKING = {

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.simulator.engine import ExactEngine, Run
-from penstock.simulator.fast_engine import FastEngine
+from penstock.simulator.mesh.engine import ExactEngine, Run
+from penstock.simulator.mesh.fast_engine import FastEngine
 from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.batching import Continuous
 from penstock.worker.engine.step_law import StepLaw

@@ -3,9 +3,9 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.simulator.figures import figures_of
-from penstock.simulator.mesh import SimMesh
-from penstock.simulator.reading import scenario_of
+from penstock.simulator.mesh.mesh import SimMesh
+from penstock.simulator.report.figures import figures_of
+from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
 

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from penstock.edge.links.prefix import prefix_hashes
-from penstock.simulator.beginnings import NOTHING, Beginning, salt_of
-from penstock.simulator.figures import figures_of
-from penstock.simulator.reading import read_scenario, scenario_of
+from penstock.simulator.report.figures import figures_of
+from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
+from penstock.simulator.traffic.shared_prefixes import NOTHING, Beginning, salt_of
 
 TENANT = {
     "name": "chat",

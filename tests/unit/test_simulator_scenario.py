@@ -11,14 +11,14 @@ from random import Random
 import pytest
 
 from paths import REPO, shared_data
-from penstock.simulator.arrivals import Bursty, Poisson, RenewalWindow, Window
-from penstock.simulator.beginnings import Beginning
-from penstock.simulator.demand import Ask
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.lengths import Empirical, LogNormal
-from penstock.simulator.reading import read_scenario, scenario_of
+from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.traces import azure, mooncake, servegen
+from penstock.simulator.traffic.arrivals import Bursty, Poisson, RenewalWindow, Window
+from penstock.simulator.traffic.demand import Ask
+from penstock.simulator.traffic.lengths import Empirical, LogNormal
+from penstock.simulator.traffic.shared_prefixes import Beginning
+from penstock.simulator.traffic.traces import azure, mooncake, servegen
 
 EXAMPLE = REPO / "services/penstock/simulator/scenarios/overload.toml"
 

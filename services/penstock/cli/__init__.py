@@ -1,5 +1,4 @@
-"""The `penstock` command: starts a mesh on this machine, talks to any mesh, measures it, administers it.
+"""The `penstock` command: what a person types and what a person sees. Nothing imports it.
 
-Owns local processes and what a person sees; never decides anything about a request. It knows the tiers only as
-programs with an environment, and speaks to them through the public API alone.
+It decides nothing about a request. It speaks to the tiers through the public API alone.
 """

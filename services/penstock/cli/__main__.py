@@ -5,9 +5,9 @@ import sys
 import click
 
 from penstock.chassis.errors import PenstockError
-from penstock.cli.commands.operating import OPERATING
-from penstock.cli.commands.proving import PROVING
-from penstock.cli.commands.serving import SERVING
+from penstock.cli.commands.admin import OPERATING
+from penstock.cli.commands.measure import PROVING
+from penstock.cli.commands.run import SERVING
 
 
 @click.group(context_settings={"max_content_width": 120})
@@ -24,7 +24,7 @@ def main() -> None:
     """Entry point: a failure is one line that says what to do, and exit code 1 (2 for wrong usage)."""
     from penstock.chassis.config import ConfigError
     from penstock.chassis.logs import configure_logs
-    from penstock.cli.processes import ChildFailedError
+    from penstock.local_mesh.processes import ChildFailedError
 
     configure_logs("error")  # a person reads what commands print; the tiers' logs are files
     try:

@@ -15,7 +15,7 @@ from rich.table import Table
 from penstock.chassis.channels import channel
 from penstock.chassis.config import describe, load, settings
 from penstock.chassis.errors import error_from_rpc
-from penstock.cli.screen import answers
+from penstock.cli.tables import answers
 from penstock.v1 import admin_pb2
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import Priority

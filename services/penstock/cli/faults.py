@@ -7,9 +7,9 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from penstock.cli.screen import answers, errors
+from penstock.cli.tables import answers, errors
+from penstock.faults.failpoints import POINTS
 from penstock.faults.plan import Twist
-from penstock.faults.points import POINTS
 from penstock.faults.run import Outcome
 from penstock.faults.sweep import Tally, replay, sweep
 

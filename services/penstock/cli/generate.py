@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from rich.markup import escape
 
-from penstock.cli.plan import MeshOptions
-from penstock.cli.screen import answers, errors, timeline_table
+from penstock.cli.tables import answers, errors, timeline_table
 from penstock.cli.up import shown_mesh
 from penstock.client import Client
+from penstock.local_mesh.plan import MeshOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

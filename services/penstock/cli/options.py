@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from penstock.cli.params import ModelFile, Setting
-from penstock.cli.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions
-from penstock.cli.state import MeshNote, meant_notes, running_notes
+from penstock.cli.param_types import ModelFile, Setting
+from penstock.local_mesh.notes import MeshNote, meant_notes, running_notes
+from penstock.local_mesh.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions
 
 REPLICAS = click.IntRange(1, 4)
 LAST_BASE_PORT = 64_000  # with the largest port of a mesh still below 65,536

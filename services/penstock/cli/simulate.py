@@ -11,13 +11,13 @@ from typing import Any
 import click
 from rich.live import Live
 
-from penstock.cli.bench.report import figures_table, summary_lines
-from penstock.cli.screen import answers, errors
+from penstock.bench.report import figures_table, summary_lines
+from penstock.cli.tables import answers, errors
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.figures import figures_of
-from penstock.simulator.plot import plot_simulations
-from penstock.simulator.reading import read_scenario
+from penstock.simulator.report.figures import figures_of
+from penstock.simulator.report.plot import plot_simulations
 from penstock.simulator.scenario import Scenario
+from penstock.simulator.scenario_file import read_scenario
 from penstock.simulator.simulation import Progress, Simulation
 from penstock.simulator.sweep import knee
 from penstock.worker.engine.law_file import read_law

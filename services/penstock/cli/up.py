@@ -13,9 +13,9 @@ from typing import Self
 from rich.live import Live
 from rich.markup import escape
 
-from penstock.cli.mesh import LocalMesh, local_mesh
-from penstock.cli.plan import MeshOptions
-from penstock.cli.screen import answers, errors, mesh_table
+from penstock.cli.tables import answers, errors, mesh_table
+from penstock.local_mesh.mesh import LocalMesh, local_mesh
+from penstock.local_mesh.plan import MeshOptions
 
 
 class StartScreen:

@@ -4,13 +4,13 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock.faults.disk import Disk
-from penstock.faults.engines import LOAD, EngineProcess
-from penstock.faults.excuses import Span
+from penstock.faults.checks.allowed_failures import Span
+from penstock.faults.grpc.network import Connection, Point
 from penstock.faults.plan import Act, Fault
-from penstock.faults.process import Process
-from penstock.faults.tiers import Tiers
-from penstock.faults.wire import Connection, Point
+from penstock.faults.world.disk import Disk
+from penstock.faults.world.engines import LOAD, EngineProcess
+from penstock.faults.world.process import Process
+from penstock.faults.world.tiers import Tiers
 
 CLIENT = "client"
 

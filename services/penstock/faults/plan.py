@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.faults import model
-from penstock.faults.points import BUSY, POINTS
-from penstock.faults.tiers import Shape
-from penstock.faults.wire import Point
+from penstock.faults.checks import oracle
+from penstock.faults.failpoints import BUSY, POINTS
+from penstock.faults.grpc.network import Point
+from penstock.faults.world.tiers import Shape
 
 LOAD = 0.5  # s in which requests come, and faults as well
 CALM = 0.08  # of worlds, in which nothing goes wrong, and nobody is excused
@@ -173,7 +173,7 @@ def _stops(draw: random.Random, prompt: Sequence[int], seed: int | None, tokens:
     """A string that the answer will come to, half of the time; it takes a known seed to know one."""
     if seed is None or draw.random() < 0.5:
         return ()
-    text = model.owed(prompt, seed, tokens, ignore_eos=True, stops=()).text
+    text = oracle.owed(prompt, seed, tokens, ignore_eos=True, stops=()).text
     start = draw.randrange(max(1, len(text)))
     found = text[start : start + draw.randint(1, 3)]
     return (found,) if found.isascii() and found else ()

@@ -12,11 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
-from penstock.faults.clients import Counted, Seen, run_clients
-from penstock.faults.disk import Disk
-from penstock.faults.engines import EngineStand
-from penstock.faults.excuses import excuses
-from penstock.faults.judge import (
+from penstock.faults.checks.allowed_failures import excuses
+from penstock.faults.checks.checker import (
     Row,
     Violation,
     judge_answers,
@@ -27,17 +24,20 @@ from penstock.faults.judge import (
     judge_totals,
     judge_waste,
 )
-from penstock.faults.leftovers import absent, crashes, figures, open_calls
-from penstock.faults.loop import ProcessLoop
-from penstock.faults.monitor import Monitor
+from penstock.faults.checks.invariants import Monitor
+from penstock.faults.checks.leak_check import absent, crashes, figures, open_calls
+from penstock.faults.grpc.network import DELAY, LATE, Network, Point
+from penstock.faults.mutations import plan
 from penstock.faults.nemesis import CLIENT, Nemesis
 from penstock.faults.plan import NONE, Ask, Plan, Twist
-from penstock.faults.readers import READER, READER_WINDOW, Watch
-from penstock.faults.stage import silent, staged
-from penstock.faults.tiers import KEY, Tiers
-from penstock.faults.twists import plan
-from penstock.faults.wire import DELAY, LATE, Network, Point
-from penstock.faults.world import Livelock, World
+from penstock.faults.world.clients import Counted, Seen, run_clients
+from penstock.faults.world.disk import Disk
+from penstock.faults.world.engines import EngineStand
+from penstock.faults.world.environment import silent, staged
+from penstock.faults.world.event_loop import ProcessLoop
+from penstock.faults.world.slow_readers import READER, READER_WINDOW, Watch
+from penstock.faults.world.tiers import KEY, Tiers
+from penstock.faults.world.world import Livelock, World
 
 BOOT = 0.4  # s before the first request
 PATIENCE = 45.0  # s; a request that takes longer after the last fault never ends

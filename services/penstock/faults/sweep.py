@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from penstock.faults.failpoints import POINTS
+from penstock.faults.grpc.network import Point
 from penstock.faults.plan import NONE, Twist
-from penstock.faults.points import POINTS
 from penstock.faults.run import Outcome, run_seed
-from penstock.faults.wire import Point
 
 CHUNK = 4  # seeds that a process takes at a time
 HASH_SEED = "0"  # of every process that runs worlds: the order in a set of strings belongs to what a seed decides

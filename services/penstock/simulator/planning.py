@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from penstock.cli.bench.report import Slo, quantile
+from penstock.bench.report import Slo, quantile
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.figures import is_good
+from penstock.simulator.report.figures import is_good
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.simulation import Progress, Simulation
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.simulator.demand import Demand
+from penstock.simulator.traffic.demand import Demand
 from penstock.v1.inference_pb2 import Priority
 from penstock.worker.engine.batching import Continuous
 from penstock.worker.engine.step_law import StepLaw

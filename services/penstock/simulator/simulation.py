@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
-from penstock.simulator.demand import Ask
-from penstock.simulator.heap import Events
-from penstock.simulator.ledger import Ledger
-from penstock.simulator.mesh import SimMesh
+from penstock.simulator.mesh.event_queue import Events
+from penstock.simulator.mesh.mesh import SimMesh
+from penstock.simulator.mesh.worker import SimWorker
+from penstock.simulator.report.ledger import Ledger
 from penstock.simulator.scenario import Scenario, Tenant
-from penstock.simulator.worker import SimWorker
+from penstock.simulator.traffic.demand import Ask
 
 Progress = Callable[["Simulation"], None]
 

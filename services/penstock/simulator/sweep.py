@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.cli.bench.report import Slo
-from penstock.simulator.figures import is_good
+from penstock.bench.report import Slo
+from penstock.simulator.report.figures import is_good
 from penstock.simulator.scenario import Queues, Scenario
 from penstock.simulator.simulation import Progress, Simulation
 

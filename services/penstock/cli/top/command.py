@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from rich.live import Live
 
-from penstock.cli.screen import answers
+from penstock.cli.tables import answers
 from penstock.cli.top.frame import frame_of
-from penstock.cli.top.sighting import Sighting, Watch, addresses_of, watching
+from penstock.cli.top.poll import Sighting, Watch, addresses_of, watching
 from penstock.cli.top.view import view_of
 
 

@@ -6,7 +6,7 @@ A frame is what `--json` prints: tables of rows, all of them whole.
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
-from penstock.cli.top.sighting import Sighting
+from penstock.cli.top.poll import Sighting
 
 Row = dict[str, Any]
 

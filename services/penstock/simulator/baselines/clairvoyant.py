@@ -11,7 +11,7 @@ from penstock.queue.policies.cost import cost_of
 from penstock.queue.policies.order import FitOf
 from penstock.queue.policies.tenants import FairTenants
 from penstock.queue.waiting import WaitingTicket
-from penstock.simulator.engine import NEVER, Run
+from penstock.simulator.mesh.engine import NEVER, Run
 
 
 class Clairvoyant(Classes):

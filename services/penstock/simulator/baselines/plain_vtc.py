@@ -12,7 +12,7 @@ from penstock.queue.policies.lane import Lane
 from penstock.queue.policies.order import Ahead, FitOf, Key, Load
 from penstock.queue.waiting import WaitingTicket
 from penstock.simulator.baselines.alone import Alone
-from penstock.simulator.engine import NEVER, Run
+from penstock.simulator.mesh.engine import NEVER, Run
 
 
 class PlainVtc(Alone):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from penstock.simulator.engine import Run
+from penstock.simulator.mesh.engine import Run
 
 
 @runtime_checkable

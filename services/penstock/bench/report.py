@@ -1,0 +1,110 @@
+"""Histories in, figures out. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from penstock.bench.history import CANCELLED, OK, History
+
+SHED_CODES = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")  # refusals by policy; anything else is a failure
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """What counts as good: both must hold (goodput as in DistServe, Zhong et al. 2024)."""
+
+    ttft: float = 1.0  # s
+    tpot: float = 0.1  # s
+
+    def is_met_by(self, history: History) -> bool:
+        return history.outcome == OK and (history.ttft or 0.0) <= self.ttft and (history.tpot or 0.0) <= self.tpot
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the linearly interpolated quantile of `values`, which need not be sorted and must not be empty."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    named = {f"p{round(share * 100)}": quantile(values, share) for share in QUANTILES}
+    return {"mean": sum(values) / len(values), **named, "max": max(values)}
+
+
+def report(histories: Sequence[History], wall: float, cpu: Mapping[str, float], slo: Slo) -> dict[str, Any]:
+    """Return the figures of a run as plain JSON. `wall` and the values of `cpu` (by tier) are in s."""
+    done = [each for each in histories if each.outcome == OK]
+    shed = [each for each in histories if each.code in SHED_CODES]
+    failed = [each for each in histories if each.outcome not in (OK, CANCELLED) and each.code not in SHED_CODES]
+    tokens = sum(each.tokens for each in histories)
+    good = [each for each in done if slo.is_met_by(each)]
+    return {
+        "requests": len(histories),
+        "completed": len(done),
+        "cancelled": sum(each.outcome == CANCELLED for each in histories),
+        "shed": len(shed),
+        "shed_by_reason": dict(Counter(each.outcome for each in shed)),
+        "shed_answer_s": spread([each.ended - each.started for each in shed]),
+        "shed_without_retry_after": sum(each.retry_after is None for each in shed if each.code == SHED_CODES[0]),
+        "failures": len(failed),
+        "failures_by_reason": dict(Counter(each.outcome for each in failed)),
+        "index_errors": sum(each.index_errors for each in histories),
+        "wall_s": wall,
+        "output_tokens": tokens,
+        "output_tokens_per_s": tokens / wall,
+        "requests_per_s": len(done) / wall,
+        "goodput_requests_per_s": len(good) / wall,
+        "goodput_share": len(good) / len(histories) if histories else 0.0,
+        "slo": {"ttft_s": slo.ttft, "tpot_s": slo.tpot},
+        "ttft_s": spread([each.ttft for each in done if each.ttft is not None]),
+        "tpot_s": spread([each.tpot for each in done if each.tpot is not None]),
+        "itl_s": spread([gap for each in done for gap in each.gaps]),
+        "latency_s": spread([each.ended - each.started for each in done]),
+        "cpu_s_by_tier": dict(cpu),
+        "cpu_us_per_token_by_tier": {tier: spent / tokens * 1e6 for tier, spent in cpu.items()} if tokens else {},
+    }
+
+
+def figures_table(figures: Mapping[str, Any]) -> Table:
+    """Latencies in ms, one row each."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("ms")
+    columns = ("mean", "p50", "p90", "p99", "max")
+    for column in columns:
+        table.add_column(column, justify="right")
+    rows = {"TTFT": "ttft_s", "TPOT": "tpot_s", "ITL": "itl_s", "latency": "latency_s", "shed answer": "shed_answer_s"}
+    for label, key in rows.items():
+        if figures[key]:
+            table.add_row(label, *(f"{figures[key][column] * 1e3:,.1f}" for column in columns))
+    return table
+
+
+def summary_lines(figures: Mapping[str, Any]) -> list[str]:
+    counts = (
+        f"{figures['completed']} of {figures['requests']} requests completed in {figures['wall_s']:.1f} s, "
+        f"{figures['cancelled']} cancelled, {figures['shed']} shed, {figures['failures']} failed; "
+        f"{figures['index_errors']} tokens missing, doubled or out of order"
+    )
+    rates = (
+        f"{figures['output_tokens_per_s']:,.1f} tokens/s, {figures['requests_per_s']:.2f} requests/s; "
+        f"goodput {figures['goodput_requests_per_s']:.2f} requests/s ({figures['goodput_share']:.0%}) within "
+        f"TTFT {figures['slo']['ttft_s'] * 1e3:.0f} ms and TPOT {figures['slo']['tpot_s'] * 1e3:.0f} ms"
+    )
+    lines = [counts, rates]
+    for what in ("shed_by_reason", "failures_by_reason"):
+        if figures[what]:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(figures[what].items()))
+            lines.append(f"{what.replace('_', ' ')}: {reasons}")
+    if figures["cpu_us_per_token_by_tier"]:
+        spent = ", ".join(f"{tier} {us:,.0f}" for tier, us in figures["cpu_us_per_token_by_tier"].items())
+        lines.append(f"CPU us per token: {spent}")
+    return lines

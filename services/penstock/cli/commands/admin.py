@@ -1,0 +1,146 @@
+"""Run a mesh that serves: keys, tenants, drains, figures."""
+
+from asyncio import run as run_async
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.options import find_processes, find_tier, json_option
+from penstock.cli.param_types import TIERS, Finite
+
+if TYPE_CHECKING:
+    from penstock.cli.admin import AdminCall
+
+PRIORITIES = ("interactive", "standard", "batch")
+DAY, CENTURY = 86_400, 3_155_760_000  # s
+MOST = 2**32 - 1  # that a field of a tenant holds
+
+
+@click.group()
+def keys() -> None:
+    """API keys: create, list, revoke."""
+
+
+@keys.command("create")
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--name", default="", help="for people")
+@click.option("--ttl", type=Finite(1, CENTURY), metavar="SECONDS", help="how long it works")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: bool) -> None:
+    """Make a key and show it, once."""
+    from penstock.cli import admin
+
+    run_async(admin.create_key(_admin("auth", target, as_json=as_json), tenant, name, ttl))
+
+
+@keys.command("list")
+@click.option("--tenant", default="", help="only this tenant's")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def list_keys(tenant: str, target: str, as_json: bool) -> None:
+    """List keys without their secrets."""
+    from penstock.cli import admin
+
+    run_async(admin.list_keys(_admin("auth", target, as_json=as_json), tenant))
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def revoke_key(key_id: str, target: str, as_json: bool) -> None:
+    """End a key at once."""
+    from penstock.cli import admin
+
+    run_async(admin.revoke_key(_admin("auth", target, as_json=as_json), key_id))
+
+
+@click.group()
+def tenants() -> None:
+    """Tenants and their limits: put, list."""
+
+
+@tenants.command("put")
+@click.argument("tenant_id")
+@click.option("--class", "priority", type=click.Choice(PRIORITIES), default="standard", show_default=True)
+@click.option("--weight", type=Finite(0.01, 1000), default=1.0, show_default=True)
+@click.option("--requests-per-minute", type=click.IntRange(0, MOST), default=0, help="0: no limit")
+@click.option("--tokens-per-minute", type=click.IntRange(0, MOST**2), default=0, help="0: no limit")
+@click.option("--concurrent-requests", type=click.IntRange(0, MOST), default=0, help="0: no limit")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None:
+    """Create a tenant or replace its limits."""
+    from penstock.cli import admin
+    from penstock.v1.admin_pb2 import Tenant
+    from penstock.v1.inference_pb2 import Priority
+
+    tenant = Tenant(priority=Priority.Value(f"PRIORITY_{priority.upper()}"), **limits)
+    run_async(admin.put_tenant(_admin("auth", target, as_json=as_json), tenant))
+
+
+@tenants.command("list")
+@click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
+@json_option
+def list_tenants(target: str, as_json: bool) -> None:
+    """List tenants with their limits and use."""
+    from penstock.cli import admin
+
+    run_async(admin.list_tenants(_admin("auth", target, as_json=as_json)))
+
+
+@click.command()
+@click.argument("process")
+@click.option("--grace", type=Finite(0, DAY), metavar="SECONDS", help="longest time for running work")
+@click.option("--target", default="", metavar="HOST:PORT", help="its address, when no mesh runs here")
+def drain(process: str, grace: float | None, target: str) -> None:
+    """Let PROCESS (worker-2, or a tier) finish its work and end."""
+    from penstock.cli import admin
+
+    run_async(admin.drain(_admin(process, target, as_json=False), grace))
+
+
+@click.command()
+@click.argument("process")
+@click.option("--target", default="", metavar="HOST:PORT", help="its address, when no mesh runs here")
+@json_option
+def snapshot(process: str, target: str, as_json: bool) -> None:
+    """Show the figures of PROCESS (worker-2, or a tier) now."""
+    from penstock.cli import admin
+
+    run_async(admin.snapshot(_admin(process, target, as_json=as_json)))
+
+
+@click.command()
+@click.option(
+    "--target", "targets", multiple=True, metavar="HOST:PORT", help="a process, or dns:///NAME:PORT; repeatable"
+)
+@click.option("--interval", type=Finite(0.1, 60), default=1.0, show_default=True, help="s between two looks")
+@click.option("--once", is_flag=True, help="print one frame, of one interval, and exit")
+@json_option
+def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
+    """Watch a mesh: what waits for whom, what runs where, who was shed and how well waits were predicted."""
+    from penstock.cli.top.command import top as watch
+
+    names = {} if targets else find_processes()
+    run_async(watch(names, targets, interval=interval, once=once, as_json=as_json))
+
+
+@click.command()
+@click.argument("tier", type=click.Choice(TIERS))
+@json_option
+def config(tier: str, as_json: bool) -> None:
+    """Show the configuration TIER would start with here; refuse unknown or bad settings."""
+    from penstock.cli import admin
+
+    admin.show_config(tier, as_json=as_json)
+
+
+OPERATING = (keys, tenants, drain, snapshot, top, config)
+
+
+def _admin(process: str, target: str, *, as_json: bool) -> "AdminCall":
+    from penstock.cli.admin import AdminCall
+
+    return AdminCall(target=find_tier(process, target), as_json=as_json)

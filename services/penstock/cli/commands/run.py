@@ -1,0 +1,52 @@
+"""Start a mesh, and ask it."""
+
+from asyncio import run as run_async
+from typing import Any
+
+import click
+
+from penstock.cli.options import find_target, json_option, mesh_options, target_options
+from penstock.cli.param_types import Finite
+from penstock.local_mesh.plan import MeshOptions
+
+
+@click.command()
+@mesh_options
+@json_option
+def up(options: MeshOptions, as_json: bool) -> None:
+    """Run a whole mesh as processes on this machine until Ctrl-C."""
+    from penstock.cli.up import up as run_up
+
+    run_async(run_up(options, as_json=as_json))
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@mesh_options
+def run(prompt: str | None, options: MeshOptions) -> None:
+    """Start a mesh, answer PROMPT, show where the time went, drain. Without PROMPT: as `up`."""
+    from penstock.cli.generate import run as run_once
+    from penstock.cli.up import up as run_up
+
+    run_async(run_once(options, prompt) if prompt else run_up(options, as_json=False))
+
+
+@click.command()
+@click.argument("prompt")
+@target_options
+@click.option("--model", default="", help="empty: the only one served")
+@click.option("--max-tokens", type=click.IntRange(1), help="most tokens to generate")
+@click.option("--temperature", type=Finite(0, 2), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1))
+@click.option("--raw", is_flag=True, help="no chat template: continue PROMPT as it stands")
+@click.option("--explain", is_flag=True, help="show where the time went, tier by tier")
+@json_option
+def generate(target: str, key: str, as_json: bool, **given: Any) -> None:
+    """Send one request over the gRPC stub and stream the answer."""
+    from penstock.cli.generate import Ask
+    from penstock.cli.generate import generate as send
+
+    run_async(send(*find_target(target, key), Ask(**given), as_json=as_json))
+
+
+SERVING = (up, run, generate)

@@ -1,0 +1,88 @@
+"""`penstock scorecard`: run the named proofs one after the other, show each, end with the worst verdict."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.chassis.lifecycle import spare_what_is_loaded
+from penstock.cli.tables import answers, errors
+from penstock.local_mesh.plan import MeshOptions
+from penstock.proofs.card import Card, exit_code
+from penstock.proofs.engine.options import EngineProofOptions, engine
+from penstock.proofs.live.cancel import CancelOptions, cancel
+from penstock.proofs.live.drain import DrainOptions, drain
+from penstock.proofs.live.freeze import FreezeOptions, freeze
+from penstock.proofs.live.kill import KillOptions, kill
+from penstock.proofs.live.partition import PartitionOptions, partition
+from penstock.proofs.live.soak import SoakOptions, soak
+from penstock.proofs.live.surge import SurgeOptions, surge
+from penstock.proofs.simulated.fairness import FairnessOptions, fairness
+from penstock.proofs.simulated.neighbour import NeighbourOptions, neighbour
+from penstock.proofs.simulated.overload import OverloadOptions, overload
+from penstock.proofs.simulated.recovery import RecoveryOptions, recovery
+from penstock.proofs.simulated.work_conservation import OrderOptions, order
+
+Options = TypeVar("Options")
+
+COLORS = {"pass": "green", "miss": "red", "void": "yellow"}
+
+
+async def scorecard(proofs: Sequence[str], mesh: MeshOptions, *, as_json: bool, **given: Any) -> None:
+    """Raises Exit with 1 for a miss, 3 for a void run."""
+    spare_what_is_loaded()  # or what a proof measures has pauses of its own
+    cards = []
+    for proof in proofs:
+        card = await _prove(proof, mesh, given)
+        cards.append(card)
+        if not as_json:
+            _show(card)
+    if as_json:
+        answers.print_json(data=[card.to_json() for card in cards])
+    if code := exit_code(cards):
+        raise click.exceptions.Exit(code)
+
+
+async def _prove(proof: str, mesh: MeshOptions, given: dict[str, Any]) -> Card:
+    run, options = PROOFS[proof]
+    return await run(_options(options, given), mesh, errors)
+
+
+PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
+    "kill": (kill, KillOptions),
+    "cancel": (cancel, CancelOptions),
+    "drain": (drain, DrainOptions),
+    "freeze": (freeze, FreezeOptions),
+    "partition": (partition, PartitionOptions),
+    "soak": (soak, SoakOptions),
+    "surge": (surge, SurgeOptions),
+    "engine": (engine, EngineProofOptions),
+    "overload": (overload, OverloadOptions),
+    "recovery": (recovery, RecoveryOptions),
+    "fairness": (fairness, FairnessOptions),
+    "neighbour": (neighbour, NeighbourOptions),
+    "order": (order, OrderOptions),
+}
+
+
+def _options(kind: type[Options], given: dict[str, Any]) -> Options:
+    """Those of `given` that this proof knows; the others are for other proofs, and None stands for its own default."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # each is a dataclass
+    return kind(**{name: value for name, value in given.items() if name in known and value is not None})
+
+
+def _show(card: Card) -> None:
+    color = COLORS[card.verdict]
+    answers.print(f"\n[bold]{card.proof}[/bold]  [{color}]{card.verdict}[/{color}] {escape(card.void)}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, side in (("figure", "left"), ("measured", "right"), ("goal", "right"), ("", "left")):
+        table.add_column(column, justify=side)  # type: ignore[arg-type]  # rich names its own literals
+    for line in card.lines:
+        mark = "" if not line.goal else "[green]met[/green]" if line.is_met else "[red]missed[/red]"
+        table.add_row(line.figure, f"{line.measured:,.5g} {line.unit}".strip(), line.goal, mark)
+    answers.print(table)
+    for note in card.notes:
+        answers.print(f"[dim]{escape(note)}[/dim]")

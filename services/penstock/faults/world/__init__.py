@@ -1,0 +1,1 @@
+"""One simulated world: its clock, event loops, processes, disk, engines and clients."""

@@ -1,0 +1,138 @@
+"""The processes of one mesh, each with the configuration that `python -m penstock.TIER` would get."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from penstock.auth.__main__ import run_auth
+from penstock.auth.config import AuthConfig
+from penstock.edge.__main__ import run_edge
+from penstock.edge.config import EdgeConfig
+from penstock.faults.checks.allowed_failures import PATIENCE
+from penstock.faults.grpc.network import Network
+from penstock.faults.world.engines import EngineProcess, EngineStand
+from penstock.faults.world.process import Main, Process
+from penstock.queue.__main__ import run as run_queue
+from penstock.queue.config import QueueConfig
+from penstock.scheduler.__main__ import run as run_scheduler
+from penstock.scheduler.config import SchedulerConfig
+from penstock.worker.__main__ import run as run_worker
+from penstock.worker.config import EngineKind, WorkerConfig
+
+KEY = "pk_dev_0123456789abcdefghijklmn"
+BASE_PORT = 7000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How many of each tier, and how large its engines are."""
+
+    edges: int = 2
+    queues: int = 2
+    schedulers: int = 2
+    workers: int = 2
+    slots: int = 3
+    kv_blocks: int = 24
+    block_size: int = 8  # tokens
+    token_budget: int = 24
+    client_buffer: int = 65_536  # bytes
+
+    def addresses(self, tier: str) -> tuple[str, ...]:
+        count = {"edge": self.edges, "auth": 1, "queue": self.queues, "scheduler": self.schedulers}
+        port = BASE_PORT + 100 * TIERS.index(tier)
+        return tuple(f"127.0.0.1:{port + number}" for number in range(count.get(tier, self.workers)))
+
+
+TIERS = ("edge", "auth", "queue", "scheduler", "worker")
+
+
+@dataclass
+class Tiers:
+    """All processes by name, engines among them."""
+
+    network: Network
+    shape: Shape
+    stand: EngineStand
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for tier in ("auth", "queue", "scheduler", "worker", "edge"):
+            for number, address in enumerate(self.shape.addresses(tier)):
+                self._add(f"{tier}{number}", tier, address)
+
+    def start(self) -> None:
+        for process in list(self.processes.values()):
+            if process.tier != "engine":
+                process.start()
+
+    def of(self, *tiers: str) -> list[Process]:
+        return [each for each in self.processes.values() if each.tier in tiers]
+
+    def _add(self, name: str, tier: str, address: str) -> None:
+        main: Main = partial(_MAINS[tier], self.shape, address)
+        process = self.processes[name] = Process(name, tier, address, main, self.network)
+        if tier == "worker":
+            engine = EngineProcess(f"{name}.engine", "engine", "", main, self.network)
+            self.processes[engine.name] = self.stand.engines[name] = engine
+            process.children.append(engine)
+
+
+def _edge(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+    return run_edge(
+        EdgeConfig(
+            listen=address,
+            instance_id=instance_id,
+            auths=shape.addresses("auth"),
+            queues=shape.addresses("queue"),
+            patience=PATIENCE,
+            receipt_timeout=5.0,
+            drain_grace=3.0,
+            client_buffer=shape.client_buffer,
+        )
+    )
+
+
+def _auth(_: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+    config = AuthConfig(
+        listen=address, instance_id=instance_id, dev_key=KEY, pepper="p" * 32, mesh_secret="m" * 32, edge_grace=4.0
+    )
+    return run_auth(config)
+
+
+def _queue(_: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+    return run_queue(
+        QueueConfig(listen=address, instance_id=instance_id, placed_memory=4.0, drain_grace=1.0, patience=PATIENCE)
+    )
+
+
+def _scheduler(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+    config = SchedulerConfig(
+        listen=address, instance_id=instance_id, queues=shape.addresses("queue"), lease_ttl=2.0, drain_grace=1.0
+    )
+    return run_scheduler(config)
+
+
+def _worker(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+    config = WorkerConfig(
+        listen=address,
+        instance_id=instance_id,
+        schedulers=shape.addresses("scheduler"),
+        engine=EngineKind.SIM,
+        slots=shape.slots,
+        kv_blocks=shape.kv_blocks,
+        block_size=shape.block_size,
+        token_budget=shape.token_budget,
+        stall_after=3.0,
+        drain_grace=3.0,
+    )
+    return run_worker(config)
+
+
+_MAINS: dict[str, Callable[[Shape, str, str], Coroutine[Any, Any, None]]] = {
+    "edge": _edge,
+    "auth": _auth,
+    "queue": _queue,
+    "scheduler": _scheduler,
+    "worker": _worker,
+}

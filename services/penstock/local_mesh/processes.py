@@ -1,0 +1,124 @@
+"""Child processes: started with a log each, watched, drained in order, never left behind."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.local_mesh import pdeathsig_exec as child_program
+from penstock.local_mesh.plan import ProcessSpec
+
+TAIL_LINES = 15
+KILL_AFTER = 25.0  # s after SIGTERM; above the tiers' own drain grace of 20 s
+
+
+class ChildFailedError(Exception):
+    """A process of the mesh ended by itself; the message has the end of its log."""
+
+
+@dataclass
+class Child:
+    """One running process of the mesh."""
+
+    spec: ProcessSpec
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.returncode is None
+
+    def obituary(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        tail = "\n".join(f"  | {line}" for line in lines)
+        return f"{self.spec.name} ended with {_how(self.process.returncode)}; the end of {self.log}:\n{tail}"
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+class Processes:
+    """The children of one mesh. `on_death` hears of each that ends without being asked to."""
+
+    def __init__(self, logs: Path, on_death: Callable[[Child], None]) -> None:
+        self.children: list[Child] = []
+        self._logs = logs
+        self._on_death = on_death
+        self._stopping: set[str] = set()
+
+    async def start(self, spec: ProcessSpec) -> Child:
+        log = self._logs / f"{spec.name}.log"
+        with log.open("ab") as stderr:  # a process that is started again goes on in the log of its former life
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", child_program.__file__, str(os.getpid()), *spec.argv),
+                env={**os.environ, **spec.environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C is ours to hear; the children drain in order
+            )
+        child = Child(spec, process, log)
+        self.children.append(child)
+        return child
+
+    def named(self, name: str) -> Child:
+        """Raises KeyError when there is none."""
+        for child in self.children:
+            if child.spec.name == name:
+                return child
+        raise KeyError(name)
+
+    async def restart(self, name: str) -> Child:
+        """Start a process that has ended once more: a new pid at the same address, in the same place of the list."""
+        ended = self.named(name)
+        await ended.process.wait()
+        place = self.children.index(ended)
+        self.children.remove(ended)
+        self._stopping.discard(name)
+        child = await self.start(ended.spec)
+        self.children.insert(place, self.children.pop())
+        return child
+
+    async def watch(self) -> None:
+        """Report deaths until cancelled or until all have ended."""
+        await asyncio.gather(*(self._watch_one(child) for child in self.children))
+
+    async def _watch_one(self, child: Child) -> None:
+        await child.process.wait()
+        if child.spec.name not in self._stopping:
+            self._on_death(child)
+
+    async def stop(self, tiers: Sequence[str]) -> list[Child]:
+        """SIGTERM the processes of `tiers`, wait for their drain, kill what is left; returns those killed."""
+        chosen = [child for child in self.children if child.spec.tier in tiers]
+        self._stopping.update(child.spec.name for child in chosen)
+        return [
+            child
+            for child, killed in zip(chosen, await asyncio.gather(*map(self._stop_one, chosen)), strict=True)
+            if killed
+        ]
+
+    async def _stop_one(self, child: Child) -> bool:
+        with suppress(ProcessLookupError):
+            child.process.terminate()
+        try:
+            async with asyncio.timeout(KILL_AFTER):
+                await child.process.wait()
+        except TimeoutError:
+            child.process.kill()
+            await child.process.wait()
+            return True
+        return False
+
+    async def kill_all(self) -> None:
+        for child in self.children:
+            with suppress(ProcessLookupError):
+                child.process.kill()
+        await asyncio.gather(*(child.process.wait() for child in self.children))

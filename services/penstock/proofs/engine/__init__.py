@@ -1,0 +1,1 @@
+"""The proof of the engine: one process, no mesh, the model that workers serve."""

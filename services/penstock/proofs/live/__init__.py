@@ -1,0 +1,1 @@
+"""Proofs on real processes of this machine: kills, cancels, drains, freezes, partitions, soak and overload."""

@@ -1,0 +1,1 @@
+"""Proofs under virtual time: overload, recovery, fairness, isolation and work conservation."""

@@ -1,0 +1,75 @@
+"""A clairvoyant at the door: how many have to be refused by whoever knows all but who is yet to come. Pure.
+
+For each that arrives, the engine is copied with it let in, and run until everybody let in so far has a first token: it
+may come in if all of them are in time. So nobody is ever late, nobody is refused who could have been in time without
+making another late, and no prediction is needed: answers are as long as they turn out to be, and no frame takes time.
+"""
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from penstock.simulator.mesh.engine import NEVER, Run
+from penstock.simulator.mesh.fast_engine import FastEngine
+from penstock.simulator.mesh.request import Request
+from penstock.simulator.scenario import WorkerKind
+
+
+@dataclass(slots=True)
+class Course:
+    """An engine on its way."""
+
+    kind: WorkerKind
+    engine: FastEngine
+    now: float = 0.0  # s; end of the last step
+    owed: dict[int, tuple[Run, float]] = field(
+        default_factory=dict
+    )  # without a first token: by when each is to have it
+
+    def copy(self) -> "Course":
+        return deepcopy(self, {id(self.kind): self.kind})
+
+    def run_until(self, at: float) -> None:
+        """Do the steps that begin before `at`."""
+        while self.now < at and self.engine.has_work:
+            self.step()
+        self.now = max(self.now, at)
+
+    def add(self, run: Run, due: float) -> None:
+        self.engine.add(run)
+        self.owed[run.run_id] = run, due
+
+    def step(self) -> list[float]:
+        """Return by how much each first token of this step comes early, in s."""
+        self.now += self.engine.step().duration
+        first = [name for name, (run, _) in self.owed.items() if run.first != NEVER]
+        return [self.owed.pop(name)[1] - self.now for name in first]
+
+    def keeps_all(self) -> bool:
+        """Tell whether everybody is in time if nobody else comes; spoils the course."""
+        while self.owed:
+            if (
+                min(self.step(), default=0.0) < 0
+                or min((due for _, due in self.owed.values()), default=self.now) < self.now
+            ):
+                return False
+        return True
+
+
+def refused(requests: Iterable[Request], kind: WorkerKind, ttft: float) -> Sequence[Request]:
+    """Return whom it refuses at a single worker; requests in the order in which they come."""
+    course, found = Course(kind, FastEngine(kind)), []
+    for number, request in enumerate(requests):
+        at = request.history.started
+        course.run_until(at)
+        asked = course.copy()
+        asked.add(_run(number, request), at + ttft)
+        if asked.keeps_all():
+            course.add(_run(number, request), at + ttft)
+        else:
+            found.append(request)
+    return found
+
+
+def _run(number: int, request: Request) -> Run:
+    return Run(number, request.tenant.name, request.prompt, request.output, request.declared)

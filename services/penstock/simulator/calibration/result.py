@@ -1,0 +1,94 @@
+"""What a calibration found, for people, programs and files."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from penstock.bench.report import quantile
+from penstock.simulator.calibration.fit import Fit, Measured
+from penstock.simulator.calibration.points import Point
+from penstock.worker.engine.law_file import FIELDS, MS, Facts
+
+MEANINGS = {
+    "base_ms": "a step, whatever is in it",
+    "prefill_token_ms": "each prefilled token",
+    "decode_seq_ms": "each sequence that decodes",
+    "context_token_ms": "each position that a decode reads",
+    "prefill_context_token_ms": "each position that a prefilled token reads",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    points: list[Point]
+    steps: list[Measured]  # of each point
+    fit: Fit
+    facts: Facts
+
+    def to_json(self) -> dict[str, Any]:
+        law = {name: getattr(self.fit.law, field) / MS for name, field in FIELDS.items()}
+        measured = [
+            {"kind": point.kind, **step.work._asdict(), "measured_ms": step.seconds / MS, "held_out_ms": said / MS}
+            for point, step, said in zip(self.points, self.steps, self.fit.held_out, strict=True)
+        ]
+        return {"step_law": law, "measured": dict(self.facts), "points": measured}
+
+    def law_table(self) -> Table:
+        table = _table(("term", "left"), ("us", "right"), ("for", "left"))
+        for name, field in FIELDS.items():
+            table.add_row(name.removesuffix("_ms"), f"{getattr(self.fit.law, field) * 1e6:,.5g}", MEANINGS[name])
+        return table
+
+    def error_table(self) -> Table:
+        """Relative errors by kind of step and of all, of laws that were fitted without the step."""
+        errors = defaultdict(list)
+        for point, error in zip(self.points, self.fit.errors, strict=True):
+            errors[point.kind].append(error)
+            errors["all"].append(error)
+        table = _table(("steps", "left"), ("points", "right"), ("median error", "right"), ("P95", "right"))
+        for kind in ("decode", "prefill", "mixed", "all"):
+            if each := errors[kind]:
+                table.add_row(kind, str(len(each)), f"{quantile(each, 0.5):.1%}", f"{quantile(each, 0.95):.1%}")
+        return table
+
+    def plot(self, path: Path) -> None:
+        """Write a PNG or SVG, by the suffix of `path`: what was measured against what a law without it had said."""
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt
+
+        figure, (plain, relative) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+        for kind in ("decode", "prefill", "mixed"):
+            places = [place for place, point in enumerate(self.points) if point.kind == kind]
+            measured = [self.steps[place].seconds / MS for place in places]
+            said = [self.fit.held_out[place] / MS for place in places]
+            plain.scatter(measured, said, s=18, label=kind)
+            relative.scatter(measured, [100 * (b / a - 1) for a, b in zip(measured, said, strict=True)], s=18)
+        ends = [min(step.seconds for step in self.steps) / MS, max(step.seconds for step in self.steps) / MS]
+        plain.plot(ends, ends, color="grey", linewidth=1)
+        plain.set(
+            xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title="Steps of the engine"
+        )
+        relative.axhline(0, color="grey", linewidth=1)
+        relative.set(
+            xscale="log", xlabel="measured, ms", ylabel="predicted too long, %", title="Error of held-out steps"
+        )
+        plain.legend()
+        for axes in (plain, relative):
+            axes.grid(alpha=0.3)
+        figure.suptitle(
+            f"{self.facts['model']}, median error {self.fit.median_error:.1%}, P95 {self.fit.p95_error:.1%}"
+        )
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def _table(*columns: tuple[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, side in columns:
+        table.add_column(column, justify=side)
+    return table

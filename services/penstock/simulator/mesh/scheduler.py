@@ -1,0 +1,96 @@
+"""A scheduler under virtual time: the real dispatcher, its effects on their way to shards and workers."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from penstock.mesh.v1.queue_pb2 import Head
+from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, ServedLease
+from penstock.mesh.v1.ticket_pb2 import Ticket
+from penstock.scheduler import effects as out
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.leases import LeaseBook
+from penstock.simulator.mesh.event_queue import Events
+from penstock.simulator.scenario import Schedulers
+
+TICK = 0.1  # s, as the service has it
+
+
+class SchedulerPeers(Protocol):
+    """Whom a scheduler talks to; each hears of it a link delay later."""
+
+    def to_shards(self, scheduler: str, effect: out.ToQueue | out.Catalog) -> None: ...
+
+    def revoke(self, worker: str, lease_id: str) -> None: ...
+
+
+class SimScheduler:
+    def __init__(self, name: str, kind: Schedulers, events: Events, peers: SchedulerPeers) -> None:
+        self.name = name
+        self.dispatcher = Dispatcher(
+            leases=LeaseBook(ttl=kind.lease_ttl, prefix=name),
+            look_ahead=kind.look_ahead,
+            reserve_share=kind.reserve_share,
+        )
+        self._events = events
+        self._peers = peers
+        events.at(TICK, self._tick)
+
+    def queue_joined(self, shard: str) -> None:
+        self._perform(self.dispatcher.queue_joined(shard))
+
+    # What shards do.
+
+    def offer(self, shard: str, ticket: Ticket, is_on_urgent_credit: bool) -> None:
+        now = self._events.now
+        self._perform(self.dispatcher.offer(shard, ticket, now, on_urgent_credit=is_on_urgent_credit))
+
+    def head(self, shard: str, head: Head) -> None:
+        self._perform(self.dispatcher.head(shard, head))
+
+    def recalled(self, shard: str, ticket_ids: Iterable[str]) -> None:
+        self._perform(self.dispatcher.recalled(shard, ticket_ids))
+
+    def returned(self, shard: str, model: str, tickets: int) -> None:
+        self._perform(self.dispatcher.returned(shard, model, tickets))
+
+    # What workers do.
+
+    def attached(self, worker: str, profile: Profile, zone: str) -> None:
+        self._perform(self.dispatcher.worker_attached(worker, worker, worker, profile, zone=zone))
+
+    def lost(self, worker: str) -> None:
+        self._perform(self.dispatcher.worker_lost(worker))
+
+    def report(self, worker: str, report: Report) -> None:
+        if worker in self.dispatcher.fleet:
+            self.dispatcher.report(worker, report)
+
+    def cache_changed(self, worker: str, news: CacheNews) -> None:
+        if worker in self.dispatcher.fleet:
+            self.dispatcher.cache_changed(worker, news)
+
+    def started(self, worker: str, lease_id: str) -> None:
+        if worker in self.dispatcher.fleet:
+            self.dispatcher.started(worker, lease_id)
+
+    def progress(self, worker: str, served: Sequence[ServedLease]) -> None:
+        if worker in self.dispatcher.fleet:
+            self.dispatcher.progress(worker, served)
+
+    def released(self, worker: str, served: Sequence[ServedLease]) -> None:
+        if worker in self.dispatcher.fleet:
+            self._perform(self.dispatcher.released(worker, [each.lease_id for each in served], served))
+
+    def _tick(self) -> None:
+        self._perform(self.dispatcher.tick(self._events.now))
+        self._events.at(self._events.now + TICK, self._tick)
+
+    def _perform(self, effects: Iterable[out.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case out.Revoke():
+                    self._peers.revoke(effect.worker, effect.lease_id)
+                case out.Expect():
+                    pass  # a simulated worker takes every START; what a revoked lease would start, its edge leaves
+                case _:
+                    self._peers.to_shards(self.name, effect)

@@ -1,0 +1,125 @@
+"""A queue shard under virtual time: the real ticket book, its effects on their way to edges and schedulers."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime, WorkerSteps
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
+from penstock.queue import effects as out
+from penstock.queue.book import TicketBook
+from penstock.queue.bounds import Bounds
+from penstock.queue.frames import services_of, speed_of, steps_of
+from penstock.queue.placed import Placed
+from penstock.queue.presence import Presence
+from penstock.queue.seats import Credit
+from penstock.queue.waiting import WaitingTicket
+from penstock.simulator.baselines import POLICIES, Policy
+from penstock.simulator.baselines.policy import BaselineOrder
+from penstock.simulator.mesh.event_queue import Events
+from penstock.simulator.scenario import Queues
+
+TICK = 0.05  # s, as the service has it
+TURN = 0.0005  # s; a turn of a busy service's loop, in which heads are told once
+EDGE = "edge"
+UNBOUNDED = Bounds(2**60, 2**60)
+
+
+class ShardPeers(Protocol):
+    """Whom a shard talks to; each hears of it a link delay later."""
+
+    def to_edge(self, effect: out.ToEdge) -> None: ...
+
+    def to_scheduler(self, shard: str, effect: out.ToScheduler) -> None: ...
+
+
+class SimShard:
+    def __init__(self, name: str, queues: Queues, ttft: float, events: Events, peers: ShardPeers) -> None:
+        """`ttft`: s to the first token, which a policy that promises one promises."""
+        self.name = name
+        self.policy: Policy = POLICIES[queues.policy]
+        self._events = events
+        self._peers = peers
+        self._is_telling_heads = False
+        self.order = self.policy.order(lambda: events.now, queues.policy_options)
+        bounds = Bounds(queues.max_depth, queues.max_tokens) if self.policy.is_bounded else UNBOUNDED
+        presence = Presence(patience=10.0, warm_up=5.0, started_at=0.0)
+        placed = Placed(10.0)
+        if self.order is None:
+            promises = self.policy.promises(ttft, queues.policy_options, queues.let_in)
+            self.book = TicketBook(bounds=bounds, presence=presence, placed=placed, promises=promises)
+        else:
+            order = self.order  # one model, so one order
+            self.book = TicketBook(bounds=bounds, presence=presence, placed=placed, new_order=lambda: order)
+        self._perform(self.book.edge_joined(EDGE))
+        events.at(TICK, self._tick)
+
+    # What edges do.
+
+    def enqueue(self, ticket: WaitingTicket) -> None:
+        self._perform(self.book.enqueue(ticket, self._events.now))
+
+    def withdraw(self, ticket_id: str) -> None:
+        self._perform(self.book.withdraw(EDGE, (ticket_id,)))
+
+    # What schedulers do.
+
+    def scheduler_joined(self, scheduler: str) -> None:
+        self._perform(self.book.scheduler_joined(scheduler, self._events.now))
+
+    def catalog(self, scheduler: str, entries: Iterable[CatalogEntry]) -> None:
+        self._perform(self.book.catalog(scheduler, entries, self._events.now))
+
+    def credit(self, scheduler: str, model: str, given: Credit, once: bool) -> None:
+        self._perform(self.book.credit(scheduler, model, given, self._events.now, once=once))
+
+    def pace(self, scheduler: str, pace: Pace) -> None:
+        self._perform(self.book.pace(scheduler, pace.model, speed_of(pace, self._events.now)))
+
+    def virtual_times(self, times: Iterable[VirtualTime]) -> None:
+        self._perform(self.book.virtual_times(times))
+
+    def served(self, tickets: Iterable[ServedTicket], workers: Iterable[WorkerSteps]) -> None:
+        self._perform(self.book.served(services_of(tickets), steps_of(workers)))
+
+    def place(self, scheduler: str, lease: Lease) -> None:
+        self._perform(self.book.place(scheduler, lease, self._events.now))
+
+    def decline(self, scheduler: str, ticket_id: str, reason: str) -> None:
+        self._perform(self.book.decline(scheduler, ticket_id, reason, self._events.now))
+
+    # What time does.
+
+    def _tick(self) -> None:
+        self._perform(self.book.tick(self._events.now))
+        self._events.at(self._events.now + TICK, self._tick)
+
+    def _tell_heads(self) -> None:
+        self._is_telling_heads = False
+        for head in self.book.shelves.heads():
+            self._peers.to_scheduler(self.name, head)
+
+    # Effects.
+
+    def _perform(self, effects: Iterable[out.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case out.Leased() | out.Shed() | out.Queued():
+                    self._peers.to_edge(effect)
+                case out.Offer() | out.Recalled() | out.Returned():
+                    self._peers.to_scheduler(self.name, effect)
+                case _:
+                    pass  # models, receipts of withdrawals and the record have nobody here
+        if self.order is not None:
+            self._shed_dropped(self.order)
+        if not self._is_telling_heads:
+            self._is_telling_heads = True
+            self._events.at(self._events.now + TURN, self._tell_heads)
+
+    def _shed_dropped(self, order: BaselineOrder) -> None:
+        """Take out what a baseline's order has dropped: the book itself asks no order to do so."""
+        while dropped := order.dropped():
+            for ticket in dropped:
+                self._peers.to_edge(out.Shed(ticket.edge, ticket.ticket_id, self.policy.refusal()))
+            gone = [ticket.ticket_id for ticket in dropped]
+            for effect in self.book.withdraw(EDGE, gone):
+                assert isinstance(effect, out.Left | out.Withdrawn), "a dropped ticket is offered to nobody"

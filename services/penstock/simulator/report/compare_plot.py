@@ -1,0 +1,52 @@
+"""A picture of one load under two policies: what was answered within the SLO, and every time to a first token."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.report import Slo
+from penstock.simulator.report.figures import is_good
+from penstock.simulator.simulation import Simulation
+
+BUCKET = 4.0  # s
+COLORS = "tab:red", "tab:blue"
+
+
+def plot_beside(other: Simulation, own: Simulation, path: Path) -> None:
+    """Write a PNG or SVG, by the suffix of `path`; `own` is drawn over `other`."""
+    import matplotlib as mpl  # half a second, for those alone who ask for a picture
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (rates, firsts) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    rates.plot(*_rates([each.history.started for each in own.ledger.requests]), "--", color="grey", label="offered")
+    for run, color in zip((other, own), COLORS, strict=True):
+        _draw(run, color, rates, firsts)
+    firsts.axhline(own.scenario.targets.ttft, color="grey", linestyle="--", label="SLO")
+    rates.set(title="Answered within the SLO, by arrival", xlabel="s", ylabel="requests/s")
+    firsts.set(title="Time to first token", xlabel="s", ylabel="s")
+    for axes in (rates, firsts):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def _draw(run: Simulation, color: str, rates: Any, firsts: Any) -> None:
+    targets, policy = run.scenario.targets, run.scenario.queues.policy
+    slo = Slo(ttft=targets.ttft, tpot=targets.tbt)
+    rates.plot(
+        *_rates([each.history.started for each in run.ledger.requests if is_good(each, slo)], run.scenario.duration),
+        color=color,
+        label=policy,
+    )
+    seen = [(each.history.started, first) for each in run.ledger.requests if (first := each.history.ttft) is not None]
+    firsts.scatter([at for at, _ in seen], [first for _, first in seen], s=3, color=color, label=policy)
+
+
+def _rates(times: list[float], duration: float = 0.0) -> tuple[list[float], list[float]]:
+    """Return buckets and requests/s in each, empty ones among them."""
+    counts = Counter(int(at / BUCKET) for at in times)
+    last = max([int(duration / BUCKET), *counts])
+    return [place * BUCKET for place in range(last)], [counts[place] / BUCKET for place in range(last)]

@@ -1,0 +1,114 @@
+"""The figures of a run: those of `penstock bench`, under the same names, and what only a simulation can know."""
+
+from typing import Any
+
+from penstock.bench.history import OK
+from penstock.bench.report import Slo, quantile, report
+from penstock.simulator.mesh.request import Request
+from penstock.simulator.report.service_accounting import INPUT_WEIGHT, OUTPUT_WEIGHT
+from penstock.simulator.simulation import Simulation
+
+
+def figures_of(simulation: Simulation) -> dict[str, Any]:
+    """Return plain JSON. Requests that came in the warm-up do not count, and rates are per second of what is left of
+    the time in which load was offered; work, service and predictions are those of the whole run.
+    """
+    scenario, ledger = simulation.scenario, simulation.ledger
+    slo = Slo(ttft=scenario.targets.ttft, tpot=scenario.targets.tbt)
+    counted = [each for each in ledger.requests if each.history.started >= scenario.warm_up]
+    offered, gaps = scenario.duration - scenario.warm_up, ledger.served.gaps()
+    bench = report([each.history for each in counted], offered, {}, slo)
+    return {
+        **bench,
+        "goodput_weighted_tokens_per_s": sum(weighted(each) for each in counted if is_good(each, slo)) / offered,
+        **_work(simulation),
+        "engine_tokens_after_leaving": ledger.after_leaving,
+        **_prefixes(simulation),
+        **_predictions(ledger.waits, ledger.unpredicted),
+        **({"same_zone_share": ledger.near_leases / ledger.leases} if ledger.leases else {}),
+        "refused_by_edges_share": simulation.mesh.edge.refused_alone_share,
+        "attempts_per_request": _share(sum(each.tries for each in ledger.requests), len(ledger.requests)),
+        "first_tokens": ledger.first_tokens,
+        "first_tokens_late_share": _share(ledger.late, ledger.first_tokens),
+        "service_by_tenant": {name: sums[-1] for name, sums in ledger.served.sums().items()},
+        "service_over_time": {name: _thinned(sums) for name, sums in ledger.served.sums().items()},
+        "max_service_gap": gaps.widest,
+        "max_service_lead": gaps.lead,
+        "simulated_s": simulation.events.now,
+        "events": simulation.events.past,
+        "seed": scenario.seed,
+        "load": scenario.load,
+        "policy": scenario.queues.policy,
+    }
+
+
+def is_good(request: Request, slo: Slo) -> bool:
+    return slo.is_met_by(request.history)
+
+
+def weighted(request: Request) -> int:
+    """Return its tokens as they are charged."""
+    return request.prompt * INPUT_WEIGHT + request.output * OUTPUT_WEIGHT
+
+
+def _work(simulation: Simulation) -> dict[str, Any]:
+    """Engine tokens are positions computed. Useful is one pass over each prompt and answer that reached its client, but
+    for what was found in a cache.
+    """
+    made = sum(each.tally.prefill_tokens + each.tally.decode_tokens for each in simulation.workers)
+    busy = sum(each.tally.busy for each in simulation.workers)
+    answered = [each for each in simulation.ledger.requests if each.history.outcome == OK]
+    useful = sum(each.prompt + each.output - 1 - min(each.prompt - 1, each.cached_tokens) for each in answered)
+    return {
+        "engine_steps": sum(each.tally.steps for each in simulation.workers),
+        "engine_tokens": made,
+        "engine_tokens_wasted": made - useful,
+        "engine_tokens_wasted_share": _share(made - useful, made),
+        "engine_busy_share": _share(busy, simulation.events.now * simulation.scenario.worker_count),
+    }
+
+
+def _prefixes(simulation: Simulation) -> dict[str, Any]:
+    """Return how much of the prompts that engines took on they found in their caches, and how much of it had come
+    before: what one cache that forgets nothing would find.
+    """
+    if not simulation.scenario.shares_prefixes:
+        return {}
+    taken = [each for each in simulation.ledger.requests if each.engine_tokens]
+    prompts, cached = sum(each.prompt for each in taken), sum(each.cached_tokens for each in taken)
+    seen, repeated = set[tuple[str, int]](), 0
+    for each in taken:
+        names = [(each.tenant.name, name) for name in each.beginning.names]
+        known = next((place for place, name in enumerate(names) if name not in seen), len(names))
+        repeated += min(each.prompt, known * each.beginning.piece)
+        seen.update(names)
+    found = {"hit_share": _share(cached, prompts), "repeated_share": _share(repeated, prompts)}
+    return {"prefix_cache": {"cached_tokens": cached, **found}}
+
+
+def _predictions(waits: list[tuple[float, float]], unpredicted: int) -> dict[str, Any]:
+    errors = [realised - predicted for predicted, realised in waits]
+    absolute = [abs(error) for error in errors]
+    found = {"count": len(errors), "without": unpredicted}
+    if not errors:
+        return {"queue_wait_prediction": found}
+    relative = [abs(error) / realised for error, (_, realised) in zip(errors, waits, strict=True) if realised > 0]
+    return {
+        "queue_wait_prediction": {
+            **found,
+            "bias_s": sum(errors) / len(errors),
+            "error_p50_s": quantile(absolute, 0.5),
+            "error_p95_s": quantile(absolute, 0.95),
+            "relative_error_p95": quantile(relative, 0.95) if relative else 0.0,
+        }
+    }
+
+
+def _thinned(sums: list[float], most: int = 120) -> list[float]:
+    """Return at most `most` points, the last among them."""
+    every = max(1, -(-len(sums) // most))
+    return sums[::-1][::every][::-1]
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
