@@ -6,24 +6,39 @@ from typing import Any
 
 import click
 
+from penstock.chassis.config import ConfigError
+from penstock.cli.plan import DEFAULT_MODEL
+
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
 PICTURES = (".png", ".svg")
 EXAMPLES = Path(__file__).parents[1] / "simulator" / "scenarios"
 
 
 class ModelFile(click.ParamType[str]):
-    """A name that is known or files that are there: better asked now than of a worker in the midst of a start."""
+    """A known name or files that exist, checked before a worker is started.
+
+    The default is not checked here, as commands that start no engine run where it is not installed.
+    """
 
     name = "model"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from penstock.worker.engine.loaders import ModelUnsupported, located
-
-        try:
-            located(value)
-        except ModelUnsupported as error:
-            self.fail(str(error), param, ctx)
+        if value != DEFAULT_MODEL:
+            try:
+                check_model(value)
+            except ConfigError as error:
+                self.fail(str(error), param, ctx)
         return value
+
+
+def check_model(model: str) -> None:
+    """Raises ConfigError where no files of `model` are installed here."""
+    from penstock.worker.engine.loaders import ModelUnsupported, located
+
+    try:
+        located(model)
+    except ModelUnsupported as error:
+        raise ConfigError(str(error)) from error
 
 
 class ScenarioFile(click.Path):

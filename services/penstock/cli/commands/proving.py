@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from penstock.cli.options import json_option, mesh_options, target_options
-from penstock.cli.params import PICTURES, Finite, ModelFile, OutputFile, ScenarioFile
+from penstock.cli.params import PICTURES, Finite, ModelFile, OutputFile, ScenarioFile, check_model
 from penstock.cli.plan import DEFAULT_MODEL, MeshOptions
 
 PICTURE = OutputFile(*PICTURES)
@@ -117,6 +117,7 @@ def simulate(
     if measuring.pop("calibrate"):
         from penstock.cli.calibration.command import CalibrationOptions, calibrate
 
+        check_model(measuring["model"])
         calibrate(CalibrationOptions(plot=plot, as_json=as_json, **measuring))
         return
     from penstock.cli import capacity
