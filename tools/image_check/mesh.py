@@ -37,41 +37,80 @@ class Launch(NamedTuple):
     folder: Path  # which it runs in
 
 
-class Mesh:
-    """Processes that run. `seconds` is from the start of each to SERVING; `failures` says why it did not come to that."""
+class Running:
+    """A process, and a thread that reads its output to the end."""
 
-    def __init__(self, within: float, announce: Callable[[str], None]) -> None:
-        """`within`: s from its start in which a process is to serve; `announce` is called with each gRPC address."""
+    def __init__(
+        self, launch: Launch, read: "Callable[[subprocess.Popen[str]], None]", stderr: int | None = None
+    ) -> None:
+        self._process = subprocess.Popen(
+            launch.command,
+            cwd=launch.folder,
+            env=launch.variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            errors="replace",
+        )
+        self._reader = Thread(target=read, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    def write_line(self, line: str) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def end(self) -> None:
+        """Let it drain for `_END_AFTER` seconds at most."""
+        self._process.terminate()
+        try:
+            self._process.wait(_END_AFTER)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._reader.join(_END_AFTER)
+        with self._process:  # closes its pipes
+            self._process.wait()
+
+
+class Mesh:
+    """Processes that run: how many seconds each took from its start to SERVING, or the reason why it did not serve."""
+
+    def __init__(self, watch: Launch, within: float) -> None:
+        """`watch` starts HEALTH_WATCH; `within`: s from its start in which a process is to serve."""
         self.addresses: dict[str, str] = {}  # by name; NAME_http for an HTTP server
         self.seconds: dict[str, float] = {}
         self.failures: dict[str, str] = {}
-        self._within, self._announce = within, announce
+        self._within = within
         self._begun: dict[str, float] = {}
         self._logs: dict[str, deque[str]] = {}
         self._changed = Condition()
+        self.watching = Running(watch, self._read_watch)
 
-    def begin(self, name: str, tier: str, launch: Launch, **settings: str) -> "subprocess.Popen[str]":
+    def begin(self, name: str, tier: str, launch: Launch, settings: Mapping[str, str]) -> "Running":
         """Start a process and return once it listens or has failed."""
         told = {"LISTEN": "127.0.0.1:0", **SETTINGS[tier], **settings}
         with self._changed:  # where a process it needs has failed, this one says so itself
             known = _Known(self.addresses)
         variables = {f"PENSTOCK_{tier.upper()}_{key}": text.format_map(known) for key, text in told.items()}
         self._begun[name], self._logs[name] = time.monotonic(), deque(maxlen=_TAIL)
-        process = _started(launch._replace(variables={**launch.variables, **variables}), stderr=subprocess.STDOUT)
-        Thread(target=self._read_log, args=(name, process), daemon=True).start()
+        launch = launch._replace(variables={**launch.variables, **variables})
+        running = Running(launch, lambda process: self._read_log(name, process), stderr=subprocess.STDOUT)
         self._wait_for(name, lambda: name in self.addresses)
-        return process
+        return running
 
     def finish(self) -> None:
         """Return once every process serves or has failed."""
         for name in self._begun:
             self._wait_for(name, lambda: name in self.seconds)  # noqa: B023 - called before the next name
 
-    def note_serving(self, address: str) -> None:
-        with self._changed:
-            name = next(name for name, each in self.addresses.items() if each == address)
-            self.seconds[name] = time.monotonic() - self._begun[name]
-            self._changed.notify_all()
+    def _read_watch(self, watching: "subprocess.Popen[str]") -> None:
+        assert watching.stdout
+        for line in watching.stdout:
+            with self._changed:
+                name = next(name for name, each in self.addresses.items() if each == line.strip())
+                self.seconds[name] = time.monotonic() - self._begun[name]
+                self._changed.notify_all()
 
     def _wait_for(self, name: str, is_there: Callable[[], bool]) -> None:
         with self._changed:
@@ -97,7 +136,7 @@ class Mesh:
             self.addresses[place] = address
             self._changed.notify_all()
         if not place.endswith("_http"):
-            self._announce(address)
+            self.watching.write_line(address)
 
     def _fail(self, name: str, reason: str) -> None:
         tail = "".join(self._logs[name])
@@ -121,48 +160,12 @@ def running_mesh(
     `watch` is how to start HEALTH_WATCH.
     """
     with ExitStack() as stack:
-        watching = _started(watch)
-        stack.callback(_end, watching)
-        mesh = Mesh(within, lambda address: _write_line(watching, address))
-        Thread(target=_read_serving, args=(watching, mesh), daemon=True).start()
+        mesh = Mesh(watch, within)
+        stack.callback(mesh.watching.end)
         for name, (tier, launch, settings) in processes.items():
-            stack.callback(_end, mesh.begin(name, tier, launch, **settings))
+            stack.callback(mesh.begin(name, tier, launch, settings).end)
         mesh.finish()
         yield mesh
-
-
-def _started(launch: Launch, stderr: int | None = None) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        launch.command,
-        cwd=launch.folder,
-        env=launch.variables,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        errors="replace",
-    )
-
-
-def _write_line(process: "subprocess.Popen[str]", line: str) -> None:
-    assert process.stdin
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-
-
-def _read_serving(watching: "subprocess.Popen[str]", mesh: Mesh) -> None:
-    assert watching.stdout
-    for line in watching.stdout:
-        mesh.note_serving(line.strip())
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    process.terminate()
-    try:
-        process.wait(_END_AFTER)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _event(line: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from image_check.mesh import KEY, Launch
 
 _LIMIT = 60.0  # s; for one command
 
-# Arguments of `penstock`, with the addresses that they are to be given. Every module that an operator needs is imported.
+# Arguments of `penstock`, and where they are to find the mesh. Together they import the code of every command.
 COMMANDS = (
     "--help",
     f"generate Hello --target {{edge}} --key {KEY} --max-tokens 4",

@@ -1,6 +1,6 @@
-"""Hides every installed file that is not named in the file of `ONLY_INSTALLED`, from this process and its children.
+"""Hides all installed packages but those that the file $ONLY_INSTALLED names, from this process and its children.
 
-A folder of its own on PYTHONPATH, as Python imports `sitecustomize` before anything else.
+In a folder of its own for PYTHONPATH, as Python imports `sitecustomize` before anything else.
 """
 
 import json
@@ -10,30 +10,30 @@ import sysconfig
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-_SITE = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+SITE = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+TOLD = json.loads(Path(os.environ["ONLY_INSTALLED"]).read_text(encoding="utf-8"))
+FILES, DISTRIBUTIONS = frozenset(TOLD["files"]), frozenset(TOLD["distributions"])
 
 
 class OnlyInstalled(PathFinder):
     """Finds modules and distributions as if the others were not installed.
 
-    A namespace package has no file of its own: its modules are judged one by one.
+    A namespace package has no file of its own, so that each module in it is found or not by itself.
     """
-
-    files: frozenset[str]  # absolute paths
-    distributions: frozenset[str]  # normalized names
 
     @classmethod
     def find_spec(cls, fullname, path=None, target=None):
         spec = PathFinder.find_spec(fullname, path, target)
-        origin = spec.origin if spec else None
-        return None if origin and origin.startswith(_SITE) and origin not in cls.files else spec
+        is_hidden = spec and spec.origin and spec.origin.startswith(SITE) and spec.origin not in FILES
+        return None if is_hidden else spec
 
-    @classmethod
-    def find_distributions(cls, *arguments):
-        found = PathFinder.find_distributions(*arguments)
-        return (each for each in found if each._normalized_name in cls.distributions)
+    @staticmethod
+    def find_distributions(*context):
+        return (each for each in PathFinder.find_distributions(*context) if canonical(each.name) in DISTRIBUTIONS)
 
 
-told = json.loads(Path(os.environ["ONLY_INSTALLED"]).read_text(encoding="utf-8"))
-OnlyInstalled.files, OnlyInstalled.distributions = frozenset(told["files"]), frozenset(told["distributions"])
+def canonical(name):
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
 sys.meta_path[sys.meta_path.index(PathFinder)] = OnlyInstalled
