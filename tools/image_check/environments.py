@@ -15,7 +15,7 @@ _LIMIT = 1800  # s; for one instruction, the longest of which downloads torch
 
 
 class StepFailedError(Exception):
-    """An instruction failed; the message has the end of its output."""
+    """An instruction failed or cannot be followed; the message has the instruction and the end of its output."""
 
 
 class Builder:
@@ -77,6 +77,8 @@ class _Build:
 
     def _run(self, text: str) -> None:
         if text.startswith("apt-get"):
+            if not all(each.split()[0] in {"apt-get", "rm"} for each in text.split("&&")):
+                raise StepFailedError(f"{text}\ndoes more than apt-get: write a RUN of its own for that")
             self._lacks = next((each for each in _programs(text) if shutil.which(each) is None), "")
         elif self._lacks:
             self._say(f"left out, as there is no {self._lacks} here: {text}")
