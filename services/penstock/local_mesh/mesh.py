@@ -22,7 +22,7 @@ from penstock.auth.keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
 from penstock.local_mesh.notes import MeshNote, ProcessNote, note_path, state_folder, write_note
-from penstock.local_mesh.plan import BASE_PORT, MeshOptions, MeshPlan, ProcessSpec, plan_mesh
+from penstock.local_mesh.plan import BASE_PORT, MeshOptions, MeshPlan, ProcessSpec, check_model, plan_mesh
 from penstock.local_mesh.processes import Child, ChildFailedError, Processes
 from penstock.routing.bootstrap import bootstrap
 from penstock.v1.inference_pb2 import ListModelsRequest
@@ -269,14 +269,15 @@ async def local_mesh(
 ) -> AsyncIterator[LocalMesh]:
     """Run a mesh for as long as the block lasts. `base_port` 0 chooses free ports; `rewire` changes the plan.
 
-    Raises OSError where a port is taken, and ChildFailedError or TimeoutError when it does not come up; no process is
-    left behind on any path.
+    Raises ConfigError where the model is not installed, OSError where a port is taken, and ChildFailedError or
+    TimeoutError when it does not come up; no process is left behind on any path.
     """
     if options.base_port == 0:
         options = replace(options, base_port=free_base_port())
     folder = state_folder() / f"mesh-{options.base_port}"
     api_key = _own_key()
     plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=os.cpu_count() or 1)
+    check_model(options.model)
     _check_ports(plan)
     shutil.rmtree(folder, ignore_errors=True)  # of a mesh that ended; one that runs has these ports
     folder.mkdir(mode=0o700)

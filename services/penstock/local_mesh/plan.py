@@ -53,6 +53,16 @@ class MeshPlan:
         return [each for each in self.processes if each.tier == tier]
 
 
+def check_model(model: str) -> None:
+    """Raises ConfigError where no files of `model` are installed here."""
+    from penstock.worker.engine.loaders import ModelUnsupported, located
+
+    try:
+        located(model)
+    except ModelUnsupported as error:
+        raise ConfigError(str(error)) from error
+
+
 def plan_mesh(
     options: MeshOptions, folder: Path, api_key: str, *, envoy: str | None = None, cores: int = 1
 ) -> MeshPlan:

@@ -8,7 +8,7 @@ import click
 
 from penstock.cli.options import json_option, mesh_options, target_options
 from penstock.cli.param_types import PICTURES, Finite, ModelFile, OutputFile, ScenarioFile
-from penstock.local_mesh.plan import DEFAULT_MODEL, MeshOptions
+from penstock.local_mesh.plan import DEFAULT_MODEL, MeshOptions, check_model
 
 PICTURE = OutputFile(*PICTURES)
 PROOFS = (
@@ -117,6 +117,7 @@ def simulate(
     if measuring.pop("calibrate"):
         from penstock.cli.calibrate import CalibrationOptions, calibrate
 
+        check_model(measuring["model"])
         calibrate(CalibrationOptions(plot=plot, as_json=as_json, **measuring))
         return
     from penstock.cli import capacity_plan

@@ -1,0 +1,50 @@
+"""What an image has installed, by pyproject.toml and deploy/Dockerfile, shown to processes of this environment.
+
+A process that is started with `variables_of` an image finds no file of any other package that is installed here.
+"""
+
+import json
+import os
+import runpy
+import shlex
+from functools import cache
+from importlib.metadata import distribution
+from pathlib import Path
+
+from image_check.dockerfile import Dockerfile
+from paths import REPO
+
+REFUSING = REPO / "tests" / "harness" / "refusing"
+MODULES = {".py", ".so"}
+
+closure = runpy.run_path(str(REPO / "tools" / "lock"))["closure"]
+
+
+@cache
+def dockerfile():
+    return Dockerfile.read(REPO / "deploy" / "Dockerfile")
+
+
+def installed_in(image):
+    """Names of the packages that the Dockerfile has pip install for `image`, their requirements included."""
+    texts = [text for stage in dockerfile().lineage(image.packages) for text in stage.texts("RUN")]
+    return closure(root for text in texts if text.startswith("pip install") for root in _roots(text))
+
+
+def _roots(command):
+    """`pip install --constraint FILE .[edge]` names penstock[edge]."""
+    words = shlex.split(command)[2:]
+    for flag in ("--constraint",):
+        del words[words.index(flag) : words.index(flag) + 2]
+    return [f"penstock{word[1:]}" if word.startswith(".") else word for word in words if not word.startswith("-")]
+
+
+def variables_of(image, folder, environment=os.environ):
+    """Variables with which Python sees what `image` has; `folder` is for a file."""
+    names = installed_in(image)
+    found = [distribution(name) for name in names]
+    files = [str(Path(each.locate_file(file))) for each in found for file in each.files if file.suffix in MODULES]
+    told = folder / f"{image.name}.json"
+    told.write_text(json.dumps({"files": files, "distributions": sorted({*names, "penstock"})}), encoding="utf-8")
+    kept = {name: value for name, value in environment.items() if not name.startswith("PENSTOCK_")}
+    return {**kept, "PYTHONPATH": str(REFUSING), "ONLY_INSTALLED": str(told)}

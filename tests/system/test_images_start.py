@@ -1,0 +1,131 @@
+"""Every image starts with the packages that the Dockerfile installs in it, and with no other package of this machine.
+
+`tools/check_images` installs them for real; this hides the others, which takes seconds and not minutes.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from image_check.mesh import HEALTH_WATCH, SETTINGS, Launch, running_mesh
+from image_check.ops import failed_commands
+from image_closure import dockerfile, variables_of
+
+WITHIN = 60.0  # s; a bound for a machine that does other things too
+SCENARIO = """
+duration = 4.0
+seed = 3
+[slo]
+ttft = 0.5
+[[tenants]]
+name = "chat"
+class = "interactive"
+arrivals = { rate = 10.0 }
+prompt = { tokens = 100 }
+output = { tokens = 10 }
+"""
+HELP_OF_EVERY_COMMAND = """
+from click.testing import CliRunner
+from penstock.cli.__main__ import cli
+
+def ask(command, *names):
+    asked = CliRunner().invoke(cli, [*names, "--help"])
+    assert asked.exit_code == 0, (names, asked.output, asked.exception)
+    print("penstock", *names)
+    for name, each in getattr(command, "commands", {}).items():
+        ask(each, *names, name)
+
+ask(cli)
+"""
+
+IMAGES = {each.name: each for each in dockerfile().images()}
+
+# Name of the process: its tier, and settings beyond those of any mesh.
+PROCESSES = {
+    **{tier: (tier, {}) for tier in SETTINGS},
+    "worker": ("worker", {"THREADS": "1"}),
+    "worker-sim": ("worker", {"THREADS": "1", "ENGINE": "sim"}),
+}
+
+
+def launch(image, folder):
+    """The image's command, by this Python."""
+    program, *arguments = IMAGES[image].command
+    start = [sys.executable] if program == "python" else [sys.executable, "-m", "penstock.cli"]
+    return Launch([*start, *arguments], variables_of(IMAGES[image], folder), folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest.fixture(scope="module")
+def mesh(folder):
+    with running_mesh(
+        {name: (tier, launch(tier, folder), settings) for name, (tier, settings) in PROCESSES.items()},
+        launch("auth", folder)._replace(command=[sys.executable, str(HEALTH_WATCH)]),
+        WITHIN,
+    ) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def ops(folder):
+    started = launch("ops", folder)
+    return started._replace(command=started.command[:-1])
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_a_process_serves_with_the_packages_of_its_image_alone(mesh, name):
+    assert name in mesh.seconds, mesh.failures[name]
+
+
+def test_the_commands_of_the_ops_image_work_on_the_mesh(mesh, ops):
+    assert failed_commands(ops, mesh.addresses) == []
+
+
+def test_the_ops_image_explains_every_command(ops):
+    done = _python(ops, "-c", HELP_OF_EVERY_COMMAND)
+    assert done.returncode == 0, done.stderr
+    assert {"penstock", "penstock bench", "penstock top", "penstock keys create"} <= set(done.stdout.splitlines())
+
+
+def test_the_ops_image_simulates(ops, folder):
+    scenario = folder / "small.toml"
+    scenario.write_text(SCENARIO, encoding="utf-8")
+    plot = folder / "small.png"
+    assert failed_commands(ops, {}, [f"simulate {scenario} --plot {plot}"]) == []
+    assert plot.stat().st_size
+
+
+def test_a_command_that_the_ops_image_has_no_packages_for_says_which(ops):
+    (failure,) = failed_commands(ops, {}, ["simulate --calibrate"])
+    assert "this command needs the Python package torch; install penstock[all]" in failure
+
+
+def test_a_package_that_an_image_lacks_ends_its_process_and_is_named(folder):
+    started = launch("auth", folder)
+    told = json.loads(Path(started.variables["ONLY_INSTALLED"]).read_text(encoding="utf-8"))
+    told["files"] = [file for file in told["files"] if "/orjson/" not in file]
+    without = folder / "without.json"
+    without.write_text(json.dumps(told), encoding="utf-8")
+    lacking = started._replace(variables={**started.variables, "ONLY_INSTALLED": str(without)})
+    watch = started._replace(command=[sys.executable, str(HEALTH_WATCH)])
+    with running_mesh({"auth": ("auth", lacking, {})}, watch, WITHIN) as mesh:
+        assert "No module named 'orjson'" in mesh.failures["auth"]
+
+
+def _python(started, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=started.folder,
+        env=started.variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WITHIN,
+    )
