@@ -14,6 +14,8 @@ DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no GPU: run pytest -m gpu on one")]
 
+FEW_PROGRAMS = 8  # of a decode: here each costs milliseconds, also where there is no split for it
+
 
 def interpret() -> None:
     """From here on kernels run in Triton's interpreter, with products of bfloat16 as a GPU's tensor cores make them."""
@@ -36,6 +38,10 @@ def interpret() -> None:
         return multiply(widened(a), widened(b), total, *options)
 
     interpreter_builder.create_dot = create_dot
+
+    from penstock.worker.engine.cuda import attention
+
+    attention.PROGRAMS = FEW_PROGRAMS
 
 
 if not HAS_GPU:
