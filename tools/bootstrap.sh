@@ -6,6 +6,7 @@ say() { printf 'penstock: %s\n' "$*" >&2; }
 # bootstrap running|testing
 bootstrap() {
   local stamp=".venv/.penstock-$1" python want
+  if [ "$1" = testing ]; then find_compiler; fi
   want="$(cat tools/requirements.lock pyproject.toml | cksum) $PWD"
   if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then return; fi
   if [ ! -x .venv/bin/python ]; then
@@ -33,6 +34,19 @@ find_python() {
   done
   say "needs Python 3.11 or newer on PATH"
   return 1
+}
+
+# Workers compile their forward for a CPU themselves. The one thing that tests need and no wheel brings.
+find_compiler() {
+  if command -v "${CXX:-g++}" clang++ >/dev/null; then return; fi
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "installing g++, which the tests need"
+    apt-get -qq update
+    DEBIAN_FRONTEND=noninteractive apt-get -qq --yes --no-install-recommends install g++ >/dev/null
+  else
+    say "needs a C++ compiler: sudo apt-get install g++"
+    return 1
+  fi
 }
 
 install_locked() {

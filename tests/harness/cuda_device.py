@@ -1,6 +1,6 @@
-"""Where tests run Triton's kernels: on a GPU, else in Triton's interpreter, which is exact and slow, and float32 alone.
+"""Where tests run Triton's kernels: on a GPU, else in Triton's interpreter, which is exact and slow.
 
-Whoever imports this does so before any kernel, and is skipped, with the reason, where Triton is missing.
+Triton reads the choice when it is loaded, so a test module imports this before any kernel.
 """
 
 import os
@@ -11,11 +11,38 @@ import torch
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-DTYPES = [torch.float32, torch.bfloat16] if HAS_GPU else [torch.float32]
+DTYPES = [torch.float32, torch.bfloat16]
+NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no GPU here")]
+
+FEW_PROGRAMS = 8  # of a decode: here each costs milliseconds, also where there is no split for it
+
+
+def interpret() -> None:
+    """From here on kernels run in Triton's interpreter, with products of bfloat16 as a GPU's tensor cores make them."""
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("Triton is loaded already, without its interpreter: import cuda_device before any kernel")
+    os.environ["TRITON_INTERPRET"] = "1"
+    import numpy as np
+    from triton.language import bfloat16, float32
+    from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+    multiply = interpreter_builder.create_dot
+
+    def widened(factor):
+        """The interpreter keeps bfloat16 as its bits in uint16, and would multiply those."""
+        if factor.dtype.scalar != bfloat16:
+            return factor
+        return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), float32)
+
+    def create_dot(a, b, total, *options):
+        return multiply(widened(a), widened(b), total, *options)
+
+    interpreter_builder.create_dot = create_dot
+
+    from penstock.worker.engine.cuda import attention
+
+    attention.PROGRAMS = FEW_PROGRAMS
+
 
 if not HAS_GPU:
-    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton is loaded already, without its interpreter, and there is no GPU", allow_module_level=True)
-    os.environ["TRITON_INTERPRET"] = "1"  # read once, when Triton is loaded
-
-pytest.importorskip("triton", reason="Triton is not installed: it comes with torch's CUDA build, or by pip")
+    interpret()

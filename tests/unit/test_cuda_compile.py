@@ -1,16 +1,12 @@
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
-
-import pytest
 
 from paths import REPO
 
 MOST_SHARED = 99 * 1024  # bytes a block may have on the smallest GPUs that are served, of compute capability 8.6
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: it comes with torch's CUDA build")
 def test_kernels_compile_for_a_gpu_and_multiply_on_its_tensor_cores(tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-W", "ignore", str(REPO / "tests" / "harness" / "compile_kernels.py")]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from naive_loop import naive_greedy, naive_logits
-from paths import shared_data
+from paths import STORIES
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.batching import Continuous, Naive
 from penstock.worker.engine.blocks import BlockPool
@@ -243,9 +243,8 @@ def test_kv_blocks_follow_from_the_memory_given():
 
 @functools.cache
 def stories():
-    folder = shared_data() / "models" / "stories260K"
-    golden = json.loads((folder / "golden_greedy.json").read_text(encoding="utf-8"))
-    return *load(folder / "stories260K.bin", torch.float32, CPU), golden["cases"]
+    golden = json.loads((STORIES / "golden_greedy.json").read_text(encoding="utf-8"))
+    return *load(STORIES / "stories260K.bin", torch.float32, CPU), golden["cases"]
 
 
 def test_a_trained_model_reproduces_its_golden_text_all_cases_in_one_batch():

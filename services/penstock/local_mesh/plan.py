@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.chassis.config import ConfigError
+from penstock.worker.engine.loaders import ModelUnsupported, located
+
 BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 REPLICA_STEP = 10  # ports of replicas count upward by this
@@ -55,8 +58,6 @@ class MeshPlan:
 
 def check_model(model: str) -> None:
     """Raises ConfigError where no files of `model` are installed here."""
-    from penstock.worker.engine.loaders import ModelUnsupported, located
-
     try:
         located(model)
     except ModelUnsupported as error:
