@@ -16,6 +16,7 @@ from penstock.edge.outlets.outlet import AnswerStream, Outlet
 from penstock.edge.passage import Passage
 from penstock.edge.planning import plan_for
 from penstock.edge.record import Record
+from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.request.outline import Arrival, Knock, Outline
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.standing import Standings
@@ -179,9 +180,13 @@ class Gateway:
         return await self._tower.auth.identify(credential, self._config.identify_patience)
 
     def _time(self, *limits: float | None) -> float:
-        """Seconds that a request may take: the shortest limit there is, or the default, and never above the cap."""
+        """Seconds that a request may take: the shortest limit given, or the default.
+
+        A call's own deadline above the contract's day counts as a day. A `timeout` above it is refused by `validate`,
+        which comes later.
+        """
         given = [max(0.0, limit) for limit in limits if limit is not None]
-        return min([*given, self._config.max_timeout]) if given else self._config.default_timeout
+        return min([*given, TIMEOUT_S]) if given else self._config.default_timeout
 
 
 def _is_brief(spec: RequestSpec) -> bool:
