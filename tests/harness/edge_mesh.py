@@ -107,6 +107,7 @@ class FakeQueue(QueueServiceServicer):
         self.is_deaf = False  # to those that ask first: they are kept in `unheard`
         self.unheard = asyncio.Queue()  # their streams and what they ask
         self.withdrawn = asyncio.Queue()
+        self.withdrawals = []
         self.sheds: list[PenstockError] = []
         self.closed = []  # Closed, what a shed says of others
         self.closed_behind = []  # the same, what is said to those that wait
@@ -145,6 +146,7 @@ class FakeQueue(QueueServiceServicer):
             else:
                 peer.send(self.lease(ticket))
         if frame.withdraw.ticket_ids:
+            self.withdrawals.append(frame.withdraw)
             self.withdrawn.put_nowait(list(frame.withdraw.ticket_ids))
             peer.send(SubmitResponse(withdrawn=Withdrawn(ticket_ids=frame.withdraw.ticket_ids)))
 

@@ -263,6 +263,24 @@ async def test_each_ticket_has_one_span_of_its_wait_in_its_own_trace(receiver, e
         assert span.attributes.get(semconv.PENSTOCK_REASON, "") == ("" if ends == "leased" else "WITHDRAWN")
 
 
+@pytest.mark.parametrize(
+    ("given_up", "deadline", "ends"),
+    [(1.25, 0.0, 1.25), (0.0, 1.5, 1.5), (9.0, 0.0, 2.0), (-5.0, 0.0, 0.0)],
+    ids=["as the edge says", "at the deadline", "not in the future", "not before it came"],
+)
+async def test_a_wait_ends_with_its_request_and_not_when_the_queue_learns_of_that(receiver, given_up, deadline, ends):
+    trace_id = f"{0xA0 + round(4 * ends):032x}"
+    async with shard_with_both() as (shard, _, edge):
+        due = round((START + deadline) * 1e9) if deadline else 0
+        edge.enqueue(ticket("a", traceparent=f"00-{trace_id}-b7ad6b7169203331-01", deadline_unix_nano=due))
+        await edge.hear("queued")
+        shard.time += 2.0
+        edge.withdraw("a", at=START + given_up if given_up else 0.0)
+        await edge.hear("withdrawn")
+        (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_QUEUE_WAIT, trace_id=trace_id)
+        assert span.end_unix_nano - span.start_unix_nano == pytest.approx(ends * 1e9, abs=1_000)
+
+
 async def test_depths_are_exported_by_class(receiver):
     async with shard_with_both() as (_, _, edge):
         edge.enqueue(ticket("a"), ticket("b"))

@@ -149,8 +149,11 @@ class Gateway:
         except Exception as error:  # noqa: BLE001  # logged there; one request's fault must not end its session
             self._tower.fail(passage, error_from_failure(failure_from(error)))
             return
-        passage.record.tokenized()
-        self._tower.apply(passage, passage.flight.tokenized(plan, self._tower.now()))
+        if passage.flight.is_done:  # its client left meanwhile, and its record is closed
+            return
+        now = self._tower.now()
+        passage.record.tokenized(now)
+        self._tower.apply(passage, passage.flight.tokenized(plan, now))
 
     def cancel(self, passage: Passage) -> None:
         """The client does not want it any more; its outlet is told when it is over."""

@@ -19,7 +19,10 @@ _tokens = meter().create_gauge(semconv.PENSTOCK_QUEUE_TOKENS)
 
 
 def note_left(left: Left, now: float) -> None:
-    """Record a ticket's time in the book; it has a reason unless it ends with a lease."""
+    """Record a ticket's time in the book; it has a reason unless it ends with a lease.
+
+    No wait outlasts its deadline: the request ends there, and the book notices at its next tick.
+    """
     ticket = left.ticket
     if not left.reason:
         _wait.record(now - ticket.arrived, {semconv.PENSTOCK_PRIORITY: class_name(ticket.priority)})
@@ -35,7 +38,8 @@ def note_left(left: Left, now: float) -> None:
         facts[semconv.PENSTOCK_REASON] = left.reason
     begun = round(ticket.arrived * NANOS)
     span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=facts)
-    span.end(max(begun, round(now * NANOS)))
+    ended = min(now, ticket.deadline) if left.reason and ticket.deadline else now
+    span.end(max(begun, round(ended * NANOS)))
 
 
 def note_shed(reason: str) -> None:

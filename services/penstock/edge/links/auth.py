@@ -255,9 +255,10 @@ class AuthLink:
             return
         flight = passage.flight
         was_asked = flight.state is State.RESERVING
-        effects = flight.admitted(admitted.identity, admitted.reservation_id, self._control.now())
+        now = self._control.now()
+        effects = flight.admitted(admitted.identity, admitted.reservation_id, now)
         if was_asked:
-            passage.record.admitted()
+            passage.record.admitted(now)
         self._control.apply(passage, effects)
 
     def _on_refused(self, refused: Refused) -> None:

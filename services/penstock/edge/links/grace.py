@@ -166,8 +166,9 @@ class Grace:
             now = self._control.now()
             self._control.apply(passage, flight.fail(error, now) if was_asked else flight.refused(error, now))
             return
-        passage.record.admitted(in_grace=True)
-        self._control.apply(passage, flight.admitted(identity, "", self._control.now()))
+        now = self._control.now()
+        passage.record.admitted(now, in_grace=True)
+        self._control.apply(passage, flight.admitted(identity, "", now))
 
     def _let_in(self, passage: Passage) -> Identity:
         identity = self.identify(passage.credential, passage.spec.priority)
