@@ -62,6 +62,7 @@ class FakeAuth(AdmissionServiceServicer):
 
     def __init__(self):
         self.reserves = []
+        self.refusals: list[PenstockError] = []  # for who reserves next, though its key is good
         self.settles = asyncio.Queue()
         self.open = set()
         self.peers = set()
@@ -91,6 +92,10 @@ class FakeAuth(AdmissionServiceServicer):
         )
         if kind == "identify":
             return AdmitResponse(identified=Identified(request_id=asked.request_id, identity=identity))
+        if self.refusals:
+            failure = self.refusals.pop(0).failure()
+            refused = Refused(request_id=asked.request_id, failure=failure, tenant_id="acme", key_id="key-1")
+            return AdmitResponse(refused=refused)
         self.reserves.append(asked)
         self.open.add(f"r-{asked.request_id}")
         admitted = Admitted(request_id=asked.request_id, reservation_id=f"r-{asked.request_id}", identity=identity)

@@ -131,8 +131,9 @@ class Grace:
             return False
         error = error_from_failure(refused.failure)
         if error.reason == "KEY_UNKNOWN":
-            self._unbooked.pop(refused.request_id)
-            log.error("grace_not_booked", ticket_id=refused.request_id, because=error.message)
+            entry = self._unbooked.pop(refused.request_id)
+            names = {"tenant": entry.tenant_id, "key_id": entry.frame.reserve.vouch.key_id} if entry else {}
+            log.error("grace_not_booked", ticket_id=refused.request_id, **names, because=error.message)
         return True
 
     def ended(self, ticket_id: str, spent: Settle) -> None:
