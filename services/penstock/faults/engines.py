@@ -12,7 +12,7 @@ from penstock.faults import model
 from penstock.faults.loop import ProcessLoop
 from penstock.faults.process import Process
 from penstock.faults.wire import Network, call_on
-from penstock.worker.engine.build import batch_of
+from penstock.worker.engine.build_batch import batch_of
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.messages import Add, Cancel, Ready, Refused, Stepped
 from penstock.worker.engine.options import EngineOptions
