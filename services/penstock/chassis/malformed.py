@@ -1,6 +1,6 @@
-"""Messages that do not parse: an error of their sender, told and logged like any other.
+"""Messages that do not parse: the sender's call fails with INVALID_ARGUMENT.
 
-gRPC would log a traceback for each and send UNKNOWN with the parser's text.
+Without this, gRPC logs a traceback for each and sends UNKNOWN with the parser's text.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Deserialize = Callable[[bytes], Any]
 
 
 class MessageMalformed(InvalidArgument):
-    """The bytes of a message are none of the type that its method takes."""
+    """The bytes of a message do not parse as the type that its method takes."""
 
     default_reason = "MESSAGE_MALFORMED"
 
@@ -24,7 +24,7 @@ class MessageMalformed(InvalidArgument):
 def checked(deserialize: Deserialize | None, *, is_stream: bool) -> Deserialize | None:
     """Return `deserialize`, which raises MessageMalformed where the messages of a stream are read.
 
-    The one message of other calls is parsed before our handler has a say; there the error takes its place.
+    The one message of other calls is parsed before the handler runs; there the error is returned in its place.
     """
     if deserialize is None:
         return None

@@ -162,7 +162,7 @@ class QueueService(QueueServiceServicer):
     # Effects.
 
     def _perform(self, effects: Iterable[out.Effect], *, sent: float = 0.0) -> None:
-        """`sent`: s, when the peer brought them about; 0: unknown."""
+        """`sent`: Unix time in s at which the peer caused the effects; 0: unknown."""
         for effect in effects:
             match effect:
                 case out.Left():

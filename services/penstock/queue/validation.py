@@ -25,7 +25,8 @@ def check(ticket: Ticket) -> None:
         if not getattr(ticket, name):
             raise TicketInvalid(f"a ticket needs {name}", field=name)
     if ticket.priority not in _PRIORITIES:
-        raise TicketInvalid(f"priority is {ticket.priority}, which is no class", field="priority")
+        names = ", ".join(Priority.keys()[1:])
+        raise TicketInvalid(f"priority is {ticket.priority}; allowed are {names}", field="priority")
     if not ticket.weight > 0:  # refuses NaN as well
         raise TicketInvalid("weight must be above 0", field="weight")
     if len(ticket.prefix_hashes) > MAX_PREFIX_HASHES:

@@ -457,7 +457,7 @@ class Refused(_message.Message):
     request_id: _builtins.str
     """As asked."""
     tenant_id: _builtins.str
-    """Tenant of the key that was shown, usable or not, for logs. Empty: the caller is not known, or `identify` asked."""
+    """Tenant of the key whose secret was shown, usable or not, for logs. Empty: unknown, or the answer to `identify`."""
     key_id: _builtins.str
     """Public part of that key, for logs."""
     @_builtins.property

@@ -144,7 +144,7 @@ class Withdraw(_message.Message):
     TICKET_IDS_FIELD_NUMBER: _builtins.int
     WITHDRAW_UNIX_NANO_FIELD_NUMBER: _builtins.int
     withdraw_unix_nano: _builtins.int
-    """When the edge gave them up, Unix time; their waits end there in traces. 0: unknown."""
+    """When the edge withdrew them, Unix time; their waits end then in traces. 0: unknown."""
     @_builtins.property
     def ticket_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Which."""
