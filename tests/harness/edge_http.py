@@ -60,6 +60,9 @@ class FakeGateway:
         self.refusal: Exception | None = None
         self.credentials = []
 
+    def name_caller(self, error, credential):
+        """Knows nobody."""
+
     async def parsed(self, size, parse):
         return parse()
 

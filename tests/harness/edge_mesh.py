@@ -62,6 +62,7 @@ class FakeAuth(AdmissionServiceServicer):
 
     def __init__(self):
         self.reserves = []
+        self.refusals: list[PenstockError] = []  # for who reserves next, though its key is good
         self.settles = asyncio.Queue()
         self.open = set()
         self.peers = set()
@@ -91,6 +92,10 @@ class FakeAuth(AdmissionServiceServicer):
         )
         if kind == "identify":
             return AdmitResponse(identified=Identified(request_id=asked.request_id, identity=identity))
+        if self.refusals:
+            failure = self.refusals.pop(0).failure()
+            refused = Refused(request_id=asked.request_id, failure=failure, tenant_id="acme", key_id="key-1")
+            return AdmitResponse(refused=refused)
         self.reserves.append(asked)
         self.open.add(f"r-{asked.request_id}")
         admitted = Admitted(request_id=asked.request_id, reservation_id=f"r-{asked.request_id}", identity=identity)
@@ -107,6 +112,7 @@ class FakeQueue(QueueServiceServicer):
         self.is_deaf = False  # to those that ask first: they are kept in `unheard`
         self.unheard = asyncio.Queue()  # their streams and what they ask
         self.withdrawn = asyncio.Queue()
+        self.withdrawals = []
         self.sheds: list[PenstockError] = []
         self.closed = []  # Closed, what a shed says of others
         self.closed_behind = []  # the same, what is said to those that wait
@@ -145,6 +151,7 @@ class FakeQueue(QueueServiceServicer):
             else:
                 peer.send(self.lease(ticket))
         if frame.withdraw.ticket_ids:
+            self.withdrawals.append(frame.withdraw)
             self.withdrawn.put_nowait(list(frame.withdraw.ticket_ids))
             peer.send(SubmitResponse(withdrawn=Withdrawn(ticket_ids=frame.withdraw.ticket_ids)))
 

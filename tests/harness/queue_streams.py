@@ -53,8 +53,8 @@ class Edge(Side):
     def enqueue(self, *tickets):
         self.say(enqueue=pb.Enqueue(tickets=tickets))
 
-    def withdraw(self, *ticket_ids):
-        self.say(withdraw=pb.Withdraw(ticket_ids=ticket_ids))
+    def withdraw(self, *ticket_ids, at=0.0):
+        self.say(withdraw=pb.Withdraw(ticket_ids=ticket_ids, withdraw_unix_nano=round(at * 1e9)))
 
 
 class Scheduler(Side):

@@ -46,6 +46,7 @@ async def test_what_is_never_settled_lapses(monkeypatch):
             found.clock.now += 10.0
             await figure(found, "reservations", 0)
         assert [each["event"] for each in logs] == ["reservation_lapsed"]
+        assert (logs[0]["request_id"], logs[0]["tenant"], logs[0]["key_id"]) == ("request-1", "default", "dev")
 
 
 async def test_reservations_keys_and_use_go_on_after_a_restart(tmp_path):

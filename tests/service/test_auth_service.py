@@ -13,6 +13,7 @@ from auth_server import (
     tenant_with_key,
     use_of,
 )
+from penstock.auth.config import AuthConfig
 from penstock.mesh.v1.admission_pb2 import Credential, Vouch
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD
@@ -25,7 +26,7 @@ async def test_a_request_is_identified_reserved_and_settled():
         assert (admitted.identity.tenant_id, admitted.identity.key_id) == ("default", "dev")
         assert admitted.identity.priority == PRIORITY_STANDARD
         assert len(admitted.identity.cache_salt) == 16
-        assert admitted.expire_time.ToMicroseconds() == (START + 3_600) * 1e6
+        assert admitted.expire_time.ToMicroseconds() == (START + AuthConfig().reservation_ttl) * 1e6
         held = await use_of(found)
         assert (held.concurrent_requests, held.reserved_tokens) == (1, 30)
         assert (await stream.settle(admitted.reservation_id)).reservation_id == admitted.reservation_id

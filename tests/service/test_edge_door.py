@@ -71,6 +71,7 @@ async def test_of_many_refusals_one_is_logged(mesh):
     told = [line for line in lines if line["event"] == "refusing"]
     assert 1 <= len(told) < 5
     assert (told[0]["request_id"], told[0]["trace_id"]) == ("r0", "a" * 32)
+    assert (told[0]["tenant"], told[0]["key_id"]) == ("acme", "key-1")
     assert not [line for line in lines if line["event"] == "ticket_done"]
 
 

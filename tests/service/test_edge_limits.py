@@ -5,9 +5,13 @@ from datetime import timedelta
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2
 
-from edge_calls import at_rest, refused
-from edge_mesh import CONTEXT, KEY, edge_mesh, token_at
+from edge_calls import at_rest, read, refused
+from edge_mesh import CONTEXT, KEY, PATIENCE, edge_mesh, token_at
+from edge_sessions import session
+from penstock.auth.config import AuthConfig
 from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
@@ -16,6 +20,7 @@ from penstock.edge.threads import SMALL, Threads
 from penstock.v1.inference_pb2 import (
     Chat,
     CountTokensRequest,
+    GenerateRequest,
     ListModelsRequest,
     Message,
     Resume,
@@ -85,6 +90,63 @@ async def test_the_deadline_ends_a_waiting_request():
         assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
         assert await mesh.queue.withdrawn.get()
         assert 0 < mesh.queue.tickets[0].deadline_unix_nano - mesh.queue.tickets[0].enqueue_unix_nano < 2e8
+
+
+def allowed_s(ticket):
+    return (ticket.deadline_unix_nano - ticket.enqueue_unix_nano) / 1e9
+
+
+@pytest.mark.parametrize("call_deadline", [None, 2 * limits.TIMEOUT_S])
+@pytest.mark.parametrize("asked", [7_200.0, limits.TIMEOUT_S])
+async def test_a_timeout_of_up_to_a_day_is_kept_whole(asked, call_deadline):
+    async with edge_mesh() as mesh:
+        request = GenerateRequest(text="hi", max_output_tokens=1, timeout=timedelta(seconds=asked))
+        await read(mesh.inference.Generate(request, metadata=KEY, timeout=call_deadline))
+        assert allowed_s(mesh.queue.tickets[0]) == pytest.approx(asked, abs=10)
+
+
+@pytest.mark.parametrize("asked", [7_200.0, limits.TIMEOUT_S])
+async def test_a_timeout_in_a_session_is_kept_whole_as_well(asked):
+    async with edge_mesh() as mesh, session(mesh) as client:
+        client.generate(1, max_output_tokens=1, timeout=timedelta(seconds=asked))
+        await client.next("finished")
+        assert allowed_s(mesh.queue.tickets[0]) == pytest.approx(asked, abs=10)
+
+
+@pytest.mark.parametrize("seconds", [limits.TIMEOUT_S + 1, 315_576_000_000])
+async def test_a_timeout_above_a_day_is_refused_and_names_the_limit(seconds):
+    too_long = Duration(seconds=int(seconds))
+    async with edge_mesh() as mesh, session(mesh) as client:
+        error = await refused(mesh.generate(timeout=too_long))
+        assert (error.code, [each.field for each in error.field_violations]) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ["timeout"],
+        )
+        assert str(limits.TIMEOUT_S) in error.message
+        client.generate(1, timeout=too_long)
+        failure = (await client.next("failed")).failure
+        assert (failure.code, failure.field_violations[0].field) == (code_pb2.INVALID_ARGUMENT, "timeout")
+        assert not mesh.queue.tickets
+
+
+async def test_the_deadline_of_a_call_alone_counts_up_to_a_day():
+    async with edge_mesh() as mesh:
+        for deadline in (7_200.0, 10 * limits.TIMEOUT_S):
+            request = GenerateRequest(text="hi", max_output_tokens=1)
+            await read(mesh.inference.Generate(request, metadata=KEY, timeout=deadline))
+        assert [allowed_s(each) for each in mesh.queue.tickets] == [
+            pytest.approx(7_200.0, abs=PATIENCE),
+            pytest.approx(limits.TIMEOUT_S, abs=PATIENCE),
+        ]
+
+
+def test_a_reservation_outlives_the_longest_request():
+    assert AuthConfig().reservation_ttl > limits.TIMEOUT_S
+
+
+def test_the_default_timeout_is_within_the_contract():
+    with pytest.raises(ValueError, match="default_timeout"):
+        EdgeConfig(default_timeout=limits.TIMEOUT_S + 1)
 
 
 async def test_a_full_edge_says_so_at_once_and_when_to_come_back():

@@ -1,11 +1,14 @@
 """A real edge between a caller and fakes of the tiers behind it."""
 
 import asyncio
+from datetime import timedelta
 
+import pytest
 import structlog
 
-from edge_calls import at_rest, read
+from edge_calls import at_rest, read, refused, some_tokens
 from edge_mesh import CONTEXT, KEY, edge_mesh, text_of, token_at
+from penstock.chassis.errors import Overloaded
 from penstock.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
@@ -103,6 +106,67 @@ async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver)
         assert root.attributes["gen_ai.usage.output_tokens"] == 3
         assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
         assert root.attributes["penstock.tenant_id"] == "acme"
+
+
+async def refused_by_auth(mesh, **fields):
+    await refused(mesh.generate(**fields | {"metadata": (("authorization", "Bearer bad"), *fields["metadata"][1:])}))
+
+
+async def refused_by_the_queue(mesh, **fields):
+    mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=1.5))
+    await refused(mesh.generate(**fields))
+
+
+async def refused_by_the_edge(mesh, **fields):
+    await refused(mesh.generate("x" * (CONTEXT + 1), **fields))
+
+
+async def cancelled_as_it_waits(mesh, **fields):
+    mesh.queue.is_holding = True
+    call = mesh.generate(**fields)
+    await mesh.queue.held.get()
+    call.cancel()
+    await mesh.queue.withdrawn.get()
+
+
+async def cancelled_as_it_runs(mesh, **fields):
+    mesh.workers[0].pause_at = 1
+    call = mesh.generate(**fields)
+    await some_tokens(call, 1)
+    call.cancel()
+    await mesh.workers[0].cancels.get()
+
+
+async def failed_at_its_deadline(mesh, **fields):
+    mesh.queue.is_holding = True
+    await refused(mesh.generate(timeout=timedelta(seconds=0.05), **fields))
+
+
+ENDINGS = [
+    *(refused_by_auth, refused_by_the_queue, refused_by_the_edge),
+    *(cancelled_as_it_waits, cancelled_as_it_runs, failed_at_its_deadline),
+]
+
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
+async def test_every_stage_lies_within_its_request_however_that_ends(receiver, ending):
+    trace_id = f"{ENDINGS.index(ending) + 1:032x}"
+    traceparent = ("traceparent", f"00-{trace_id}-{'c' * 16}-01")
+    async with edge_mesh() as mesh:
+        await ending(mesh, metadata=(*KEY, traceparent))
+        await at_rest(mesh)
+        spans = await asyncio.to_thread(receiver.wait_for_spans, "edge.generate", "edge.tokenize", trace_id=trace_id)
+    (root,) = [span for span in spans if span.name == "edge.generate"]
+    stages = [span for span in spans if span.parent_id == root.span_id]
+    assert stages
+    for stage in stages:
+        assert root.start_unix_nano <= stage.start_unix_nano <= stage.end_unix_nano <= root.end_unix_nano, stage.name
+
+
+async def test_the_queue_is_told_when_a_request_was_given_up():
+    async with edge_mesh() as mesh:
+        await cancelled_as_it_waits(mesh, metadata=KEY)
+        assert mesh.queue.withdrawals[0].withdraw_unix_nano > mesh.queue.tickets[0].enqueue_unix_nano
 
 
 async def test_each_request_of_a_log_is_one_wide_line(receiver):

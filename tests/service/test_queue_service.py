@@ -7,6 +7,7 @@ import grpc
 import pytest
 from google.rpc import code_pb2
 
+from otlp_receiver import attributes_of
 from penstock.chassis import semconv
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloaded, error_from_failure
@@ -19,6 +20,7 @@ from penstock.queue.book import TicketBook
 from penstock.queue.bounds import Bounds
 from penstock.queue.placed import Placed
 from penstock.queue.presence import Presence
+from penstock.queue.record import note_depths
 from penstock.queue.service import QueueService
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import PATIENCE, edge_at, scheduler_at, ticket
@@ -85,6 +87,24 @@ async def test_a_ticket_is_queued_offered_placed_and_leased():
         )
         figures = shard.service.figures()
         assert (figures["waiting"], figures["waiting_tokens"], figures["offered"], figures["leased"]) == (0, 0, 0, 1)
+
+
+async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(receiver):
+    async with shard_with_both() as (shard, scheduler, edge):
+        edge.enqueue(ticket("a"))
+        await edge.hear("queued")
+        note_depths(shard.book.shelves)
+        shard.time += 0.02
+        scheduler.credit(1, max_tokens=100)
+        await scheduler.hear("offer")
+        scheduler.place("a", "lease 1")
+        await edge.hear("leased")
+    wait = receiver.wait_for_metric(semconv.PENSTOCK_QUEUE_WAIT).histogram
+    assert {tuple(point.explicit_bounds) for point in wait.data_points} == {semconv.QUEUE_WAIT_BUCKETS}
+    depth = receiver.wait_for_metric(semconv.PENSTOCK_QUEUE_DEPTH).gauge
+    words = [attributes_of(point.attributes)["penstock.priority"] for point in (*wait.data_points, *depth.data_points)]
+    assert "standard" in words
+    assert set(words) <= {"interactive", "standard", "batch"}
 
 
 async def test_who_asks_first_is_answered_and_waits_nowhere():
@@ -241,6 +261,24 @@ async def test_each_ticket_has_one_span_of_its_wait_in_its_own_trace(receiver, e
         assert span.end_unix_nano - span.start_unix_nano == 2_000_000_000
         assert span.attributes[semconv.PENSTOCK_TICKET_ID] == "a"
         assert span.attributes.get(semconv.PENSTOCK_REASON, "") == ("" if ends == "leased" else "WITHDRAWN")
+
+
+@pytest.mark.parametrize(
+    ("given_up", "deadline", "ends"),
+    [(1.25, 0.0, 1.25), (0.0, 1.5, 1.5), (9.0, 0.0, 2.0), (-5.0, 0.0, 0.0)],
+    ids=["as the edge says", "at the deadline", "not in the future", "not before it came"],
+)
+async def test_a_wait_ends_with_its_request_and_not_when_the_queue_learns_of_that(receiver, given_up, deadline, ends):
+    trace_id = f"{0xA0 + round(4 * ends):032x}"
+    async with shard_with_both() as (shard, _, edge):
+        due = round((START + deadline) * 1e9) if deadline else 0
+        edge.enqueue(ticket("a", traceparent=f"00-{trace_id}-b7ad6b7169203331-01", deadline_unix_nano=due))
+        await edge.hear("queued")
+        shard.time += 2.0
+        edge.withdraw("a", at=START + given_up if given_up else 0.0)
+        await edge.hear("withdrawn")
+        (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_QUEUE_WAIT, trace_id=trace_id)
+        assert span.end_unix_nano - span.start_unix_nano == pytest.approx(ends * 1e9, abs=1_000)
 
 
 async def test_depths_are_exported_by_class(receiver):

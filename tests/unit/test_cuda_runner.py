@@ -12,10 +12,11 @@ from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.batching import Continuous
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.cuda.runner import CudaRunner
+from penstock.worker.engine.draw import Draw
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 from penstock.worker.engine.model import Model
 from penstock.worker.engine.runner import TorchRunner
-from penstock.worker.engine.sampler import Draw, sample
+from penstock.worker.engine.sampler import sample
 from penstock.worker.engine.torch_engine import TorchEngine
 
 SLOTS = 8

@@ -3,8 +3,8 @@
 from penstock.edge.refusals import Kind
 from penstock.edge.standing import KEPT, Standing, Standings
 
-ANNA = Standing(Kind("anna", "m", 2), 1.0, 512)
-BATCH = Standing(Kind("anna", "m", 3), 1.0, 512)
+ANNA = Standing(Kind("anna", "m", 2), 1.0, "key-1", 512)
+BATCH = Standing(Kind("anna", "m", 3), 1.0, "key-1", 512)
 
 
 def asking(answers):

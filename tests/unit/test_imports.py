@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import distributions
 from pathlib import Path
 
+import grimp
 import pytest
 
 from paths import REPO
@@ -22,6 +24,17 @@ def test_imports_point_one_way():
     lint = Path(sys.executable).with_name("lint-imports")
     run = subprocess.run([lint, "--no-cache"], cwd=REPO, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout
+
+
+def test_no_import_leads_back_to_where_it_came_from():
+    """Those inside functions, and those for types alone, count like any other."""
+    graph = grimp.build_graph("penstock", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert len(imports) > 400
+    try:
+        tuple(TopologicalSorter(imports).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
 def test_every_folder_of_ours_is_a_package_that_says_what_it_is():

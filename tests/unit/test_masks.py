@@ -4,10 +4,11 @@ import torch
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.batching import Continuous
 from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.draw import Draw
 from penstock.worker.engine.errors import StartInvalid
 from penstock.worker.engine.interface import AllowedTokens, Choices, FinishReason, SamplingParams, SequenceSpec
 from penstock.worker.engine.masks import build_mask
-from penstock.worker.engine.sampler import Draw, sample
+from penstock.worker.engine.sampler import sample
 
 END = 2
 WORDS = Choices(((10, 11), (10, 11, 12), (20,)))

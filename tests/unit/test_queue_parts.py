@@ -61,7 +61,7 @@ def test_a_ticket_without_what_it_needs_is_invalid(name):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"prefix_hashes": range(65)}, {"avoid_workers": [str(n) for n in range(17)]}, {"weight": -1.0}],
+    [{"prefix_hashes": range(65)}, {"avoid_workers": [str(n) for n in range(17)]}, {"weight": -1.0}, {"priority": 9}],
 )
 def test_a_ticket_beyond_the_contracts_bounds_is_invalid(fields):
     check(a_frame())

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.engine import sampler_cuda
+from penstock.worker.engine.draw import Draw
 from penstock.worker.engine.interface import SamplingParams
 from penstock.worker.engine.noise import MOST_NOISE, gumbel_noise, noise_key
-from penstock.worker.engine.sampler import Draw, sample
+from penstock.worker.engine.sampler import sample
 
 VOCAB = 600
 

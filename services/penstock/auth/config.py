@@ -15,7 +15,7 @@ class AuthConfig(ServiceConfig):
     pepper: str = secret()  # keys are hashed with it; empty: made once, kept in <store>.pepper
     mesh_secret: str = fleet("PENSTOCK_MESH_SECRET", secret=True)  # salts derive from it; empty: in <store>.mesh-secret
     dev_key: str = secret()  # a key of tenant `default` that works on loopback alone; never stored
-    reservation_ttl: float = 3_600.0  # s; longer than any request may take
+    reservation_ttl: float = 90_000.0  # s; longer than the day that a request may take
     edge_grace: float = 30.0  # s; how long an edge may stay away before its reservations are lost
     grace_share: float = 0.25  # of what a tenant's limits leave, for all edges together while auth is away; 0: none
     grace_tokens: int = 1_000_000  # for a tenant without such a limit, at each edge

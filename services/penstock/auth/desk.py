@@ -58,6 +58,12 @@ class Desk:
         )
         return identity, self.accounts.reserve(wanted, reservation_id, now, is_granted=is_granted), True
 
+    def caller(self, ask: Reserve) -> Key | None:
+        """Return the key that a refused request came with, usable or not; None where its secret was not shown."""
+        if not ask.HasField("vouch"):
+            return self.keys.owner(ask.credential.bearer)
+        return self.keys.named(ask.vouch.key_id) if ask.vouch.key_id in self.keys else None
+
     def grant(self, tenant_id: str, edges: int, now: float) -> int:
         """Tokens that each of `edges` may let in for a tenant while nobody can ask here."""
         account = self.accounts.get(tenant_id)

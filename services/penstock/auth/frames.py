@@ -1,5 +1,6 @@
 """Answers of auth as frames."""
 
+from penstock.auth.keys import Key
 from penstock.auth.reservation import Reservation
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Refused, Settled
@@ -21,8 +22,11 @@ def admitted(request_id: str, reservation: Reservation, identity: Identity, grac
     return AdmitResponse(admitted=answer)
 
 
-def refused(request_id: str, error: PenstockError) -> AdmitResponse:
-    return AdmitResponse(refused=Refused(request_id=request_id, failure=error.failure()))
+def refused(request_id: str, error: PenstockError, caller: Key | Identity | None = None) -> AdmitResponse:
+    answer = Refused(request_id=request_id, failure=error.failure())
+    if caller:
+        answer.tenant_id, answer.key_id = caller.tenant_id, caller.key_id
+    return AdmitResponse(refused=answer)
 
 
 def settled(reservation_id: str) -> AdmitResponse:

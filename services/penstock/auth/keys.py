@@ -84,6 +84,12 @@ class KeyRing:
             raise Unauthenticated(f"there is no key {key_id!r} here", reason="KEY_UNKNOWN")
         return key
 
+    def owner(self, bearer: str) -> Key | None:
+        """Return the key whose secret `bearer` shows, usable or not."""
+        key = self._keys.get(key_id_of(bearer))
+        is_known = hmac.compare_digest(self.digest(bearer), key.digest if key else NOBODY)
+        return key if is_known else None
+
     def identify(self, bearer: str, *, loopback: bool, now: float) -> Key:
         """Return whose `bearer` is; raises Unauthenticated or PermissionDenied.
 
@@ -91,9 +97,8 @@ class KeyRing:
         """
         if not bearer:
             raise Unauthenticated("send an API key: `authorization: Bearer pk_...`", reason="KEY_MISSING")
-        key = self._keys.get(key_id_of(bearer))
-        is_known = hmac.compare_digest(self.digest(bearer), key.digest if key else NOBODY)
-        if key is None or not is_known:
+        key = self.owner(bearer)
+        if key is None:
             raise Unauthenticated("this API key is not known here", reason="KEY_UNKNOWN")
         if key.revoked_at is not None:
             raise Unauthenticated(f"key {key.key_id} was revoked; ask for a new one", reason="KEY_REVOKED")

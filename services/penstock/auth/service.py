@@ -11,6 +11,7 @@ import structlog
 from penstock.auth import frames
 from penstock.auth.desk import Desk
 from penstock.auth.edges import Edges
+from penstock.auth.keys import Key
 from penstock.auth.reservation import Charge, Reservation
 from penstock.auth.spans import ReserveSpan
 from penstock.auth.store import Barrier, Charged, Reserved, Store
@@ -75,7 +76,7 @@ class AdmissionService(AdmissionServiceServicer):
             await asyncio.sleep(SWEEP)
             now = self._clock()
             for charge in self._desk.accounts.expire(now):
-                log.warning("reservation_lapsed", reservation_id=charge.reservation.reservation_id)
+                log.warning("reservation_lapsed", **_names(charge.reservation))
                 self._keep(charge)
             for edge_id in self._edges.lapsed(now):
                 self._lose(edge_id, now)
@@ -108,10 +109,10 @@ class AdmissionService(AdmissionServiceServicer):
         try:
             identity, reservation, is_new = self._desk.reserve(ask, edge_id, uuid4().hex, self._clock())
         except PenstockError as error:
-            self._refuse(peer, ask.request_id, error, span)
+            self._refuse(peer, ask.request_id, error, span, self._desk.caller(ask))
             return
         if is_new and ask.HasField("vouch"):
-            log.info("booked_after_grace", request_id=ask.request_id, tenant=identity.tenant_id, edge=edge_id)
+            log.info("booked_after_grace", **_names(reservation), edge=edge_id)
         balance = self._desk.accounts.of(reservation).balance
         change = Reserved(reservation, balance) if is_new else Barrier()
         self._store.write(
@@ -132,16 +133,24 @@ class AdmissionService(AdmissionServiceServicer):
             self._desk.accounts.undo(reservation)
         if not self._desk.accounts.is_live(reservation):
             text = "the books of auth cannot be written now; nothing was reserved"
-            self._refuse(peer, request_id, StoreUnavailable(text, retry_after=1.0), span)
+            self._refuse(peer, request_id, StoreUnavailable(text, retry_after=1.0), span, identity)
             return
         span.end(tenant_id=identity.tenant_id)
         granted = self._desk.grant(identity.tenant_id, len(self._edges), self._clock())
         peer.send(frames.admitted(request_id, reservation, identity, granted))
 
-    def _refuse(self, peer: EdgePeer, request_id: str, error: PenstockError, span: ReserveSpan) -> None:
-        span.end(reason=error.reason)
-        log.debug("reserve_refused", request_id=request_id, reason=error.reason, retry_after=error.retry_after)
-        peer.send(frames.refused(request_id, error))
+    def _refuse(
+        self,
+        peer: EdgePeer,
+        request_id: str,
+        error: PenstockError,
+        span: ReserveSpan,
+        caller: Key | Identity | None,
+    ) -> None:
+        names = {"tenant": caller.tenant_id, "key_id": caller.key_id} if caller else {}
+        span.end(tenant_id=names.get("tenant", ""), reason=error.reason)
+        log.debug("reserve_refused", request_id=request_id, **names, reason=error.reason, retry_after=error.retry_after)
+        peer.send(frames.refused(request_id, error, caller))
 
     def _settle(self, peer: EdgePeer, ask: Settle) -> None:
         charge = self._desk.accounts.settle(
@@ -150,7 +159,7 @@ class AdmissionService(AdmissionServiceServicer):
         if charge and (
             ask.prompt_tokens > charge.reservation.ask.prompt_tokens or ask.output_tokens > charge.made_tokens
         ):
-            log.warning("settled_over_reservation", reservation_id=ask.reservation_id)
+            log.warning("settled_over_reservation", **_names(charge.reservation))
         answer = partial(self._settled, peer, ask.reservation_id)
         if charge:
             self._keep(charge, answer)
@@ -170,3 +179,14 @@ class AdmissionService(AdmissionServiceServicer):
     def _keep(self, charge: Charge, then: Callable[[Exception | None], None] = lambda _: None) -> None:
         balance = self._desk.accounts.of(charge.reservation).balance
         self._store.write(Charged(charge, balance), then)
+
+
+def _names(reservation: Reservation) -> dict[str, str]:
+    """Return what a log line calls a reservation and its caller."""
+    ask = reservation.ask
+    return {
+        "reservation_id": reservation.reservation_id,
+        "request_id": ask.request_id,
+        "tenant": ask.tenant_id,
+        "key_id": ask.key_id,
+    }

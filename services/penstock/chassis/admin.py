@@ -43,6 +43,7 @@ def process_figures() -> dict[str, float]:
             "asyncio_tasks": len(asyncio.all_tasks()),
             "open_streams": stream_end.counters.open,
             "unknown_frames": stream_end.counters.unknown_frames,
+            "malformed_messages": stream_end.counters.malformed_messages,
             "uptime_seconds": time.time() - process.create_time(),
         }
 

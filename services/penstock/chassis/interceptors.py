@@ -17,6 +17,8 @@ from grpc.aio import ServicerContext
 
 from penstock.chassis.calls import CallRecord, Calls
 from penstock.chassis.errors import DeadlineExceeded, Internal, PenstockError
+from penstock.chassis.malformed import MessageMalformed, checked
+from penstock.chassis.stream_end import counters
 from penstock.chassis.telemetry import current_traceparent, trace_id_of
 from penstock.chassis.writing import FAREWELL, ClientTooSlow, write_all
 
@@ -39,13 +41,18 @@ _KINDS = {
 
 
 def guarded(handler: Any, guard: Guard) -> Any:
-    """Return `handler` with `guard(context, body)` around each call, where `await body()` runs the call."""
+    """Return `handler` with `guard(context, body)` around each call, where `await body()` runs the call.
+
+    A request that is a MessageMalformed is raised in its place.
+    """
     kind, make = _KINDS[handler.request_streaming, handler.response_streaming]
     method = getattr(handler, kind)
     is_generator = inspect.isasyncgenfunction(method)
 
     async def call(request: Any, context: Context) -> Any:
         async def body() -> Any:
+            if isinstance(request, MessageMalformed):
+                raise request
             if not is_generator:
                 return await method(request, context)
             async with aclosing(method(request, context)) as responses:
@@ -89,7 +96,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             ):
                 return await _answered(record, context, body)
 
-        return guarded(handler, guard)
+        return guarded(_checking(handler), guard)
+
+
+def _checking(handler: Any) -> Any:
+    """Return `handler` with malformed messages as errors of their sender."""
+    kind, make = _KINDS[handler.request_streaming, handler.response_streaming]
+    deserialize = checked(handler.request_deserializer, is_stream=handler.request_streaming)
+    return make(getattr(handler, kind), deserialize, handler.response_serializer)
 
 
 async def _answered(record: CallRecord, context: Context, body: Body) -> Any:
@@ -117,6 +131,9 @@ async def _answered(record: CallRecord, context: Context, body: Body) -> Any:
 def told_of(error: Exception, context: Context) -> PenstockError:
     """What the caller hears of `error`; one that is not meant for callers is logged and told as "internal error"."""
     found = first_mapped(error)
+    if isinstance(found, MessageMalformed):
+        counters.malformed_messages += 1
+        log.warning("message_malformed", peer=context.peer(), bytes=found.size)
     if found:
         return found
     if isinstance(error, TimeoutError) and is_past_deadline(context):

@@ -86,6 +86,10 @@ PENSTOCK_IN_GRACE: Final = "penstock.in_grace"  # let in by the edge itself, aut
 PENSTOCK_QUEUE_DEPTH: Final = "penstock.queue.depth"  # tickets waiting, by priority
 PENSTOCK_QUEUE_TOKENS: Final = "penstock.queue.tokens"  # prompt + output tokens waiting
 PENSTOCK_QUEUE_WAIT: Final = "penstock.queue.wait"  # s, from arrival at the shard to lease, by priority
+QUEUE_WAIT_BUCKETS: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0),  # batch tickets may wait for long
+)
 PENSTOCK_QUEUE_SHED: Final = "penstock.queue.shed"  # tickets, by reason
 PENSTOCK_KV_BLOCKS_USED: Final = "penstock.kv.blocks_used"
 PENSTOCK_KV_BLOCKS_TOTAL: Final = "penstock.kv.blocks_total"

@@ -26,6 +26,7 @@ class StreamCounters:
 
     open: int = 0
     unknown_frames: int = 0
+    malformed_messages: int = 0  # of unary calls as well
 
 
 counters = StreamCounters()

@@ -1,10 +1,12 @@
 """`penstock scorecard`: run the named proofs one after the other, show each, end with the worst verdict."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -12,7 +14,7 @@ from penstock.chassis.lifecycle import spare_what_is_loaded
 from penstock.cli.tables import answers, errors
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import Card, exit_code
-from penstock.proofs.engine.options import EngineProofOptions, engine
+from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.live.cancel import CancelOptions, cancel
 from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
@@ -51,6 +53,13 @@ async def _prove(proof: str, mesh: MeshOptions, given: dict[str, Any]) -> Card:
     return await run(_options(options, given), mesh, errors)
 
 
+async def _engine(asked: EngineProofOptions, mesh: MeshOptions, console: Console) -> Card:
+    """Of `mesh` the model counts alone. Off the event loop, which stays free to be interrupted."""
+    from penstock.cli.scorecard.engine.proof import prove  # loads torch
+
+    return await asyncio.to_thread(prove, asked, mesh.model, console)
+
+
 PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
     "kill": (kill, KillOptions),
     "cancel": (cancel, CancelOptions),
@@ -59,7 +68,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
     "partition": (partition, PartitionOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
-    "engine": (engine, EngineProofOptions),
+    "engine": (_engine, EngineProofOptions),
     "overload": (overload, OverloadOptions),
     "recovery": (recovery, RecoveryOptions),
     "fairness": (fairness, FairnessOptions),

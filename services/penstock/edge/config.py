@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from penstock.chassis.config import ServiceConfig, check_address
 from penstock.edge.flight.state import FlightLimits
 from penstock.edge.grace.limits import GraceLimits
+from penstock.edge.request.limits import TIMEOUT_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,8 +19,7 @@ class EdgeConfig(ServiceConfig):
     max_flights: int = 20_000  # requests under way
     max_bytes: int = 512 * 2**20  # of prompts and their ids
     client_buffer: int = 64 * 2**10  # bytes of an answer its client may be behind; further behind, it loses the request
-    default_timeout: float = 600.0  # s, for requests without a deadline
-    max_timeout: float = 3_600.0  # s; longer ones are cut to it
+    default_timeout: float = 600.0  # s, for requests without a deadline; at most the contract's day
     default_output_tokens: int = 1_024  # for requests that name no bound
     max_attempts: int = 4  # runs of one request, the first included
     patience: float = 30.0  # s without auth, without any queue, or mid-answer without any worker
@@ -44,6 +44,8 @@ class EdgeConfig(ServiceConfig):
         for name in ("max_flights", "max_attempts", "tokenizer_threads", "default_output_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if not 0 < self.default_timeout <= TIMEOUT_S:
+            raise ValueError(f"default_timeout must be above 0 s and at most {TIMEOUT_S:.0f} s, a day")
         for name in ("grace_after", "grace_for", "grace_memory", "grace_callers"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")

@@ -92,10 +92,10 @@ class Door:
         if standing is None or ask is None:
             return Arrival(at, time)
         kind = standing.kind
-        self._check(asked, kind, ask, traceparent)
+        self._check(asked, kind, ask, traceparent, standing.key_id)
         if not self._refusals.were_any(kind, at):
             return Arrival(at, time)
-        return Arrival(at, time, Knock(kind, ask, standing.weight, asked, traceparent))
+        return Arrival(at, time, Knock(kind, ask, standing.weight, standing.key_id, asked, traceparent))
 
     def check_planned(self, passage: Passage, plan: Plan) -> None:
         """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
@@ -106,11 +106,11 @@ class Door:
                 return  # the queue has had its word, and what others were told since says less
             if identity := self._know(passage.credential, passage.spec.priority):
                 kind = Kind(identity.tenant_id, plan.model, identity.priority)
-                self._check(outline_of(passage.spec), kind, ask, passage.record.traceparent)
+                self._check(outline_of(passage.spec), kind, ask, passage.record.traceparent, identity.key_id)
 
     def check_again(self, knock: Knock) -> None:
         """Raise Overloaded for what others of the kind were told while this one waited for its turn to ask."""
-        self._check(knock.asked, knock.kind, knock.ask, knock.traceparent)
+        self._check(knock.asked, knock.kind, knock.ask, knock.traceparent, knock.key_id)
 
     def check_knock(self, knock: Knock, shed: Shed, *, sent: float, now: float) -> None:
         """Raise Overloaded where a shard told it of who asked first, at `sent`; nothing is kept of it here either."""
@@ -118,7 +118,8 @@ class Door:
         if not isinstance(error, Overloaded):
             return  # whatever it is, it is told to who comes
         self._refusals.closed(knock.kind, knock.ask, _closings(shed.closed), asked_at=sent, told=error, now=now)
-        self._note(Count(error.reason, QUEUE, knock.kind.priority), knock.asked, knock.kind, now, knock.traceparent)
+        count = Count(error.reason, QUEUE, knock.kind.priority)
+        self._note(count, knock.asked, knock.kind, now, traceparent=knock.traceparent, key_id=knock.key_id)
         raise error
 
     def queued(self, passage: Passage, queued: Queued, now: float) -> None:
@@ -147,7 +148,7 @@ class Door:
         if model is None or identity is None:
             return None
         kind = Kind(identity.tenant_id, model.name, identity.priority)
-        return Standing(kind, identity.weight, model.context_length)
+        return Standing(kind, identity.weight, identity.key_id, model.context_length)
 
     def _least(self, asked: Outline, context_length: int, at: float, time: float) -> Ask | None:
         """Return the least that a request can come to; None where it cannot be run."""
@@ -155,12 +156,13 @@ class Door:
         output = asked.max_output_tokens or min(self._default_output_tokens, context_length - prompt)
         return Ask(prompt, output, at, time) if output >= 1 and prompt + output <= context_length else None
 
-    def _check(self, asked: Outline, kind: Kind, ask: Ask, traceparent: str) -> None:
+    def _check(self, asked: Outline, kind: Kind, ask: Ask, traceparent: str, key_id: str) -> None:
         if refusal := self._refusals.find(kind, ask):
-            self._note(Count(refusal.reason, EDGE, kind.priority), asked, kind, ask.arrived, traceparent)
+            count = Count(refusal.reason, EDGE, kind.priority)
+            self._note(count, asked, kind, ask.arrived, traceparent=traceparent, key_id=key_id)
             raise refusal.error(ask.arrived)
 
-    def _note(self, count: Count, asked: Outline, kind: Kind, now: float, traceparent: str) -> None:
+    def _note(self, count: Count, asked: Outline, kind: Kind, now: float, *, traceparent: str, key_id: str) -> None:
         """Count a refusal at the door, and log one as an example of all since the last."""
         self._counts[count] += 1
         if now - self._told_at < TELL_EVERY:
@@ -171,6 +173,7 @@ class Door:
             reason=count.reason,
             by=count.by,
             tenant=kind.tenant_id,
+            key_id=key_id,
             model=kind.model,
             request_id=asked.request_id,
             trace_id=trace_id_of(traceparent),

@@ -1,14 +1,16 @@
 """The edge as its front ends see it: gRPC and HTTP both speak through these calls."""
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
-from penstock.chassis.errors import error_from_failure, failure_from
+from structlog.contextvars import bind_contextvars
+
+from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
 from penstock.edge.catalog import Catalog
 from penstock.edge.config import EdgeConfig
 from penstock.edge.flight.flight import Flight
@@ -16,13 +18,14 @@ from penstock.edge.outlets.outlet import AnswerStream, Outlet
 from penstock.edge.passage import Passage
 from penstock.edge.planning import plan_for
 from penstock.edge.record import Record
+from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.request.outline import Arrival, Knock, Outline
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.standing import Standings
 from penstock.edge.threads import SMALL, Threads
 from penstock.edge.tower import Tower
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
-from penstock.v1.inference_pb2 import CountTokensResponse, Model
+from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, CountTokensResponse, Model
 
 Parsed = TypeVar("Parsed")
 
@@ -132,7 +135,7 @@ class Gateway:
         """Tokenize, then set the flight on its way. What is wrong with the request is told through its outlet."""
         try:
             if passage.size > SMALL or self._tower.auth.is_away:  # nobody unknown is worth that much work
-                await self.identify(passage.credential)
+                passage.flight.identity = await self.identify(passage.credential)
             model = await self._catalog.find(passage.spec.model)
             plan_it = partial(
                 plan_for,
@@ -146,10 +149,14 @@ class Gateway:
             self._tower.flights.grow(passage, BYTES_PER_ID * len(plan.prompt_ids))
             self._tower.door.check_planned(passage, plan)
         except Exception as error:  # noqa: BLE001  # logged there; one request's fault must not end its session
+            self.name_caller(error, passage.credential)
             self._tower.fail(passage, error_from_failure(failure_from(error)))
             return
-        passage.record.tokenized()
-        self._tower.apply(passage, passage.flight.tokenized(plan, self._tower.now()))
+        if passage.flight.is_done:  # its client left meanwhile, and its record is closed
+            return
+        now = self._tower.now()
+        passage.record.tokenized(now)
+        self._tower.apply(passage, passage.flight.tokenized(plan, now))
 
     def cancel(self, passage: Passage) -> None:
         """The client does not want it any more; its outlet is told when it is over."""
@@ -178,10 +185,28 @@ class Gateway:
     async def identify(self, credential: Credential) -> Identity:
         return await self._tower.auth.identify(credential, self._config.identify_patience)
 
+    @contextmanager
+    def naming(self, credential: Credential) -> Iterator[None]:
+        """Name the caller of what is raised in the block, as `name_caller` does."""
+        try:
+            yield
+        except Exception as error:
+            self.name_caller(error, credential)
+            raise
+
+    def name_caller(self, error: Exception, credential: Credential) -> None:
+        """Have the log line of an unexpected error, which the same task writes next, name a caller that is known."""
+        if not isinstance(error, PenstockError) and (known := self._tower.auth.met(credential, PRIORITY_UNSPECIFIED)):
+            bind_contextvars(tenant=known.tenant_id, key_id=known.key_id)
+
     def _time(self, *limits: float | None) -> float:
-        """Seconds that a request may take: the shortest limit there is, or the default, and never above the cap."""
+        """Seconds that a request may take: the shortest limit given, or the default.
+
+        A call's own deadline above the contract's day counts as a day. A `timeout` above it is refused by `validate`,
+        which comes later.
+        """
         given = [max(0.0, limit) for limit in limits if limit is not None]
-        return min([*given, self._config.max_timeout]) if given else self._config.default_timeout
+        return min([*given, TIMEOUT_S]) if given else self._config.default_timeout
 
 
 def _is_brief(spec: RequestSpec) -> bool:

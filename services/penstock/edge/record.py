@@ -64,12 +64,12 @@ class Record:
         self.trace_id = trace_id_of(self.traceparent)
         self._stage: Span | None = start_span(SPAN_TOKENIZE, self.traceparent, start_time=round(arrived * 1e9))
 
-    def tokenized(self) -> None:
-        self._end_stage()
-        self._stage = start_span(semconv.SPAN_ADMISSION, self.traceparent)
+    def tokenized(self, now: float) -> None:
+        self._end_stage(now)
+        self._stage = start_span(semconv.SPAN_ADMISSION, self.traceparent, start_time=round(now * 1e9))
 
-    def admitted(self, *, in_grace: bool = False) -> None:
-        self._end_stage()
+    def admitted(self, now: float, *, in_grace: bool = False) -> None:
+        self._end_stage(now)
         if in_grace:
             self._root.set_attribute(semconv.PENSTOCK_IN_GRACE, in_grace)
 
@@ -90,7 +90,7 @@ class Record:
         afterwards(partial(self._close, flight, now))
 
     def _close(self, flight: Flight, now: float) -> None:
-        self._end_stage()
+        self._end_stage(now)  # with its request, however much later this is done
         self._root.set_attributes(_came_of_it(flight))
         if self._error:
             code = self._error.code.name
@@ -100,9 +100,9 @@ class Record:
         self._root.end(round(now * 1e9))
         self._measure(flight, now)
 
-    def _end_stage(self) -> None:
+    def _end_stage(self, now: float) -> None:
         if self._stage:
-            self._stage.end()
+            self._stage.end(round(now * 1e9))
             self._stage = None
 
     def _measure(self, flight: Flight, now: float) -> None:

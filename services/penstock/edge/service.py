@@ -25,28 +25,33 @@ class InferenceService(InferenceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
-        arrival = self._gateway.arrive(
-            outline_of(request), credential, traceparent=traceparent, time_left=context.time_remaining()
-        )
-        generating = self._gateway.generate(
-            spec_of(request),
-            credential,
-            arrival,
-            traceparent=traceparent,
-            # Before anything is waited for, or a proxy counts early cancels as an attack.
-            let_in=partial(context.send_initial_metadata, ()),
-        )
-        async with generating as answer:
-            async for event in answer:
-                yield response_of(event)
+        with self._gateway.naming(credential):
+            arrival = self._gateway.arrive(
+                outline_of(request), credential, traceparent=traceparent, time_left=context.time_remaining()
+            )
+            generating = self._gateway.generate(
+                spec_of(request),
+                credential,
+                arrival,
+                traceparent=traceparent,
+                # Before anything is waited for, or a proxy counts early cancels as an attack.
+                let_in=partial(context.send_initial_metadata, ()),
+            )
+            async with generating as answer:
+                async for event in answer:
+                    yield response_of(event)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # reads and writes
+        credential = _credential(context)
         async with accepted(context, pb.SessionResponse, self._hello) as peer:
-            await Session(self._gateway, peer, _credential(context), current_traceparent.get()).run()
+            with self._gateway.naming(credential):
+                await Session(self._gateway, peer, credential, current_traceparent.get()).run()
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
         spec = counted_spec_of(request)
-        return await self._gateway.count_tokens(spec, _credential(context), include_token_ids=request.include_token_ids)
+        credential = _credential(context)
+        with self._gateway.naming(credential):
+            return await self._gateway.count_tokens(spec, credential, include_token_ids=request.include_token_ids)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=await self._gateway.list_models(_credential(context)))

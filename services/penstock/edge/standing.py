@@ -13,6 +13,7 @@ class Standing(NamedTuple):
 
     kind: Kind
     weight: float  # of its tenant
+    key_id: str
     context_length: int  # tokens, of the model
 
 

@@ -172,6 +172,8 @@ class Tower:
             return
         self._forget_run(passage)
         now = self.now()
+        if not passage.flight.identity.key_id and (known := self.auth.met(passage.credential, passage.spec.priority)):
+            passage.flight.identity = known  # for its record: it ended before auth was asked
         self.flights.remove(passage, now)
         passage.record.end(passage.flight, now)
         if not self.flights:

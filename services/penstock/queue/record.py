@@ -7,30 +7,39 @@ from penstock.queue.shelves import Shelves
 from penstock.queue.snapshot import class_name
 from penstock.queue.waiting import NANOS
 
-_wait = meter().create_histogram(semconv.PENSTOCK_QUEUE_WAIT, unit="s")
+_wait = meter().create_histogram(
+    semconv.PENSTOCK_QUEUE_WAIT,
+    unit="s",
+    description="From arrival at the shard to the lease.",
+    explicit_bucket_boundaries_advisory=list(semconv.QUEUE_WAIT_BUCKETS),
+)
 _shed = meter().create_counter(semconv.PENSTOCK_QUEUE_SHED)
 _depth = meter().create_gauge(semconv.PENSTOCK_QUEUE_DEPTH)
 _tokens = meter().create_gauge(semconv.PENSTOCK_QUEUE_TOKENS)
 
 
 def note_left(left: Left, now: float) -> None:
-    """Record a ticket's time in the book; it has a reason unless it ends with a lease."""
+    """Record a ticket's time in the book; it has a reason unless it ends with a lease.
+
+    No wait outlasts its deadline: the request ends there, and the book notices at its next tick.
+    """
     ticket = left.ticket
     if not left.reason:
-        _wait.record(now - ticket.arrived, {semconv.PENSTOCK_PRIORITY: ticket.priority})
+        _wait.record(now - ticket.arrived, {semconv.PENSTOCK_PRIORITY: class_name(ticket.priority)})
     if not is_recorded(ticket.traceparent):
         return
     facts: dict[str, str | int] = {
         semconv.PENSTOCK_TICKET_ID: ticket.ticket_id,
         semconv.PENSTOCK_TENANT_ID: ticket.tenant_id,
-        semconv.PENSTOCK_PRIORITY: ticket.priority,
+        semconv.PENSTOCK_PRIORITY: class_name(ticket.priority),
         semconv.PENSTOCK_ATTEMPT: ticket.attempt,
     }
     if left.reason:
         facts[semconv.PENSTOCK_REASON] = left.reason
     begun = round(ticket.arrived * NANOS)
     span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=facts)
-    span.end(max(begun, round(now * NANOS)))
+    ended = min(now, ticket.deadline) if left.reason and ticket.deadline else now
+    span.end(max(begun, round(ended * NANOS)))
 
 
 def note_shed(reason: str) -> None:

@@ -17,7 +17,7 @@ from penstock.queue.book import TicketBook
 from penstock.queue.frames import credit_of, services_of, speed_of, steps_of, to_edge, to_scheduler
 from penstock.queue.snapshot import prediction_figures
 from penstock.queue.validation import TicketInvalid, check
-from penstock.queue.waiting import WaitingTicket, from_frame
+from penstock.queue.waiting import NANOS, WaitingTicket, from_frame
 from penstock.v1.stream_pb2 import End, Hello
 
 TICK = 0.05  # s; how late a deadline may be noticed
@@ -124,7 +124,8 @@ class QueueService(QueueServiceServicer):
                 for answer in self._let_in(edge, frame.knock.ticket, self._book.knock):
                     self._tell_edge(answer)
             case "withdraw":
-                return self._book.withdraw(edge, frame.withdraw.ticket_ids)
+                gone = self._book.withdraw(edge, frame.withdraw.ticket_ids)
+                self._perform(gone, sent=frame.withdraw.withdraw_unix_nano / NANOS)
         return []
 
     def _let_in(
@@ -160,11 +161,13 @@ class QueueService(QueueServiceServicer):
 
     # Effects.
 
-    def _perform(self, effects: Iterable[out.Effect]) -> None:
+    def _perform(self, effects: Iterable[out.Effect], *, sent: float = 0.0) -> None:
+        """`sent`: Unix time in s at which the peer caused the effects; 0: unknown."""
         for effect in effects:
             match effect:
                 case out.Left():
-                    record.note_left(effect, self._now())
+                    now = self._now()
+                    record.note_left(effect, min(sent or now, now))
                 case out.Models():
                     self._tell_models(effect)
                 case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn() | out.Welcome():

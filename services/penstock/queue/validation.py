@@ -2,6 +2,7 @@
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.mesh.v1.ticket_pb2 import Ticket
+from penstock.v1.inference_pb2 import Priority
 
 MAX_PREFIX_HASHES = 64
 MAX_AVOIDED = 16  # workers
@@ -9,6 +10,7 @@ REQUIRED = (
     *("ticket_id", "tenant_id", "priority", "model", "prompt_tokens", "max_output_tokens"),
     *("attempt", "enqueue_unix_nano"),
 )
+_PRIORITIES = frozenset(Priority.values())
 
 
 class TicketInvalid(InvalidArgument):
@@ -22,6 +24,9 @@ def check(ticket: Ticket) -> None:
     for name in REQUIRED:
         if not getattr(ticket, name):
             raise TicketInvalid(f"a ticket needs {name}", field=name)
+    if ticket.priority not in _PRIORITIES:
+        names = ", ".join(Priority.keys()[1:])
+        raise TicketInvalid(f"priority is {ticket.priority}; allowed are {names}", field="priority")
     if not ticket.weight > 0:  # refuses NaN as well
         raise TicketInvalid("weight must be above 0", field="weight")
     if len(ticket.prefix_hashes) > MAX_PREFIX_HASHES:

@@ -130,8 +130,9 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Longest time from arrival to last token, at most a day. The call's own gRPC deadline holds as well; the earlier
-        one counts. Absent or zero: only the call's deadline, or the edge's default.
+        """Longest time from arrival to last token, at most a day; a longer one is INVALID_ARGUMENT. The call's own gRPC
+        deadline holds as well, and counts as a day at most; the earlier one counts. Absent or zero: only the call's
+        deadline, or the edge's default.
         """
 
     @_builtins.property

@@ -74,6 +74,7 @@ class HttpFront:
         except PenstockError as error:
             await exchange.fail(error)
         except Exception as error:  # noqa: BLE001  # logged there; its text is not for callers
+            self._gateway.name_caller(error, exchange.credential)
             await exchange.fail(error_from_failure(failure_from(error)))
         finally:
             self._running.discard(exchange)

@@ -255,9 +255,10 @@ class AuthLink:
             return
         flight = passage.flight
         was_asked = flight.state is State.RESERVING
-        effects = flight.admitted(admitted.identity, admitted.reservation_id, self._control.now())
+        now = self._control.now()
+        effects = flight.admitted(admitted.identity, admitted.reservation_id, now)
         if was_asked:
-            passage.record.admitted()
+            passage.record.admitted(now)
         self._control.apply(passage, effects)
 
     def _on_refused(self, refused: Refused) -> None:
@@ -271,6 +272,8 @@ class AuthLink:
                 answer.set_exception(error)
         elif passage := self._flights.get(refused.request_id):
             self._grace.unlearn(refused, passage.credential)
+            if refused.key_id and passage.flight.state is State.RESERVING:
+                passage.flight.identity = Identity(tenant_id=refused.tenant_id, key_id=refused.key_id)
             self._control.apply(passage, passage.flight.refused(error, self._control.now()))
 
     def _on_settled(self, reservation_id: str) -> None:

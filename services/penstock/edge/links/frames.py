@@ -67,8 +67,8 @@ def knock(ticket_id: str, asked: Knock, now: float) -> SubmitRequest:
     return frame
 
 
-def withdraw(ticket_id: str) -> SubmitRequest:
-    return SubmitRequest(withdraw=Withdraw(ticket_ids=[ticket_id]))
+def withdraw(ticket_id: str, now: float) -> SubmitRequest:
+    return SubmitRequest(withdraw=Withdraw(ticket_ids=[ticket_id], withdraw_unix_nano=unix_nano(now)))
 
 
 def _ticket(passage: Passage) -> Ticket:

@@ -131,8 +131,9 @@ class Grace:
             return False
         error = error_from_failure(refused.failure)
         if error.reason == "KEY_UNKNOWN":
-            self._unbooked.pop(refused.request_id)
-            log.error("grace_not_booked", ticket_id=refused.request_id, because=error.message)
+            entry = self._unbooked.pop(refused.request_id)
+            names = {"tenant": entry.tenant_id, "key_id": entry.frame.reserve.vouch.key_id} if entry else {}
+            log.error("grace_not_booked", ticket_id=refused.request_id, **names, because=error.message)
         return True
 
     def ended(self, ticket_id: str, spent: Settle) -> None:
@@ -166,8 +167,9 @@ class Grace:
             now = self._control.now()
             self._control.apply(passage, flight.fail(error, now) if was_asked else flight.refused(error, now))
             return
-        passage.record.admitted(in_grace=True)
-        self._control.apply(passage, flight.admitted(identity, "", self._control.now()))
+        now = self._control.now()
+        passage.record.admitted(now, in_grace=True)
+        self._control.apply(passage, flight.admitted(identity, "", now))
 
     def _let_in(self, passage: Passage) -> Identity:
         identity = self.identify(passage.credential, passage.spec.priority)

@@ -100,7 +100,7 @@ class QueueLinks:
 
     def _withdraw(self, shard: str, ticket_id: str) -> None:
         if link := self._links.get(shard):
-            link.send(frames.withdraw(ticket_id))
+            link.send(frames.withdraw(ticket_id, self._control.now()))
 
     async def _open(self, address: str) -> None:
         async with channel(address) as to_shard:

@@ -27,6 +27,7 @@ class Knock(NamedTuple):
     kind: Kind
     ask: Ask  # the least that it can come to
     weight: float  # of its tenant
+    key_id: str
     asked: Outline
     traceparent: str
 

@@ -12,7 +12,7 @@ from penstock.faults.checks import oracle
 from penstock.faults.grpc.network import Network, call_on
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.process import Process
-from penstock.worker.engine.build import batch_of
+from penstock.worker.engine.build_batch import batch_of
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.messages import Add, Cancel, Ready, Refused, Stepped
 from penstock.worker.engine.options import EngineOptions

@@ -452,8 +452,14 @@ class Refused(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As asked."""
+    tenant_id: _builtins.str
+    """Tenant of the key whose secret was shown, usable or not, for logs. Empty: unknown, or the answer to `identify`."""
+    key_id: _builtins.str
+    """Public part of that key, for logs."""
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
         """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED; PERMISSION_DENIED / LOOPBACK_ONLY;
@@ -465,10 +471,12 @@ class Refused(_message.Message):
         *,
         request_id: _builtins.str = ...,
         failure: _failure_pb2.Failure | None = ...,
+        tenant_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key_id", b"key_id", "request_id", b"request_id", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

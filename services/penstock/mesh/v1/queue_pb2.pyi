@@ -142,6 +142,9 @@ class Withdraw(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_IDS_FIELD_NUMBER: _builtins.int
+    WITHDRAW_UNIX_NANO_FIELD_NUMBER: _builtins.int
+    withdraw_unix_nano: _builtins.int
+    """When the edge withdrew them, Unix time; their waits end then in traces. 0: unknown."""
     @_builtins.property
     def ticket_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Which."""
@@ -150,10 +153,11 @@ class Withdraw(_message.Message):
         self,
         *,
         ticket_ids: _abc.Iterable[_builtins.str] | None = ...,
+        withdraw_unix_nano: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket_ids", b"ticket_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket_ids", b"ticket_ids", "withdraw_unix_nano", b"withdraw_unix_nano"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,8 +1,6 @@
 """From options to an engine: the object graph of the engine process. Loads what the chosen engine needs, no more."""
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Batching, Continuous, Naive
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.build_batch import batch_of
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Engine
 from penstock.worker.engine.loaders import load_card
@@ -28,14 +26,3 @@ def build_engine(options: EngineOptions) -> tuple[Engine, ModelCard]:
     from penstock.worker.engine.build_torch import build_torch_engine  # noqa: PLC0415 - torch is a second and 400 MB
 
     return build_torch_engine(options)
-
-
-def batch_of(options: EngineOptions, card: ModelCard, blocks: int) -> Batch:
-    batching: Batching = Naive() if options.batching == "naive" else Continuous(token_budget=options.token_budget)
-    return Batch(
-        pool=BlockPool(blocks, options.block_size),
-        batching=batching,
-        slots=options.slots,
-        context_length=card.context_length,
-        eos_ids=frozenset(card.eos_ids),
-    )

@@ -4,7 +4,7 @@ import structlog
 import torch
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.build import batch_of
+from penstock.worker.engine.build_batch import batch_of
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.cores import cores_here
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda

@@ -3,10 +3,11 @@
 import torch
 
 from penstock.worker.engine.batch import Batch
+from penstock.worker.engine.draw import Draw
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
 from penstock.worker.engine.plan import StepPlan
 from penstock.worker.engine.runner import Runner
-from penstock.worker.engine.sampler import Draw, sample
+from penstock.worker.engine.sampler import sample
 
 
 class TorchEngine:
