@@ -55,7 +55,7 @@ async def _prove(proof: str, mesh: MeshOptions, given: dict[str, Any]) -> Card:
 
 async def _engine(asked: EngineProofOptions, mesh: MeshOptions, console: Console) -> Card:
     """Of `mesh` the model counts alone. Off the event loop, which stays free to be interrupted."""
-    from penstock.cli.scorecard.engine.proof import prove  # loads torch
+    from penstock.proofs.engine.proof import prove  # loads torch
 
     return await asyncio.to_thread(prove, asked, mesh.model, console)
 
