@@ -10,7 +10,7 @@ import grpc
 from penstock.auth import rows
 from penstock.auth.admin import AuthAdmin
 from penstock.auth.config import AuthConfig
-from penstock.auth.opening import expected_edges, open_desk
+from penstock.auth.opening import edges_to_expect, recover
 from penstock.auth.service import AdmissionService
 from penstock.auth.sqlite_store import opened_store
 from penstock.chassis.channels import channel
@@ -55,9 +55,11 @@ async def auth(path=":memory:", *, clock=None, **settings):
     clock = clock or Clock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
     async with opened_store(config.store) as (store, books):
-        desk = open_desk(config, books, clock())
+        desk = recover(config, books, clock())
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
-        served = AdmissionService(desk, expected_edges(config, desk, clock(), standstill=math.inf), store, hello, clock)
+        served = AdmissionService(
+            desk, edges_to_expect(config, desk, clock(), stall_threshold=math.inf), store, hello, clock
+        )
         admin = AuthAdmin("auth-1", desk, store, clock, lambda: served.figures, token="")
         sweeping = asyncio.create_task(served.sweep())
         async with (
@@ -65,7 +67,7 @@ async def auth(path=":memory:", *, clock=None, **settings):
             channel(server.address) as to_auth,
         ):
             yield Auth(served, server.address, clock, AdminStub(to_auth), AdmissionServiceStub(to_auth))
-            await served.send_away()
+            await served.drain()
         sweeping.cancel()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.chassis.errors import (
     Unavailable,
 )
-from penstock.chassis.streams import accepted
+from penstock.chassis.streams import accept_stream
 from penstock.client import Client, RetryPolicy
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import GenerateRequest, GenerateResponse, SessionResponse
@@ -88,7 +88,9 @@ class SessionEdge:
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def session(self, request_iterator, context):
-        async with accepted(context, SessionResponse, Hello(protocol=1, instance_id="edge-1", tier="edge")) as peer:
+        async with accept_stream(
+            context, SessionResponse, Hello(protocol=1, instance_id="edge-1", tier="edge")
+        ) as peer:
             self.peers.append(peer)
             async for frame in peer:
                 self.frames.put_nowait(frame)

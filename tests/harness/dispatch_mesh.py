@@ -13,10 +13,10 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as queue_effects
 from penstock.queue import frames as queue_frames
 from penstock.queue.book import TicketBook
-from penstock.queue.bounds import Bounds
-from penstock.queue.placed import Placed
+from penstock.queue.bounds import QueueLimits
+from penstock.queue.placed import RecentLeases
 from penstock.queue.policies.class_fifo import ClassFifo
-from penstock.queue.presence import Presence
+from penstock.queue.presence import ModelAvailability
 from penstock.queue.waiting import from_frame
 from penstock.scheduler import effects as scheduler_effects
 from penstock.scheduler import frames as scheduler_frames
@@ -61,10 +61,10 @@ def profile_of(*, slots=2, kv_blocks=8, running=(), model=MODEL, context=10_000)
 def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE, warm_up=0.0, new_order=ClassFifo):
     """`new_order`: by default one whose keys need no history to be compared."""
     return TicketBook(
-        bounds=Bounds(max_depth, max_tokens),
-        presence=Presence(patience=patience, warm_up=warm_up, started_at=START),
-        placed=Placed(10.0),
-        new_order=new_order,
+        limits=QueueLimits(max_depth, max_tokens),
+        availability=ModelAvailability(timeout=patience, warm_up=warm_up, started_at=START),
+        recent_leases=RecentLeases(10.0),
+        new_policy=new_order,
     )
 
 
@@ -105,13 +105,13 @@ class Mesh:
 
     def add_shard(self, name, **bounds):
         book = self.shards[name] = book_of(**bounds)
-        self._perform_shard(name, book.edge_joined("edge"))
+        self._perform_shard(name, book.on_edge_connected("edge"))
         for scheduler in self.schedulers:
             self.connect(scheduler, name)
 
     def add_scheduler(self, name):
         leases = LeaseBook(ttl=TTL, prefix=name)
-        self.schedulers[name] = Dispatcher(leases=leases, look_ahead=0, reserve_share=self.reserve_share)
+        self.schedulers[name] = Dispatcher(leases=leases, look_ahead=0, express_slot_share=self.reserve_share)
         for shard in self.shards:
             self.connect(name, shard)
 
@@ -119,33 +119,34 @@ class Mesh:
         """Lose a shard with all it had."""
         for scheduler in self.schedulers:
             del self.streams[scheduler, name]
-            self._perform_scheduler(scheduler, self.schedulers[scheduler].queue_lost(name))
+            self._perform_scheduler(scheduler, self.schedulers[scheduler].on_queue_disconnected(name))
         del self.shards[name]
 
     def remove_scheduler(self, name):
         """Lose a scheduler; its workers are to attach to another, or to it once it is back."""
         for shard in self.shards:
             del self.streams[name, shard]
-            self._perform_shard(shard, self.shards[shard].scheduler_lost(name, self.now))
+            self._perform_shard(shard, self.shards[shard].on_scheduler_disconnected(name, self.now))
         del self.schedulers[name]
 
     def connect(self, scheduler, shard):
         self.streams[scheduler, shard] = Stream()
-        self._perform_shard(shard, self.shards[shard].scheduler_joined(scheduler, self.now))
-        self._perform_scheduler(scheduler, self.schedulers[scheduler].queue_joined(shard))
+        self._perform_shard(shard, self.shards[shard].on_scheduler_connected(scheduler, self.now))
+        self._perform_scheduler(scheduler, self.schedulers[scheduler].on_queue_connected(shard))
 
     def disconnect(self, scheduler, shard):
         """Cut a stream: what is on it is lost, and both ends notice."""
         del self.streams[scheduler, shard]
-        self._perform_shard(shard, self.shards[shard].scheduler_lost(scheduler, self.now))
-        self._perform_scheduler(scheduler, self.schedulers[scheduler].queue_lost(shard))
+        self._perform_shard(shard, self.shards[shard].on_scheduler_disconnected(scheduler, self.now))
+        self._perform_scheduler(scheduler, self.schedulers[scheduler].on_queue_disconnected(shard))
 
     def attach(self, worker, scheduler="s0", **profile):
         self.homes[worker] = scheduler
         self.expected.setdefault(worker, {})
         self.running.setdefault(worker, {})
         self._perform_scheduler(
-            scheduler, self.schedulers[scheduler].worker_attached(worker, worker, f"{worker}:1", profile_of(**profile))
+            scheduler,
+            self.schedulers[scheduler].on_worker_attached(worker, worker, f"{worker}:1", profile_of(**profile)),
         )
 
     def detach(self, worker):
@@ -153,7 +154,7 @@ class Mesh:
         scheduler = self.homes.pop(worker)
         self.expected.pop(worker)
         self.running.pop(worker)
-        self._perform_scheduler(scheduler, self.schedulers[scheduler].worker_lost(worker))
+        self._perform_scheduler(scheduler, self.schedulers[scheduler].on_worker_lost(worker))
 
     # What happens.
 
@@ -167,14 +168,14 @@ class Mesh:
 
     def start(self, worker, lease_id):
         self.running[worker][lease_id] = self.expected[worker].pop(lease_id)
-        self.schedulers[self.homes[worker]].started(worker, lease_id)
+        self.schedulers[self.homes[worker]].on_lease_started(worker, lease_id)
 
     def finish(self, worker, lease_id, *, prompt=0, output=0):
         """End a lease; `prompt` and `output` are the tokens it was served."""
         self.running[worker].pop(lease_id, None) or self.expected[worker].pop(lease_id)
         scheduler = self.homes[worker]
         served = [ServedLease(lease_id=lease_id, prompt_tokens=prompt, output_tokens=output)]
-        self._perform_scheduler(scheduler, self.schedulers[scheduler].released(worker, [lease_id], served))
+        self._perform_scheduler(scheduler, self.schedulers[scheduler].on_leases_released(worker, [lease_id], served))
 
     def pass_time(self, seconds):
         """Let time pass; what is under way for longer than a stream may be silent arrives first, or it would be cut."""
@@ -233,36 +234,36 @@ class Mesh:
         kind = frame.WhichOneof("frame")
         if kind == "credit":
             credit = queue_frames.credit_of(frame.credit)
-            return book.credit(scheduler, frame.credit.model, credit, self.now, once=frame.credit.once)
-        if kind == "pace":
-            return book.pace(scheduler, frame.pace.model, queue_frames.speed_of(frame.pace, self.now))
+            return book.on_credit(scheduler, frame.credit.model, credit, self.now, return_unused=frame.credit.once)
+        if kind == "pool_stats":
+            return book.on_pool_stats(scheduler, frame.pace.model, queue_frames.pool_stats_of(frame.pace, self.now))
         if kind == "virtual_times":
-            return book.virtual_times(frame.virtual_times.times)
-        if kind == "served":
-            steps = queue_frames.steps_of(frame.served.workers)
-            return book.served(queue_frames.services_of(frame.served.tickets), steps)
+            return book.on_virtual_times(frame.virtual_times.times)
+        if kind == "service_report":
+            steps = queue_frames.worker_steps_of(frame.served.workers)
+            return book.on_service_report(queue_frames.served_tickets_of(frame.served.tickets), steps)
         if kind == "place":
-            return book.place(scheduler, frame.place.lease, self.now)
+            return book.on_place(scheduler, frame.place.lease, self.now)
         if kind == "decline":
-            return book.decline(scheduler, frame.decline.ticket_id, frame.decline.reason, self.now)
-        return book.catalog(scheduler, frame.catalog.entries, self.now)
+            return book.on_decline(scheduler, frame.decline.ticket_id, frame.decline.reason, self.now)
+        return book.on_catalog(scheduler, frame.catalog.entries, self.now)
 
     def _from_shard(self, scheduler, shard, frame):
         dispatcher = self.schedulers[scheduler]
         kind = frame.WhichOneof("frame")
         if kind == "offer":
             offer = frame.offer
-            return dispatcher.offer(shard, offer.ticket, self.now, on_urgent_credit=offer.uses_urgent_credit)
-        if kind == "recalled":
-            return dispatcher.recalled(shard, frame.recalled.ticket_ids)
+            return dispatcher.on_offer(shard, offer.ticket, self.now, uses_express_credit=offer.uses_urgent_credit)
+        if kind == "offer_withdrawn":
+            return dispatcher.on_offer_withdrawn(shard, frame.recalled.ticket_ids)
         if kind == "head":
-            return dispatcher.head(shard, frame.head)
-        return dispatcher.returned(shard, frame.returned.model, frame.returned.tickets)
+            return dispatcher.on_head(shard, frame.head)
+        return dispatcher.on_credit_returned(shard, frame.returned.model, frame.returned.tickets)
 
     # Effects.
 
     def _perform_shard(self, shard, effects):
-        for effect in [*effects, *self.shards[shard].shelves.heads()]:
+        for effect in [*effects, *self.shards[shard].model_queues.head_updates()]:
             if isinstance(effect, queue_effects.ToScheduler):
                 if stream := self.streams.get((effect.scheduler, shard)):
                     stream.down.append(queue_frames.to_scheduler(effect))
@@ -274,7 +275,7 @@ class Mesh:
 
     def _perform_scheduler(self, scheduler, effects):
         for effect in effects:
-            if isinstance(effect, scheduler_effects.Catalog):
+            if isinstance(effect, scheduler_effects.CatalogUpdate):
                 for (name, _), stream in self.streams.items():
                     if name == scheduler:
                         stream.up.append(scheduler_frames.to_queue(effect))

@@ -2,7 +2,7 @@
 
 from dispatch_mesh import MODEL, START, profile_of, ticket_of
 from penstock.mesh.v1.scheduler_pb2 import ServedLease
-from penstock.scheduler.effects import GiveCredit, TellPace, TellServed
+from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
 
 
 def attach(scheduler, worker="w", *, stream="", **profile):
@@ -28,7 +28,7 @@ def space(scheduler):
     return pool.totals.room, pool.largest
 
 
-def told(effects, kind=TellServed):
+def told(effects, kind=SendServiceReport):
     return [
         (effect.queue, each.ticket_id, each.attempt, each.prompt_tokens, each.output_tokens, each.ended)
         for effect in effects
@@ -39,11 +39,13 @@ def told(effects, kind=TellServed):
 
 def quiet(effects):
     """All but what is told of pace and service."""
-    return [effect for effect in effects if not isinstance(effect, TellPace | TellServed)]
+    return [effect for effect in effects if not isinstance(effect, SendPoolStats | SendServiceReport)]
 
 
 def credits_in(effects):
-    return [(effect.queue, effect.tickets, effect.once) for effect in effects if isinstance(effect, GiveCredit)]
+    return [
+        (effect.queue, effect.tickets, effect.return_unused) for effect in effects if isinstance(effect, GrantCredit)
+    ]
 
 
 def served(lease_id, prompt_tokens, output_tokens):
@@ -51,4 +53,4 @@ def served(lease_id, prompt_tokens, output_tokens):
 
 
 def paces(effects):
-    return [effect.pace for effect in effects if isinstance(effect, TellPace)]
+    return [effect.stats for effect in effects if isinstance(effect, SendPoolStats)]

@@ -48,7 +48,7 @@ async def refused(call):
 
 async def at_rest(mesh):
     figures = await mesh.figures()
-    while figures["flights"] or figures["reservations_open"]:
+    while figures["active_requests"] or figures["reservations_open"]:
         figures = await mesh.figures()
     assert not mesh.auth.open
     return figures

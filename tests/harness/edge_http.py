@@ -10,10 +10,10 @@ import openai
 
 from penstock.chassis.errors import PenstockError
 from penstock.edge.flight.effects import Emit
-from penstock.edge.http.front import HttpFront
+from penstock.edge.http.front import OpenAIApp
 from penstock.edge.http.server import serving_http
-from penstock.edge.outlets.outlet import AnswerStream
-from penstock.edge.request.outline import Arrival
+from penstock.edge.outlets.outlet import ResponseStream
+from penstock.edge.request.outline import AdmissionResult
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
 
 PATIENCE = 30.0  # s; a bound for what must happen
@@ -26,26 +26,26 @@ class Call:
         self.spec = spec
         self.credential = credential
         self.traceparent = traceparent
-        self.stream = AnswerStream()
+        self.stream = ResponseStream()
         self.left = asyncio.Event()
-        self.stream.leave = lambda: self.told.append(self.left.is_set())
+        self.stream.cancel = lambda: self.told.append(self.left.is_set())
         self.told = []  # that the client has left, each time: whether the block had been left by then
         self.said = 0
 
     def accept(self):
-        self.stream.accepted(Accepted(request_id=self.spec.request_id, model="tiny", prompt_tokens=3))
+        self.stream.send_accepted(Accepted(request_id=self.spec.request_id, model="tiny", prompt_tokens=3))
 
     def say(self, *texts):
         for text in texts:
-            self.stream.emit(Emit(text, [self.said], self.said, ()))
+            self.stream.send_delta(Emit(text, [self.said], self.said, ()))
             self.said += 1
 
     def finish(self, reason=FINISH_REASON_STOP):
         usage = Usage(prompt_tokens=3, output_tokens=self.said, cached_prompt_tokens=2)
-        self.stream.finished(Finished(reason=reason, usage=usage))
+        self.stream.send_finished(Finished(reason=reason, usage=usage))
 
     def fail(self, error: PenstockError):
-        self.stream.failed(error)
+        self.stream.send_failed(error)
 
     async def is_left(self):
         async with asyncio.timeout(PATIENCE):
@@ -63,13 +63,13 @@ class FakeGateway:
     def name_caller(self, error, credential):
         """Knows nobody."""
 
-    async def parsed(self, size, parse):
+    async def parse(self, size, parse):
         return parse()
 
-    def arrive(self, asked, credential, *, traceparent=""):
+    def admit(self, estimate, credential, *, traceparent=""):
         if self.refusal:
             raise self.refusal
-        return Arrival(0.0, 60.0)
+        return AdmissionResult(0.0, 60.0)
 
     @asynccontextmanager
     async def generate(self, spec, credential, arrival, *, traceparent=""):
@@ -156,7 +156,7 @@ class Edge:
 @asynccontextmanager
 async def http_edge(*, drain_grace=5.0, is_ready=lambda: True, **front) -> AsyncIterator[Edge]:
     gateway = FakeGateway()
-    served = HttpFront(gateway, is_ready, **front)
+    served = OpenAIApp(gateway, is_ready, **front)
     async with serving_http("127.0.0.1:0", served, drain_grace) as address:
         base = f"http://{address}"
         async with (

@@ -11,22 +11,22 @@ import grpc
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import PenstockError, Unauthenticated
-from penstock.chassis.streams import PROTOCOL, accepted
+from penstock.chassis.streams import PROTOCOL_VERSION, accept_stream
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Refused, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
-from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Welcome, Withdrawn
+from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn, WouldAdmit
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.mesh.v1.worker_pb2 import (
     ExecuteResponse,
     GetModelCardResponse,
     ModelCard,
+    RunCancelled,
     RunFinished,
     RunTimes,
     Step,
-    Stopped,
 )
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from penstock.v1.admin_pb2 import GetSnapshotRequest
@@ -54,7 +54,7 @@ def text_of(count: int) -> str:
 
 
 def hello(tier: str, instance_id: str) -> Hello:
-    return Hello(protocol=PROTOCOL, instance_id=instance_id, tier=tier)
+    return Hello(protocol=PROTOCOL_VERSION, instance_id=instance_id, tier=tier)
 
 
 class FakeAuth(AdmissionServiceServicer):
@@ -68,7 +68,7 @@ class FakeAuth(AdmissionServiceServicer):
         self.peers = set()
 
     async def Admit(self, request_iterator, context):
-        async with accepted(context, AdmitResponse, hello("auth", "a1")) as peer:
+        async with accept_stream(context, AdmitResponse, hello("auth", "a1")) as peer:
             self.peers.add(peer)
             try:
                 async for frame in peer:
@@ -86,7 +86,7 @@ class FakeAuth(AdmissionServiceServicer):
         asked = frame.identify if kind == "identify" else frame.reserve
         if asked.credential.bearer != "good":
             error = Unauthenticated("no such key", reason="KEY_UNKNOWN")
-            return AdmitResponse(refused=Refused(request_id=asked.request_id, failure=error.failure()))
+            return AdmitResponse(rejected=Refused(request_id=asked.request_id, failure=error.failure()))
         identity = Identity(
             tenant_id="acme", priority=PRIORITY_STANDARD, weight=1.0, cache_salt=b"s" * 16, key_id="key-1"
         )
@@ -94,8 +94,8 @@ class FakeAuth(AdmissionServiceServicer):
             return AdmitResponse(identified=Identified(request_id=asked.request_id, identity=identity))
         if self.refusals:
             failure = self.refusals.pop(0).failure()
-            refused = Refused(request_id=asked.request_id, failure=failure, tenant_id="acme", key_id="key-1")
-            return AdmitResponse(refused=refused)
+            rejected = Refused(request_id=asked.request_id, failure=failure, tenant_id="acme", key_id="key-1")
+            return AdmitResponse(rejected=rejected)
         self.reserves.append(asked)
         self.open.add(f"r-{asked.request_id}")
         admitted = Admitted(request_id=asked.request_id, reservation_id=f"r-{asked.request_id}", identity=identity)
@@ -121,7 +121,7 @@ class FakeQueue(QueueServiceServicer):
         self.peers = set()
 
     async def Submit(self, request_iterator, context):
-        async with accepted(context, SubmitResponse, hello("queue", "q1")) as peer:
+        async with accept_stream(context, SubmitResponse, hello("queue", "q1")) as peer:
             self.peers.add(peer)
             entry = CatalogEntry(
                 model="tiny", card_digest="d1", worker_address=self.workers[0].address, workers_hint=len(self.workers)
@@ -134,7 +134,7 @@ class FakeQueue(QueueServiceServicer):
                 self.peers.discard(peer)
 
     def take(self, peer, frame):
-        if frame.WhichOneof("frame") == "knock":
+        if frame.WhichOneof("frame") == "probe":
             if self.is_deaf:
                 self.unheard.put_nowait((peer, frame.knock.ticket))
             else:
@@ -145,7 +145,7 @@ class FakeQueue(QueueServiceServicer):
             if self.sheds:
                 peer.send(self.shed(ticket, self.sheds.pop(0)))
                 continue
-            peer.send(SubmitResponse(queued=Queued(ticket_id=ticket.ticket_id, closed=self.closed_behind)))
+            peer.send(SubmitResponse(queued=Queued(ticket_id=ticket.ticket_id, rejection_windows=self.closed_behind)))
             if self.is_holding:
                 self.held.put_nowait(ticket)
             else:
@@ -157,11 +157,13 @@ class FakeQueue(QueueServiceServicer):
 
     def answer(self, peer, asked, error=None):
         """Tell one that asked first."""
-        welcome = SubmitResponse(welcome=Welcome(ticket_id=asked.ticket_id))
+        welcome = SubmitResponse(would_admit=WouldAdmit(ticket_id=asked.ticket_id))
         peer.send(self.shed(asked, error) if error else welcome)
 
     def shed(self, ticket, error):
-        return SubmitResponse(shed=Shed(ticket_id=ticket.ticket_id, failure=error.failure(), closed=self.closed))
+        return SubmitResponse(
+            shed=Shed(ticket_id=ticket.ticket_id, failure=error.failure(), rejection_windows=self.closed)
+        )
 
     def lease(self, ticket):
         worker = next(each for each in self.workers if each.name not in ticket.avoid_workers)
@@ -204,7 +206,7 @@ class FakeWorker(WorkerServiceServicer):
         return GetModelCardResponse(card=card)
 
     async def Execute(self, request_iterator, context):
-        async with accepted(context, ExecuteResponse, hello("worker", self.name)) as peer:
+        async with accept_stream(context, ExecuteResponse, hello("worker", self.name)) as peer:
             self.peers.add(peer)
             try:
                 async for frame in peer:
@@ -222,8 +224,10 @@ class FakeWorker(WorkerServiceServicer):
             self.cancels.put_nowait(frame.cancel.handle)
             if frame.cancel.handle in self.runs:
                 _, _, made = self.runs.pop(frame.cancel.handle)
-                stopped = Stopped(handle=frame.cancel.handle, tokens_emitted=made, kv_blocks_freed=KV_BLOCKS, step=made)
-                peer.send(ExecuteResponse(stopped=stopped))
+                stopped = RunCancelled(
+                    handle=frame.cancel.handle, output_tokens=made, kv_blocks_freed=KV_BLOCKS, step=made
+                )
+                peer.send(ExecuteResponse(cancelled=stopped))
 
     def go_on(self, handle, pause_at=None):
         """Send tokens up to index `pause_at`, or to the end of the run."""

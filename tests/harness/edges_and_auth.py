@@ -11,7 +11,7 @@ import grpc
 
 from edge_mesh import FakeQueue, FakeWorker, hello, served
 from penstock.auth.config import AuthConfig
-from penstock.auth.opening import expected_edges, open_desk
+from penstock.auth.opening import edges_to_expect, recover
 from penstock.auth.service import AdmissionService
 from penstock.auth.sqlite_store import opened_store
 from penstock.chassis.channels import channel
@@ -44,7 +44,7 @@ class HeldAdmission(AdmissionService):
         if self.is_held:
             self._late.append((peer, edge_id, frame))
         else:
-            super()._answer(peer, edge_id, frame)
+            super()._on_frame(peer, edge_id, frame)
 
     async def Admit(self, request_iterator, context):
         if self.is_closed:
@@ -58,7 +58,7 @@ class HeldAdmission(AdmissionService):
     def go_on(self):
         self.is_held = False
         while self._late:
-            super()._answer(*self._late.pop(0))
+            super()._on_frame(*self._late.pop(0))
 
 
 @dataclass
@@ -80,10 +80,10 @@ class Books:
     async def start(self, *, without_key=""):
         config = AuthConfig(listen="127.0.0.1:0", store=str(self.path), **SECRETS, **self.settings)
         store, kept = await self._life.enter_async_context(opened_store(config.store))
-        self.desk = open_desk(config, kept, self.now)
+        self.desk = recover(config, kept, self.now)
         if without_key:
             self.desk.keys.remove(without_key)
-        edges = expected_edges(config, self.desk, self.now)
+        edges = edges_to_expect(config, self.desk, self.now)
         self.service = HeldAdmission(self.desk, edges, store, hello("auth", "auth-1"), lambda: self.now)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_AdmissionServiceServicer_to_server(self.service, server)
@@ -96,7 +96,7 @@ class Books:
 
     def lose(self, edge_id: str) -> None:
         """As when the grace of an edge that stays away is over."""
-        self.service._lose(edge_id, self.now)  # its sweep, without its clock
+        self.service._expire_edge(edge_id, self.now)  # its sweep, without its clock
 
     def rows(self) -> list[tuple]:
         """The ledger, once auth has ended: prompt tokens, output tokens, outcome."""

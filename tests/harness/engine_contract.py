@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass, field
 
 from penstock.worker.engine.errors import PromptTooLong, StartInvalid
-from penstock.worker.engine.interface import AllowedTokens, Choices, FinishReason, SamplingParams, SequenceSpec
+from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, FinishReason, SamplingParams, SequenceSpec
 
 PROMPT = (5, 9, 30, 31, 40, 41, 42, 7, 8, 90, 91, 92, 93, 17, 18, 19, 20, 21, 60, 61)
 DRAWN = SamplingParams(temperature=1.0)
@@ -140,7 +140,7 @@ def biases_and_forms_hold_the_text(subject):
     allowed = subject.text(form=AllowedTokens(frozenset({50, 51, 52})))
     assert set(allowed) <= {50, 51, 52}
     choices = ((60, 61, 62), (60, 70, 71))
-    held = {"form": Choices(choices), "ignore_eos": False}
+    held = {"form": AllowedChoices(choices), "ignore_eos": False}
     chosen = subject.text(**held)
     assert tuple(chosen[:3]) in choices
     assert len(chosen) == 4

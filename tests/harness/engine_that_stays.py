@@ -5,11 +5,11 @@ import socket
 import sys
 import time
 
-from penstock.worker.engine.pipe import FrontPipe
+from penstock.worker.engine.pipe import HostPipe
 
 if __name__ == "__main__":
     end = socket.socket(fileno=int(sys.argv[1]))
-    pipe = FrontPipe(end)
+    pipe = HostPipe(end)
     pipe.send(os.getpid())
     pipe.wait()  # for the options
     end.close()

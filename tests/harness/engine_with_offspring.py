@@ -5,10 +5,10 @@ import socket
 import sys
 import time
 
-from penstock.worker.engine.pipe import FrontPipe
+from penstock.worker.engine.pipe import HostPipe
 
 if __name__ == "__main__":
-    pipe = FrontPipe(socket.socket(fileno=int(sys.argv[1])))
+    pipe = HostPipe(socket.socket(fileno=int(sys.argv[1])))
     offspring = os.fork()  # has the pipe too, as no exec closes it
     if not offspring:
         time.sleep(600)

@@ -184,7 +184,7 @@ class Front:
                 "PENSTOCK_ROUTING_LISTEN": self.xds_address,
                 "PENSTOCK_ROUTING_EDGES": f"file://{self.folder}/edges",
                 "PENSTOCK_ROUTING_ENVOY_LISTEN": self.address,
-                "PENSTOCK_ROUTING_LOOK_EVERY": "0.05",
+                "PENSTOCK_ROUTING_DISCOVERY_INTERVAL": "0.05",
             },
         )
 

@@ -21,35 +21,35 @@ from faults_planting import (
     poison_goes_on_while_its_scheduler_hears_nobody,
     stays,
 )
-from penstock.auth.accounts import Accounts
-from penstock.auth.edges import Edges
+from penstock.auth.accounts import ReservationTable
+from penstock.auth.edges import EdgeSessions
 from penstock.chassis import writing
-from penstock.chassis.own_time import OwnTime
+from penstock.chassis.own_time import StallFreeClock
 from penstock.client.progress import Progress
 from penstock.client.stream import EdgeStream
 from penstock.edge import gateway
-from penstock.edge.flight.answer import Answer
-from penstock.edge.flight.flight import Flight
+from penstock.edge.flight.answer import OutputStream
+from penstock.edge.flight.flight import ActiveRequest
 from penstock.edge.links import frames as edge_frames
-from penstock.edge.links.queues import QueueLinks
-from penstock.edge.links.worker import WorkerLink
-from penstock.edge.tower import Tower
+from penstock.edge.links.queues import QueueClient
+from penstock.edge.links.worker import WorkerConnection
+from penstock.edge.tower import RequestRunner
 from penstock.faults.grpc.network import TO_CLIENT, Point
 from penstock.faults.mutations import with_poison, with_slow_reader
 from penstock.faults.plan import Act
-from penstock.queue.blames import Blames
+from penstock.queue.blames import PoisonRequests
 from penstock.queue.book import TicketBook
-from penstock.queue.placed import Placed
-from penstock.scheduler.blames import BlameBook
+from penstock.queue.placed import RecentLeases
+from penstock.scheduler.blames import PoisonReports
 from penstock.scheduler.credit import CreditBook
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.worker import refusals
-from penstock.worker.attachment import Attachment
+from penstock.worker.attachment import SchedulerClient
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.outcry import Outcry
-from penstock.worker.probation import Probation
-from penstock.worker.runs import RunBook
+from penstock.worker.outcry import PoisonBroadcast
+from penstock.worker.probation import SuspectIsolation
+from penstock.worker.runs import RunTable
 
 __all__ = ["MUTANTS"]
 
@@ -92,44 +92,44 @@ def an_answer_goes_on_as_if_it_had_never_run(ticket, passage):
     return found
 
 
-@mutant(Answer, "rest", leaves=stays)
+@mutant(OutputStream, "flush", leaves=stays)
 def the_text_that_was_held_back_is_lost(rest, self):
     return []
 
 
-@mutant(QueueLinks, "_on_down", break_at=(Act.KILL, "queue", Point(SUBMIT, TO_CLIENT, "queued")))
+@mutant(QueueClient, "_on_down", break_at=(Act.KILL, "queue", Point(SUBMIT, TO_CLIENT, "queued")))
 def tickets_of_a_lost_shard_are_forgotten(on_down, self, address):
     return None
 
 
-@mutant(WorkerLink, "cancel", leaves=leaves_midway)
+@mutant(WorkerConnection, "cancel", leaves=leaves_midway)
 def a_cancel_never_reaches_the_worker(cancel, self, handle):
     return None
 
 
-@mutant(Flight, "worker_lost", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(ActiveRequest, "on_worker_lost", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
 def a_lost_run_is_waited_for(worker_lost, self, now, *, died):
     return []
 
 
-@mutant(gateway, "plan_for", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(gateway, "plan_generation", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_answer_forgets_its_text(plan_for, spec, model, **given):
     plan = plan_for(spec, model, **given)
     fresh = model.codec.transcript(spec.input, plan.prompt_ids, spec.stop)
     return dataclasses.replace(plan, transcript=fresh)
 
 
-@mutant(Tower, "_emit", world=with_slow_reader)
+@mutant(RequestRunner, "_emit", world=with_slow_reader)
 def whatever_a_slow_client_has_not_read_is_kept(emit, self, passage, piece):
     passage.outlet.emit(piece)
 
 
-@mutant(writing._Watch, "_look", world=with_slow_reader)
+@mutant(writing._WriteWatchdog, "_check", world=with_slow_reader)
 def a_client_that_takes_nothing_is_waited_for(look, self):
     return None
 
 
-@mutant(OwnTime, "at", world=edges_stand_still_while_auth_starts_again)
+@mutant(StallFreeClock, "at", world=edges_stand_still_while_auth_starts_again)
 def an_edge_takes_its_own_standstill_for_that_of_auth(at, self, now):
     return now
 
@@ -137,7 +137,7 @@ def an_edge_takes_its_own_standstill_for_that_of_auth(at, self, now):
 # Client.
 
 
-@mutant(Progress, "request", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(Progress, "next_request", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
 def the_client_lets_the_next_edge_draw_a_seed(request, self):
     found = request(self)
     if self.token_ids and not self._request.sampling.HasField("seed"):
@@ -153,12 +153,12 @@ def a_lost_session_leaves_its_requests_waiting(on_down, self, reason):
 # Auth.
 
 
-@mutant(Accounts, "find", break_at=(Act.CUT, "auth", Point(ADMIT, TO_CLIENT, "admitted")))
+@mutant(ReservationTable, "find", break_at=(Act.CUT, "auth", Point(ADMIT, TO_CLIENT, "admitted")))
 def a_reservation_asked_for_again_is_made_again(find, self, tenant_id, request_id):
     return None
 
 
-@mutant(Edges, "lapsed", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(EdgeSessions, "pop_expired", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
 def an_edge_that_stays_away_keeps_its_reservations(lapsed, self, now):
     return []
 
@@ -166,13 +166,13 @@ def an_edge_that_stays_away_keeps_its_reservations(lapsed, self, now):
 # Queue.
 
 
-@mutant(TicketBook, "scheduler_lost", break_at=(Act.KILL, "scheduler", Point(DISPATCH, TO_CLIENT, "offer")))
+@mutant(TicketBook, "on_scheduler_disconnected", break_at=(Act.KILL, "scheduler", Point(DISPATCH, TO_CLIENT, "offer")))
 def what_a_dead_scheduler_was_offered_is_lost(scheduler_lost, self, scheduler, now):
     self.seats[scheduler].offered.clear()
     return scheduler_lost(self, scheduler, now)
 
 
-@mutant(Placed, "like", world=poison_comes_twice)
+@mutant(RecentLeases, "with_fingerprints", world=poison_comes_twice)
 def suspects_that_have_a_lease_may_start_elsewhere(*_):
     return []
 
@@ -180,12 +180,12 @@ def suspects_that_have_a_lease_may_start_elsewhere(*_):
 # Scheduler.
 
 
-@mutant(CreditBook, "voided")
+@mutant(CreditBook, "on_credit_voided")
 def credit_is_not_given_back_with_a_decline(voided, self, queue):
     return None
 
 
-@mutant(Dispatcher, "_forget", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(Dispatcher, "_remove_worker", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
 def leases_of_a_lost_worker_are_kept(forget, self, worker):
     self.fleet.remove(worker)
 
@@ -193,50 +193,50 @@ def leases_of_a_lost_worker_are_kept(forget, self, worker):
 # Worker.
 
 
-@mutant(Attachment, "released", leaves=hurries_off)
+@mutant(SchedulerClient, "send_released", leaves=hurries_off)
 def the_end_of_a_cancelled_run_is_not_told(released, self, message):
     if any(each.output_tokens for each in message.served):
         released(self, message)
 
 
-@mutant(RunBook, "engine_lost")
+@mutant(RunTable, "on_engine_lost")
 def runs_of_a_dead_engine_are_waited_for(engine_lost, self, error, *rest, **given):
     self.closed = error
     return []
 
 
-@mutant(RunBook, "engine_lost", world=with_poison)
+@mutant(RunTable, "on_engine_lost", world=with_poison)
 def nobody_is_put_on_probation(engine_lost, self, error, now, *, crashed=False):
     return engine_lost(self, error, now)
 
 
-@mutant(Probation, "acquit", world=with_poison)
+@mutant(SuspectIsolation, "clear_isolated", world=with_poison)
 def acquitted_runs_go_on_beside_the_next_suspect(_, self):
     if self.tried and self.tried.tokens > self._mark:
         self.tried = None
 
 
-@mutant(BlameBook, "all", world=edges_die_of_poison)
+@mutant(PoisonReports, "merged", world=edges_die_of_poison)
 def queues_do_not_hear_of_suspects(*_):
     return ()
 
 
-@mutant(Blames, "bar", world=nobody_hears_of_poison)
+@mutant(PoisonRequests, "is_blocked", world=nobody_hears_of_poison)
 def lost_runs_do_not_wait_for_workers_that_nobody_heard(_, self, ticket, now):
     return self.refusal(ticket.fingerprint, now) is not None
 
 
-@mutant(Outcry, "tell", world=poison_goes_on_while_its_scheduler_hears_nobody)
+@mutant(PoisonBroadcast, "send_changes", world=poison_goes_on_while_its_scheduler_hears_nobody)
 def a_workers_own_scheduler_alone_hears_of_suspects(*_):
     pass
 
 
-@mutant(RunBook, "_leave_ghost", world=edges_die_of_poison)
+@mutant(RunTable, "_leave_orphan", world=edges_die_of_poison)
 def trials_end_with_their_clients(_, self, run, now):
-    return self._end(run, refusals.too_late(), now)
+    return self._end(run, refusals.deadline_passed(), now)
 
 
-@mutant(Batch, "_let_go", leaves=hurries_off)
+@mutant(Batch, "_release_cancelled", leaves=hurries_off)
 def blocks_of_a_cancelled_prefill_are_kept(let_go, self):
     prefilling = {each.spec.seq_id for each in self.running if each.remaining > 1}
     release = BlockPool.release

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from dispatch_mesh import BLOCK, MODEL, Mesh, profile_of, ticket_of
-from penstock.edge.links.shards import home
+from penstock.edge.links.shards import shard_for
 from penstock.mesh.v1.scheduler_pb2 import RunningLease
 from penstock.queue import effects as queue_effects
 from penstock.queue.waiting import from_frame
@@ -60,11 +60,11 @@ class Fleet(Mesh):
     def break_edge_stream(self, shard):
         """The edge is back on a new stream before the old one's loss is noticed; it says all that it said before."""
         former, self.edges[shard] = self.edges[shard], f"edge/{next(self.names)}"
-        self._perform_shard(shard, self.shards[shard].edge_joined(self.edges[shard]))
+        self._perform_shard(shard, self.shards[shard].on_edge_connected(self.edges[shard]))
         for request in self.in_state("waits"):
             if request.shard == shard:
                 self.send(request)
-        self._perform_shard(shard, self.shards[shard].edge_lost(former))
+        self._perform_shard(shard, self.shards[shard].on_edge_disconnected(former))
 
     def attach_worker(self, name, scheduler):
         self.attach(name, scheduler, slots=SLOTS, kv_blocks=KV_BLOCKS)
@@ -85,7 +85,7 @@ class Fleet(Mesh):
             profile = profile_of(slots=SLOTS, kv_blocks=KV_BLOCKS)
             profile.running.extend(self._running(lease_id, each) for lease_id, each in running.items())
             core = self.schedulers[self.homes[worker]]
-            self._perform_scheduler(self.homes[worker], core.worker_attached(worker, worker, f"{worker}:1", profile))
+            self._perform_scheduler(self.homes[worker], core.on_worker_attached(worker, worker, f"{worker}:1", profile))
 
     def _running(self, lease_id, name):
         request = self.requests[name]
@@ -103,7 +103,7 @@ class Fleet(Mesh):
 
     def send(self, request):
         request.state, request.lease = "waits", None
-        request.shard = home(self.shards, MODEL, request.tenant) or ""
+        request.shard = shard_for(self.shards, MODEL, request.tenant) or ""
         if request.shard:
             self._enqueue(request)
 

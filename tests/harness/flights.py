@@ -5,24 +5,24 @@ from datetime import timedelta
 
 from penstock.edge.flight.effects import (
     Accept,
-    Cancelled,
+    AcknowledgeCancel,
     Enqueue,
     Fail,
     Finish,
     Reserve,
     StartRun,
 )
-from penstock.edge.flight.flight import Flight
-from penstock.edge.flight.plan import Piece, Plan
-from penstock.edge.flight.state import FlightLimits
+from penstock.edge.flight.flight import ActiveRequest
+from penstock.edge.flight.plan import GenerationPlan, TextDelta
+from penstock.edge.flight.state import LifecycleLimits
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import Sampling
 
-LIMITS = FlightLimits(max_attempts=3, patience=10.0, receipt_timeout=5.0)
+LIMITS = LifecycleLimits(max_attempts=3, upstream_timeout=10.0, cancel_ack_timeout=5.0)
 DEADLINE = 100.0
-ENDINGS = (Finish, Fail, Cancelled)
+ENDINGS = (Finish, Fail, AcknowledgeCancel)
 TIMES = RunTimes(wait=timedelta(seconds=1), prefill=timedelta(seconds=2), decode=timedelta(seconds=3))
 EOS = 7
 
@@ -36,19 +36,19 @@ class Letters:
 
     def push(self, token_id):
         text, self.held = self.held, chr(token_id)
-        return Piece(text, self.stop) if self.held == self.stop else Piece(text)
+        return TextDelta(text, self.stop) if self.held == self.stop else TextDelta(text)
 
-    def finish(self):
+    def flush(self):
         text, self.held = self.held, ""
         return text
 
 
-PLAN = Plan(
+PLAN = GenerationPlan(
     model="tiny",
     prompt_ids=[1, 2, 3],
     max_output_tokens=6,
     sampling=Sampling(seed=1),
-    transcript=Letters(),
+    detokenizer=Letters(),
     eos_ids=frozenset({EOS}),
 )
 
@@ -58,13 +58,13 @@ def plan(**changes):
 
 
 def new_flight():
-    return Flight("t1", arrived=0.0, deadline=DEADLINE, limits=LIMITS)
+    return ActiveRequest("t1", arrived_at=0.0, deadline=DEADLINE, limits=LIMITS)
 
 
 def queued_flight(**changes):
     flight = new_flight()
-    assert flight.tokenized(plan(**changes), 1.0) == [Reserve()]
-    assert flight.admitted(Identity(tenant_id="acme"), "r1", 2.0) == [Enqueue()]
+    assert flight.on_tokenized(plan(**changes), 1.0) == [Reserve()]
+    assert flight.on_admitted(Identity(tenant_id="acme"), "r1", 2.0) == [Enqueue()]
     return flight
 
 
@@ -75,15 +75,15 @@ def lease(attempt=1, worker="w1"):
         attempt=attempt,
         ttl=timedelta(seconds=4),
         queue_wait=timedelta(seconds=5),
-        placement=timedelta(seconds=1),
+        placement_time=timedelta(seconds=1),
     )
 
 
 def running_flight(**changes):
     flight = queued_flight(**changes)
-    assert flight.queued() == [Accept()]
-    assert flight.leased(lease(), 10.0) == [StartRun(lease())]
-    assert flight.started() == []
+    assert flight.on_queued() == [Accept()]
+    assert flight.on_leased(lease(), 10.0) == [StartRun(lease())]
+    assert flight.on_run_started() == []
     return flight
 
 

@@ -5,7 +5,7 @@ import random
 import torch
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_frequencies
@@ -54,7 +54,7 @@ def random_weights(shape, dtype, *, extras=False, tied=False):
 def logits_of(runner, texts, *, budget=512, block_size=16, prompt_share=0.7, salt=b""):
     """Logits after every position from the prompt's last on, with the rest of each text as what was `sampled`."""
     pool = BlockPool(BLOCKS, block_size)
-    batch = Batch(pool=pool, batching=Continuous(token_budget=budget), slots=8, context_length=900)
+    batch = Batch(pool=pool, policy=ContinuousBatching(token_budget=budget), slots=8, context_length=900)
     prompts = [max(1, int(len(text) * prompt_share)) for text in texts]
     for seq_id, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         count = len(text) - prompt + 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from image_check.dockerfile import Dockerfile
 from paths import REPO
 
-REFUSING = REPO / "tests" / "harness" / "refusing"
+REFUSING = REPO / "tests" / "harness" / "requests_rejected"
 MODULES = {".py", ".so"}
 
 closure = runpy.run_path(str(REPO / "tools" / "lock"))["closure"]

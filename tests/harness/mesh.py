@@ -19,7 +19,7 @@ PATIENCE = 30.0  # s; a bound for what must happen, never a wait for what may
 
 # What must be back at zero when nothing runs, by tier.
 RESIDUE = {
-    "edge": ("flights", "reservations_open"),
+    "edge": ("active_requests", "reservations_open"),
     "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
     "queue": ("waiting", "waiting_tokens", "offered"),
     "scheduler": ("leases", "promised_blocks"),

@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from penstock.chassis.afterwards import this_afterwards
+from penstock.chassis.afterwards import deferred_calls
 
 WAIT = 20.0  # s; longer than an exporter's schedule
 
@@ -103,7 +103,7 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
 def make_what_was_put_off() -> None:
     """A test that waits here holds up the loop that would make it; from another thread there is nothing to do."""
     with suppress(RuntimeError):
-        this_afterwards().finish()
+        deferred_calls().flush()
 
 
 @contextmanager

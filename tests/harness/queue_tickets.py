@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
-from penstock.queue.book import DEFAULT_ORDER, TicketBook
-from penstock.queue.bounds import Bounds
-from penstock.queue.placed import Placed
-from penstock.queue.policies.choice import Choice
-from penstock.queue.presence import Presence
-from penstock.queue.promises import Promises
+from penstock.queue.book import DEFAULT_POLICY, TicketBook
+from penstock.queue.bounds import QueueLimits
+from penstock.queue.placed import RecentLeases
+from penstock.queue.policies.choice import PolicyConfig
+from penstock.queue.presence import ModelAvailability
+from penstock.queue.promises import TtftTargets
 from penstock.queue.seats import Credit
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.waiting import QueuedTicket
 
 INTERACTIVE, STANDARD, BATCH = 1, 2, 3
 WARM_UP, PATIENCE, MEMORY = 5.0, 10.0, 10.0  # s
@@ -19,7 +19,7 @@ START = 1_000.0  # s; unix time of the book's start
 
 
 def ticket(ticket_id, *, edge="e", tokens=100, priority=STANDARD, enqueued=START, attempt=1, deadline=0.0, **more):
-    return WaitingTicket(
+    return QueuedTicket(
         **{"tenant_id": "acme", "model": "m", "weight": 1.0} | more,
         ticket_id=ticket_id,
         edge=edge,
@@ -43,34 +43,34 @@ class Shard:
     max_depth: int = 1_000
     max_tokens: int = 1_000_000
     now: float = START
-    order: Choice = DEFAULT_ORDER
-    promises: Promises = field(default_factory=Promises)
+    order: PolicyConfig = DEFAULT_POLICY
+    promises: TtftTargets = field(default_factory=TtftTargets)
     said: list = field(default_factory=list)
 
     def __post_init__(self):
         self.book = TicketBook(
-            bounds=Bounds(self.max_depth, self.max_tokens),
-            presence=Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START),
-            placed=Placed(MEMORY),
-            promises=self.promises,
-            new_order=self.order,
+            limits=QueueLimits(self.max_depth, self.max_tokens),
+            availability=ModelAvailability(timeout=PATIENCE, warm_up=WARM_UP, started_at=START),
+            recent_leases=RecentLeases(MEMORY),
+            ttft_targets=self.promises,
+            new_policy=self.order,
         )
         for edge in ("e", "f"):
-            self.book.edge_joined(edge)
+            self.book.on_edge_connected(edge)
 
     def hear(self, effects):
         self.said += effects
         return effects
 
     def join(self, scheduler="s", models=("m",)):
-        self.hear(self.book.scheduler_joined(scheduler, self.now))
+        self.hear(self.book.on_scheduler_connected(scheduler, self.now))
         self.serve(scheduler, models)
 
     def serve(self, scheduler, models):
-        self.hear(self.book.catalog(scheduler, [entry(model) for model in models], self.now))
+        self.hear(self.book.on_catalog(scheduler, [entry(model) for model in models], self.now))
 
     def lose(self, scheduler):
-        return self.hear(self.book.scheduler_lost(scheduler, self.now))
+        return self.hear(self.book.on_scheduler_disconnected(scheduler, self.now))
 
     def enqueue(self, ticket_id, **fields):
         return self.hear(self.book.enqueue(ticket(ticket_id, **fields), self.now))
@@ -81,21 +81,21 @@ class Shard:
     def credit(self, tickets, scheduler="s", *, max_tokens=0, rate=0.0, room=None, urgent=0, once=False, model="m"):
         """Return the ids that are offered for it, in order."""
         given = Credit(tickets, max_tokens, rate, room, urgent)
-        return offered(self.hear(self.book.credit(scheduler, model, given, self.now, once=once)))
+        return offered(self.hear(self.book.on_credit(scheduler, model, given, self.now, return_unused=once)))
 
     def place(self, ticket_id, scheduler="s", lease_id="lease", attempt=1):
         lease = Lease(lease_id=lease_id, ticket_id=ticket_id, worker_id="w", attempt=attempt)
-        return self.hear(self.book.place(scheduler, lease, self.now))
+        return self.hear(self.book.on_place(scheduler, lease, self.now))
 
     def decline(self, ticket_id, reason="NO_CAPACITY", scheduler="s"):
-        return self.hear(self.book.decline(scheduler, ticket_id, reason, self.now))
+        return self.hear(self.book.on_decline(scheduler, ticket_id, reason, self.now))
 
     def wait(self, seconds):
         self.now += seconds
         return self.hear(self.book.tick(self.now))
 
     def heads(self):
-        return list(self.book.shelves.heads())
+        return list(self.book.model_queues.head_updates())
 
 
 def offered(effects):
@@ -111,7 +111,7 @@ def sheds(effects):
 
 
 def recalls(effects):
-    return [(each.scheduler, each.ticket_ids) for each in effects if isinstance(each, out.Recalled)]
+    return [(each.scheduler, each.ticket_ids) for each in effects if isinstance(each, out.OfferWithdrawn)]
 
 
 def only(kind, effects):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.chassis.channels import channel
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL, Link, accepted
+from penstock.chassis.streams import PROTOCOL_VERSION, Link, accept_stream
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
@@ -39,7 +39,7 @@ class Shard(QueueServiceServicer):
     """The queue's end of a scheduler's stream."""
 
     def __init__(self, name):
-        self.hello = Hello(protocol=PROTOCOL, instance_id=name, tier="queue")
+        self.hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="queue")
         self.frames = Frames()
         self.hear = self.frames.hear
         self.address = ""
@@ -47,13 +47,13 @@ class Shard(QueueServiceServicer):
         self.ended = asyncio.Queue()  # of each stream: whether it ended on purpose
 
     async def Dispatch(self, request_iterator, context):
-        async with accepted(context, queue_pb2.DispatchResponse, self.hello) as peer:
+        async with accept_stream(context, queue_pb2.DispatchResponse, self.hello) as peer:
             self.peer = peer
             try:
                 async for frame in peer:
                     self.frames.take(frame)
             finally:
-                self.ended.put_nowait(peer.ended)
+                self.ended.put_nowait(peer.has_peer_ended)
 
     def say(self, **frame):
         assert self.peer.send(queue_pb2.DispatchResponse(**frame))
@@ -74,7 +74,7 @@ class Worker:
         self.frames = Frames()
         self.hear = self.frames.hear
         self.up = asyncio.Event()
-        hello = Hello(protocol=PROTOCOL, instance_id=name, tier="worker", address=f"{name}:1")
+        hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="worker", address=f"{name}:1")
         self.link = Link(
             name,
             call,
@@ -119,7 +119,7 @@ async def shard_server(name):
 async def scheduler_of(*shards, ttl=5.0, look_ahead=0):
     """A scheduler that listens and keeps a stream to each of `shards`."""
     dispatcher = Dispatcher(leases=LeaseBook(ttl=ttl, prefix="s"), look_ahead=look_ahead)
-    hello = Hello(protocol=PROTOCOL, instance_id="scheduler-1", tier="scheduler")
+    hello = Hello(protocol=PROTOCOL_VERSION, instance_id="scheduler-1", tier="scheduler")
     service = SchedulerService(dispatcher, [shard.address for shard in shards], hello)
     registration = add_SchedulerServiceServicer_to_server, service
     async with (

@@ -2,7 +2,7 @@
 
 from dispatch_mesh import MODEL
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.scheduler.credit import Space
+from penstock.scheduler.credit import FreeCapacity
 
 LARGE, SMALL = 1_000, 100  # tokens
 PLENTY = 1_000_000  # tokens: more than any of these tests grants
@@ -24,7 +24,7 @@ def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, r
 
 def grants(book, room, largest, tokens=PLENTY):
     """What is granted, but for the tokens."""
-    return [grant._replace(tokens=0) for grant in book.grants(Space(room, tokens, largest))]
+    return [grant._replace(tokens=0) for grant in book.grants(FreeCapacity(room, tokens, largest))]
 
 
 def offered(book, queue, then):

@@ -7,18 +7,18 @@ meaning are vLLM 0.32's; whether the real one still has them is for the test aga
 from types import SimpleNamespace
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.sim import SimEngine
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.sim import SimulatedEngine
+from penstock.worker.engine.step_law import StepTimeModel
 from penstock.worker.engine.vllm.engine import VllmEngine
 from penstock.worker.engine.vllm.params import sampling_fields
 
 VOCABULARY = 304
 
 
-class _Greedy(SimEngine):
+class _Greedy(SimulatedEngine):
     """Every token follows from all tokens before it, whoever made them, as a model's would."""
 
     def _token(self, seq_id, position):
@@ -33,11 +33,11 @@ class VllmDouble:
         self.steps = 0
         batch = Batch(
             pool=BlockPool(blocks, block_size),
-            batching=Continuous(token_budget=token_budget),
+            policy=ContinuousBatching(token_budget=token_budget),
             slots=slots,
             context_length=context,
         )
-        self._engine = _Greedy(batch, StepLaw(), token_ids)
+        self._engine = _Greedy(batch, StepTimeModel(), token_ids)
         self._cached = {}
         self.scheduler = SimpleNamespace(
             requests={},
@@ -77,7 +77,7 @@ class VllmDouble:
     def abort_request(self, request_ids):
         for request_id in request_ids:
             assert self._engine.cancel(int(request_id))
-            self._engine.batch._let_go()  # the real one frees at once, too
+            self._engine.batch._release_cancelled()  # the real one frees at once, too
 
     def step(self):
         self.steps += 1

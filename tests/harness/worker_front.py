@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.lifecycle import request_stop
-from penstock.chassis.streams import PROTOCOL, Link, accepted
+from penstock.chassis.streams import PROTOCOL_VERSION, Link, accept_stream
 from penstock.mesh.v1.scheduler_pb2 import AttachResponse, DrainWorker, Expect, Revoke
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import Lease
@@ -43,26 +43,26 @@ class FakeScheduler(SchedulerServiceServicer):
         self.peer = None
 
     async def Attach(self, request_iterator, context):
-        async with accepted(
-            context, AttachResponse, Hello(protocol=PROTOCOL, instance_id="s1", tier="scheduler")
+        async with accept_stream(
+            context, AttachResponse, Hello(protocol=PROTOCOL_VERSION, instance_id="s1", tier="scheduler")
         ) as peer:
             is_outcry = False
             try:
                 async for frame in peer:
-                    is_outcry |= frame.HasField("blamed")
+                    is_outcry |= frame.HasField("poison_update")
                     if frame.HasField("profile"):
                         self.peer, self.worker = peer, peer.hello
                     self.take(frame)
             finally:
-                (self.outcries if is_outcry else self.left).put_nowait(peer.ended)
+                (self.outcries if is_outcry else self.left).put_nowait(peer.has_peer_ended)
 
     def take(self, frame):
         kind = frame.WhichOneof("frame")
-        if kind == "report":
+        if kind == "load_report":
             self.reports.put_nowait(frame.report)
         elif kind == "profile":
             self.profiles.put_nowait(frame.profile)
-        elif kind == "blamed":
+        elif kind == "poison_update":
             self.outcries.put_nowait({blame.fingerprint: blame.is_guilty for blame in frame.blamed.blames})
         elif kind == "started":
             self.said.put_nowait(("started", frame.started.lease_id))
@@ -72,7 +72,7 @@ class FakeScheduler(SchedulerServiceServicer):
                 self.said.put_nowait(("released", lease_id))
         elif kind == "progress":
             self.note_served(frame.progress.leases)
-        elif kind == "cache_news":
+        elif kind == "prefix_cache_update":
             self.cached = (set() if frame.cache_news.anew else self.cached) - set(frame.cache_news.removed)
             self.cached |= set(frame.cache_news.added)
 
@@ -133,7 +133,7 @@ class Edge:
     def __init__(self, to_worker):
         self.frames = asyncio.Queue()
         self.up, self.down = asyncio.Queue(), asyncio.Queue()
-        hello = Hello(protocol=PROTOCOL, instance_id="edge-1", tier="edge")
+        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="edge-1", tier="edge")
         self.link = Link(
             "worker",
             lambda: WorkerServiceStub(to_worker).Execute(),

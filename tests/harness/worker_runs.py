@@ -1,22 +1,22 @@
 """Runs of a worker's run book, made and driven by plain calls."""
 
-from penstock.worker.effects import AddSequence, Ended, LeaseStarted
+from penstock.worker.effects import AddSequence, LeaseStarted, RunEnded
 from penstock.worker.engine.interface import (
     SequenceSpec,
     StepResult,
 )
-from penstock.worker.leases import Grant, LeaseBook
-from penstock.worker.limits import Limits
+from penstock.worker.leases import LeaseGrant, LeaseTable
+from penstock.worker.limits import RunLimits
 from penstock.worker.run import Run
-from penstock.worker.runs import RunBook
+from penstock.worker.runs import RunTable
 
-LIMITS = Limits(context_length=64, vocabulary=100, blocks=16, block_size=4)
+LIMITS = RunLimits(context_length=64, vocab_size=100, blocks=16, block_size=4)
 EDGE = 7
 
 
 def ready_book(**options):
-    book = RunBook(leases=LeaseBook("me"), **options)
-    book.engine_ready(LIMITS)
+    book = RunTable(leases=LeaseTable("me"), **options)
+    book.on_engine_ready(LIMITS)
     book.open_stream(EDGE)
     return book
 
@@ -31,7 +31,7 @@ def make_run(
 
 
 def expect(book, lease="l1", ticket="t1", *, worker="me", lapses_at=5.0, now=0.0):
-    return book.expect(lease, Grant(ticket, attempt=2, queue_id="q"), worker, lapses_at, now)
+    return book.expect(lease, LeaseGrant(ticket, attempt=2, queue_id="q"), worker, lapses_at, now)
 
 
 def running(book, **what):
@@ -44,7 +44,7 @@ def running(book, **what):
 
 def refusal(effects):
     """Reason of the one refusal among `effects`."""
-    [ended] = [each for each in effects if isinstance(each, Ended)]
+    [ended] = [each for each in effects if isinstance(each, RunEnded)]
     return ended.outcome.reason
 
 

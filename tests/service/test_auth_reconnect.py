@@ -8,7 +8,7 @@ from penstock.mesh.v1.admission_pb2 import Reserve
 
 
 async def test_an_edge_that_reconnects_within_the_grace_keeps_its_reservations(monkeypatch):
-    monkeypatch.setattr(service, "SWEEP", 0.001)
+    monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
     async with auth(edge_grace=30.0) as found:
         async with edge(found) as stream:
             admitted = await stream.reserve()
@@ -22,7 +22,7 @@ async def test_an_edge_that_reconnects_within_the_grace_keeps_its_reservations(m
 
 
 async def test_an_edge_that_stays_away_loses_its_reservations_and_may_correct_the_charge(monkeypatch):
-    monkeypatch.setattr(service, "SWEEP", 0.001)
+    monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
     async with auth(edge_grace=30.0) as found, edge(found, "edge-2") as other:
         kept = await other.reserve("request-2")
         async with edge(found) as stream:
@@ -39,13 +39,13 @@ async def test_an_edge_that_stays_away_loses_its_reservations_and_may_correct_th
 
 
 async def test_what_is_never_settled_lapses(monkeypatch):
-    monkeypatch.setattr(service, "SWEEP", 0.001)
+    monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
     async with auth(reservation_ttl=10.0) as found, edge(found) as stream:
         await stream.reserve()
         with capture_logs() as logs:
             found.clock.now += 10.0
             await figure(found, "reservations", 0)
-        assert [each["event"] for each in logs] == ["reservation_lapsed"]
+        assert [each["event"] for each in logs] == ["reservation_expired"]
         assert (logs[0]["request_id"], logs[0]["tenant"], logs[0]["key_id"]) == ("request-1", "default", "dev")
 
 
@@ -70,7 +70,7 @@ async def test_reservations_keys_and_use_go_on_after_a_restart(tmp_path):
 
 
 async def test_an_edge_that_does_not_come_back_after_a_restart_is_lost_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(service, "SWEEP", 0.001)
+    monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
     clock = Clock()
     async with auth(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
         await stream.reserve()
@@ -94,6 +94,6 @@ async def test_edges_are_told_to_leave_after_the_answers_they_wait_for():
     async with auth() as found, edge(found) as stream:
         await stream.say(reserve=Reserve(request_id="request-1", credential=stream.credential, prompt_tokens=1))
         await figure(found, "reservations", 1)
-        await found.service.send_away()
+        await found.service.drain()
         assert (await stream.hear()).request_id == "request-1"
         assert (await stream.hear()).reason == "draining"

@@ -14,7 +14,7 @@ from auth_server import (
     use_of,
 )
 from penstock.auth.config import AuthConfig
-from penstock.mesh.v1.admission_pb2 import Credential, Vouch
+from penstock.mesh.v1.admission_pb2 import Credential, FallbackAdmission
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD
 
@@ -93,7 +93,7 @@ async def test_what_an_edge_vouches_for_is_booked_whatever_the_limits_and_the_ke
         credential = await tenant_with_key(found, tokens_per_minute=60, concurrent_requests=1)
         held = await stream.reserve("request-1", 10, 50, credential=credential)
         await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=held.identity.key_id))
-        vouch = Vouch(key_id=held.identity.key_id)
+        vouch = FallbackAdmission(key_id=held.identity.key_id)
         booked = await stream.reserve("request-2", 10, 50, credential=None, vouch=vouch)
         again = await stream.reserve("request-2", 10, 50, credential=None, vouch=vouch)
         assert booked.reservation_id == again.reservation_id
@@ -105,32 +105,32 @@ async def test_what_an_edge_vouches_for_is_booked_whatever_the_limits_and_the_ke
 async def test_what_was_reserved_and_then_vouched_for_is_one_reservation():
     async with auth() as found, edge(found) as stream:
         asked = await stream.reserve()
-        vouched = await stream.reserve(credential=None, vouch=Vouch(key_id=asked.identity.key_id))
+        vouched = await stream.reserve(credential=None, vouch=FallbackAdmission(key_id=asked.identity.key_id))
         assert vouched.reservation_id == asked.reservation_id
 
 
 async def test_a_vouch_for_a_key_that_never_was_is_refused():
     async with auth() as found, edge(found) as stream:
-        refused = await stream.reserve(credential=None, vouch=Vouch(key_id="nobody"))
+        refused = await stream.reserve(credential=None, vouch=FallbackAdmission(key_id="nobody"))
         assert refusal_of(refused).reason == "KEY_UNKNOWN"
 
 
 async def test_a_grant_for_when_auth_is_away_is_a_share_of_what_the_limits_leave_over_all_edges():
-    async with auth(grace_share=0.5) as found, edge(found) as stream:
+    async with auth(fallback_share=0.5) as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=1_000, requests_per_minute=3)
-        assert (await stream.reserve("request-1", 100, 100, credential=credential)).grace_tokens == 400
+        assert (await stream.reserve("request-1", 100, 100, credential=credential)).fallback_tokens == 400
         async with edge(found, "edge-2"):
-            assert (await stream.reserve("request-2", 100, 100, credential=credential)).grace_tokens == 150
+            assert (await stream.reserve("request-2", 100, 100, credential=credential)).fallback_tokens == 150
             at_its_limit = await stream.reserve("request-3", 1, 1, credential=credential)
-            assert at_its_limit.grace_tokens == 0  # no request is left in this minute
+            assert at_its_limit.fallback_tokens == 0  # no request is left in this minute
 
 
 async def test_a_tenant_without_a_limit_on_tokens_is_granted_what_the_operator_set():
-    async with auth(grace_tokens=77) as found, edge(found) as stream:
-        assert (await stream.reserve("request-1")).grace_tokens == 77
+    async with auth(fallback_tokens=77) as found, edge(found) as stream:
+        assert (await stream.reserve("request-1")).fallback_tokens == 77
         credential = await tenant_with_key(found, concurrent_requests=2)
-        assert (await stream.reserve("request-2", credential=credential)).grace_tokens == 77
-        assert (await stream.reserve("request-3", credential=credential)).grace_tokens == 0
+        assert (await stream.reserve("request-2", credential=credential)).fallback_tokens == 77
+        assert (await stream.reserve("request-3", credential=credential)).fallback_tokens == 0
 
 
 async def test_what_was_not_used_can_be_reserved_again_at_once():

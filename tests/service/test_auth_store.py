@@ -10,9 +10,9 @@ import pytest
 
 from penstock.auth import rows, sqlite_store
 from penstock.auth.account import Balance
-from penstock.auth.accounts import Accounts
+from penstock.auth.accounts import ReservationTable
 from penstock.auth.keys import Key
-from penstock.auth.reservation import LOST, Ask, Charge, Reservation
+from penstock.auth.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
 from penstock.auth.schema import MIGRATIONS, StoreTooNew, migrate
 from penstock.auth.sqlite_store import StoreClosed, opened_store
 from penstock.auth.store import Barrier, Charged, PutKey, PutTenant, Reserved
@@ -23,7 +23,7 @@ KEY = Key(key_id="k", tenant_id="acme", digest=b"\x00" * 32, created_at=1.5, dis
 
 
 def reservation(number: int = 1) -> Reservation:
-    ask = Ask(
+    ask = ReservationRequest(
         request_id=f"request-{number}",
         tenant_id="acme",
         key_id="k",
@@ -32,7 +32,7 @@ def reservation(number: int = 1) -> Reservation:
         prompt_tokens=10,
         max_output_tokens=20,
     )
-    return Reservation(reservation_id=f"r-{number}", ask=ask, reserved_at=1.25, expires_at=101.25)
+    return Reservation(reservation_id=f"r-{number}", request=ask, reserved_at=1.25, expires_at=101.25)
 
 
 def charged(number: int = 1, *, outcome: str = "stop", output: int = 7) -> Charged:
@@ -84,7 +84,11 @@ async def test_a_tenant_that_has_keys_and_a_balance_can_get_new_limits(path):
 
 async def test_a_charge_ends_its_reservation_and_a_correction_takes_the_place_of_the_lost_row(path):
     async with opened_store(path) as (store, _):
-        for change in (PutTenant(ACME), Reserved(reservation(), Balance("acme")), charged(outcome=LOST, output=0)):
+        for change in (
+            PutTenant(ACME),
+            Reserved(reservation(), Balance("acme")),
+            charged(outcome=OUTCOME_LOST, output=0),
+        ):
             await kept(store, change)
     lost = await books_of(path)
     assert (lost.reservations, lost.lost) == ([], [reservation()])
@@ -146,7 +150,7 @@ async def test_a_charge_is_tried_again_until_it_is_kept(path, monkeypatch):
 
 
 async def test_charges_that_cannot_be_kept_do_not_hold_up_the_end_for_ever(path, monkeypatch):
-    monkeypatch.setattr(sqlite_store, "RETRY_EVERY", 0.0)
+    monkeypatch.setattr(sqlite_store, "RETRY_INTERVAL_S", 0.0)
     async with opened_store(path) as (store, _):
         await kept(store, PutTenant(ACME))
         await kept(store, Reserved(reservation(), Balance("acme")))
@@ -164,7 +168,7 @@ async def test_a_closed_store_refuses_at_once(path):
 
 
 async def test_a_second_process_does_not_get_the_same_books(path, monkeypatch):
-    monkeypatch.setattr(sqlite_store, "LOCK_TIMEOUT", 0.01)
+    monkeypatch.setattr(sqlite_store, "LOCK_TIMEOUT_S", 0.01)
     async with opened_store(path):
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             async with opened_store(path):
@@ -205,7 +209,7 @@ def disk_is_full(connection, change):
 
 async def test_an_answer_goes_on_after_a_restart_at_what_was_charged_of_it(path):
     """Whether its beginning was charged, or lost, or is still under way, and whatever its requests were charged."""
-    begun, lost = part("begun", made=30), part("lost", outcome=LOST)
+    begun, lost = part("begun", made=30), part("lost", outcome=OUTCOME_LOST)
     onward = part("onward", "lost", emitted=25, made=5, charged=30)
     async with opened_store(path) as (store, _):
         await kept(store, PutTenant(ACME))
@@ -216,7 +220,7 @@ async def test_an_answer_goes_on_after_a_restart_at_what_was_charged_of_it(path)
     assert books.charged == [begun, onward]
     assert books.lost == [lost.reservation]
     assert books.reservations == [part("live", "begun", emitted=12).reservation]
-    accounts = Accounts(ttl=100.0)
+    accounts = ReservationTable(ttl=100.0)
     accounts.put_tenant(ACME, 3.0)
     accounts.restore(books.reservations, books.lost, books.charged)
     again = accounts.settle("live", 10, 8, "stop", 3.0)
@@ -232,20 +236,20 @@ async def test_a_file_of_the_first_release_keeps_its_ledger(path):
         row = ("r", "request", "acme", "k", "edge-1", "m", 10, 20, 1.0, 101.0, 2.0, 10, 7, "stop")
         connection.execute(f"INSERT INTO ledger VALUES ({', '.join('?' * 14)})", row)
     [charge] = (await books_of(path)).charged
-    assert (charge.reservation.ask.max_output_tokens, charge.output_tokens, charge.made_tokens) == (20, 7, 7)
+    assert (charge.reservation.request.max_output_tokens, charge.output_tokens, charge.made_tokens) == (20, 7, 7)
 
 
 def part(request_id, answer_id="", *, emitted=0, made=0, charged=None, outcome="cancelled") -> Charge:
     """A request of an answer, ended."""
     own = replace(
-        reservation().ask,
+        reservation().request,
         request_id=request_id,
         answer_id=answer_id,
         emitted_tokens=emitted,
         fingerprint=b"f" * 16,
         max_output_tokens=200,
     )
-    is_lost = outcome == LOST
+    is_lost = outcome == OUTCOME_LOST
     return Charge(
         reservation=replace(reservation(), reservation_id=request_id, ask=own),
         prompt_tokens=0 if is_lost else 10,

@@ -25,7 +25,7 @@ async def test_a_peer_runs_while_its_address_is_present(monkeypatch):
             events.put_nowait(f"close {address}")
 
     monkeypatch.setattr(channels, "resolve", names)
-    peers = PeerSet(["dns:///peers:1"], open_peer, every=0.01)
+    peers = PeerSet(["dns:///peers:1"], open_peer, interval_s=0.01)
     running = asyncio.create_task(peers.run())
     assert {await events.get(), await events.get()} == {"open a:1", "open b:1"}
     present.pop(0)
@@ -46,7 +46,7 @@ async def test_a_name_that_cannot_be_looked_up_keeps_the_addresses_it_had(monkey
         return answer
 
     monkeypatch.setattr(channels, "resolve", names)
-    watch = aiter(AddressWatch(["dns:///peers:1"], every=0.001))
+    watch = aiter(AddressWatch(["dns:///peers:1"], interval_s=0.001))
     assert await anext(watch) == {"a:1"}
     assert await anext(watch) == {"b:1"}
     await watch.aclose()

@@ -15,7 +15,7 @@ LOST = (0, 0, "lost")
 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_what_never_comes(monkeypatch):
-    monkeypatch.setattr(tower, "LANDING", 0.2)
+    monkeypatch.setattr(tower, "DRAIN_TIMEOUT_S", 0.2)
 
 
 async def interrupted(mesh, interrupt, kind):

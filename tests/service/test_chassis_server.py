@@ -14,13 +14,13 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from structlog.testing import capture_logs
 
-from penstock.chassis.admin import AdminService, OperatorGate
-from penstock.chassis.calls import Calls
+from penstock.chassis.admin import AdminService, OperatorInterceptor
+from penstock.chassis.calls import CallCounter
 from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.health import Health
-from penstock.chassis.lifecycle import request_stop, stop_requested, this_stop
-from penstock.chassis.server import Server, advertised, serving
+from penstock.chassis.lifecycle import current_stop, request_stop, stop_requested
+from penstock.chassis.server import Server, advertised_address, serving
 from penstock.v1.admin_pb2 import (
     DrainRequest,
     GetSnapshotRequest,
@@ -81,7 +81,7 @@ async def test_a_port_that_is_taken_is_an_error_and_not_shared():
     ],
 )
 def test_others_are_told_an_address_that_they_can_reach(listen, advertise, address):
-    assert advertised(listen, 7003, advertise) == address
+    assert advertised_address(listen, 7003, advertise) == address
 
 
 async def test_health_answers_for_the_server_and_each_of_its_services():
@@ -194,7 +194,7 @@ async def test_with_a_token_only_its_bearer_is_an_operator():
     ],
 )
 def test_without_a_token_only_direct_callers_on_loopback_are_operators(peer, metadata, is_operator):
-    assert OperatorGate().is_operator(peer, metadata) is is_operator
+    assert OperatorInterceptor().is_operator(peer, metadata) is is_operator
 
 
 async def test_drain_by_admin_asks_the_process_to_stop_within_the_grace():
@@ -213,7 +213,7 @@ async def test_a_grace_out_of_bounds_is_refused_and_drains_nothing(seconds):
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await AdminStub(channel).Drain(DrainRequest(grace=Duration(seconds=seconds)))
         assert error_from_rpc(failure.value).field_violations[0].field == "grace"
-        assert not this_stop().is_asked
+        assert not current_stop().is_requested
 
 
 class Gate:
@@ -319,9 +319,9 @@ class Core:
 
 @pytest.mark.parametrize("grace", [0.0, 0.01])
 async def test_the_end_of_the_grace_does_not_race_with_the_end_of_the_server(grace):
-    core, calls = Core(), Calls()
-    calls.working = 1
-    calls.is_idle.clear()
+    core, calls = Core(), CallCounter()
+    calls.in_flight = 1
+    calls.idle.clear()
     async with asyncio.timeout(30):
         await Server(core, Health([]), calls, "").drain(grace, asyncio.Event())
     assert core.is_gone.is_set()

@@ -135,7 +135,7 @@ async def test_an_answer_goes_on_at_another_edge_when_its_own_dies():
                 texts.append(piece.text)
                 if not other.requests:
                     await served.wait()
-                    await first.core.stop(None)
+                    await first.grpc_server.stop(None)
         assert texts == WORDS
     assert list(other.requests[0].resume.token_ids) == [100]
 

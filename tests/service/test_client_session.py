@@ -142,7 +142,7 @@ async def test_a_session_with_one_edge_waits_for_the_next_that_takes_its_place()
 async def test_a_session_gives_up_on_edges_that_drain_once_its_patience_is_over():
     edge = SessionEdge()
     async with inference(Session=edge.session) as (_, server):
-        policy = RetryPolicy(max_attempts=1, patience=0.2)
+        policy = RetryPolicy(max_attempts=1, connect_timeout=0.2)
         async with Client(server.address, retries=policy) as client, client.session() as session:
             reading = asyncio.create_task(session.complete("Hello"))
             while not reading.done():

@@ -22,23 +22,23 @@ from scripted import inference
 
 def connections_tried(monkeypatch):
     """The channels that are waited for, each time they are."""
-    tried, is_ready = [], endpoints._is_ready
+    tried, is_ready = [], endpoints._wait_ready
 
     def noted(channel, **options):
         tried.append(channel)
         return is_ready(channel, **options)
 
-    monkeypatch.setattr(endpoints, "_is_ready", noted)
+    monkeypatch.setattr(endpoints, "_wait_ready", noted)
     return tried
 
 
 async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_rather_than_in_circles(monkeypatch):
-    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
-    monkeypatch.setattr(endpoints, "PAUSE", 0.1)
+    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 0.1)
     tried = connections_tried(monkeypatch)
     async with inference() as (_, one), inference() as (_, other):
         nobodies = (one.address, other.address)
-    async with Client(*nobodies, retries=RetryPolicy(max_attempts=1, patience=0.2)) as client:
+    async with Client(*nobodies, retries=RetryPolicy(max_attempts=1, connect_timeout=0.2)) as client:
         with pytest.raises(Unavailable, match=nobodies[0]):
             await client.complete("Hello")
     assert len(set(tried)) == 2
@@ -46,22 +46,22 @@ async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_ra
 
 
 async def test_a_target_that_failed_of_late_and_is_back_is_found_while_the_last_good_one_is_away(monkeypatch):
-    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
-    monkeypatch.setattr(endpoints, "CONNECT", 1_000.0)  # who waits for the one that is away waits for ever
-    monkeypatch.setattr(endpoints, "PAUSE", 1_000.0)  # and so does who waits before each was tried
+    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # who waits for the one that is away waits for ever
+    monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 1_000.0)  # and so does who waits before each was tried
     edge = Edge()
     async with inference() as (_, away):
         nobody = away.address
     async with inference(Generate=edge.generate) as (_, back), Client(nobody, back.address) as client:
-        for each in client._endpoints._open.values():  # as if both had just failed
-            client._endpoints.failed(each)
+        for each in client._endpoints._endpoints.values():  # as if both had just failed
+            client._endpoints.mark_failed(each)
         async with asyncio.timeout(30):
             assert await client.complete("Hello")
 
 
 async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch):
-    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
-    monkeypatch.setattr(endpoints, "CONNECT", 1_000.0)  # a refusal is enough: nothing is waited for
+    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # a refusal is enough: nothing is waited for
     tried = connections_tried(monkeypatch)
     async with inference() as (_, server):
         nobody = server.address
@@ -73,7 +73,7 @@ async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch
 
 
 async def test_an_edge_that_says_it_goes_is_left_out_for_a_while(monkeypatch):
-    monkeypatch.setattr(rotation, "COOLDOWN", 60.0)
+    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
     edges = [Edge(script=[Unavailable("this edge drains", reason="DRAINING", retry_after=0.001)]), Edge()]
     async with client_of(*edges) as client:
         for _ in range(4):
@@ -94,7 +94,7 @@ async def test_a_client_waits_for_an_edge_that_is_still_starting():
 async def test_no_edge_within_the_patience_is_an_error_that_names_the_targets():
     async with inference() as (_, server):
         address = server.address
-    async with Client(address, retries=RetryPolicy(max_attempts=1, patience=0.05)) as client:
+    async with Client(address, retries=RetryPolicy(max_attempts=1, connect_timeout=0.05)) as client:
         with pytest.raises(Unavailable, match=address) as failure:
             await client.complete("Hello")
     assert failure.value.reason == "CONNECTION_LOST"

@@ -63,7 +63,7 @@ async def test_an_edge_is_not_there_before_it_could_answer():
     grpc_at, http_at = free_addresses(2)
     worker = SlowCard("w1")
     async with tiers_behind(worker) as behind, AsyncExitStack() as stack:
-        config = EdgeConfig(listen=grpc_at, http_listen=http_at, arrival_patience=PATIENCE, **behind)
+        config = EdgeConfig(listen=grpc_at, http_listen=http_at, startup_timeout=PATIENCE, **behind)
         arriving = asyncio.create_task(stack.enter_async_context(edge(config)))
         await worker.asked.wait()
         assert [await listens(each) for each in (grpc_at, http_at)] == [False, False]
@@ -81,7 +81,7 @@ async def test_an_edge_of_a_mesh_without_a_model_comes_all_the_same_to_say_so(mo
     worker = SlowCard("w1")
     async with (
         tiers_behind(worker) as behind,
-        edge(EdgeConfig(listen="127.0.0.1:0", arrival_patience=0.0, model_patience=0.0, **behind)) as server,
+        edge(EdgeConfig(listen="127.0.0.1:0", startup_timeout=0.0, model_wait_timeout=0.0, **behind)) as server,
         channel(server.address) as to_edge,
     ):
         asked, reason = GenerateRequest(text="hi", model=model), "QUEUE_LOST"

@@ -10,8 +10,8 @@ from google.protobuf.json_format import MessageToDict
 
 from edge_mesh import PATIENCE, edge_mesh
 from penstock.chassis.errors import Overloaded, error_from_rpc
-from penstock.edge.gateway import KNOCK_BYTES
-from penstock.mesh.v1.queue_pb2 import Closed
+from penstock.edge.gateway import PROBE_OVERHEAD_BYTES
+from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, GenerateRequest, Resume, TokenIds
 
@@ -27,18 +27,20 @@ async def outcome(call):
             pass
     except grpc.aio.AioRpcError as failure:
         error = error_from_rpc(failure)
-        return error.reason, error.metadata.get("refused_by", "queue")
+        return error.reason, error.metadata.get("rejected_by", "queue")
     return "", ""
 
 
 @pytest.fixture
 async def mesh(monkeypatch):
     """One whose queue has refused 20 prompt and 10 output tokens, and would take anything now."""
-    monkeypatch.setattr("penstock.edge.refusals.PROBE_EVERY", PATIENCE)
-    monkeypatch.setattr("penstock.edge.refusals.LONGEST", PATIENCE)
+    monkeypatch.setattr("penstock.edge.refusals.PROBE_INTERVAL_S", PATIENCE)
+    monkeypatch.setattr("penstock.edge.refusals.MAX_REJECTION_TTL_S", PATIENCE)
     async with edge_mesh() as found:
         found.queue.sheds = [FULL]
-        found.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=20, max_output_tokens=10)]
+        found.queue.closed = [
+            RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=20, min_output_tokens=10)
+        ]
         assert await outcome(ask(found)) == ("OVERLOADED", "queue")
         yield found
 
@@ -54,7 +56,7 @@ async def test_the_like_of_what_was_refused_costs_neither_a_reservation_nor_a_ti
     assert await outcome(ask(mesh)) == ("OVERLOADED", "edge")
     assert (len(mesh.auth.reserves), len(mesh.queue.tickets)) == asked
     figures = await mesh.figures()
-    assert (figures["refused_here"], figures["refused_by_queue"], figures["flights"]) == (1, 1, 0)
+    assert (figures["rejected_by_edge"], figures["rejected_by_queue"], figures["active_requests"]) == (1, 1, 0)
 
 
 async def test_a_look_at_the_edge_shows_what_it_refused_alone(mesh):
@@ -68,7 +70,7 @@ async def test_of_many_refusals_one_is_logged(mesh):
     with structlog.testing.capture_logs() as lines:
         outcomes = [await outcome(ask(mesh, request_id=f"r{each}", traceparent=TRACE)) for each in range(5)]
     assert outcomes == [("OVERLOADED", "edge")] * 5
-    told = [line for line in lines if line["event"] == "refusing"]
+    told = [line for line in lines if line["event"] == "requests_rejected"]
     assert 1 <= len(told) < 5
     assert (told[0]["request_id"], told[0]["trace_id"]) == ("r0", "a" * 32)
     assert (told[0]["tenant"], told[0]["key_id"]) == ("acme", "key-1")
@@ -91,7 +93,9 @@ async def test_smaller_requests_and_answers_that_go_on_reach_the_queue(mesh):
 async def test_a_like_request_that_passes_the_door_asks_the_queue_first_and_is_refused_without_a_reservation(mesh):
     asked = len(mesh.auth.reserves), len(mesh.queue.tickets)
     mesh.queue.sheds = [FULL]
-    mesh.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=19, max_output_tokens=10)]
+    mesh.queue.closed = [
+        RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=19, min_output_tokens=10)
+    ]
     with structlog.testing.capture_logs() as lines:
         assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("OVERLOADED", "queue")
     [knock] = mesh.queue.knocks
@@ -102,7 +106,7 @@ async def test_a_like_request_that_passes_the_door_asks_the_queue_first_and_is_r
         "what it was told counts"
     )
     figures = await mesh.figures()
-    assert (figures["refused_here"], figures["refused_by_queue"], figures["flights"]) == (1, 2, 0)
+    assert (figures["rejected_by_edge"], figures["rejected_by_queue"], figures["active_requests"]) == (1, 2, 0)
 
 
 async def test_who_is_welcome_goes_on_as_if_it_had_not_asked(mesh):
@@ -117,13 +121,13 @@ async def test_a_queue_that_does_not_answer_who_asks_first_holds_nobody_up(mesh)
 
 
 async def test_a_queue_that_is_lost_before_it_answers_refuses_nobody(mesh, monkeypatch):
-    monkeypatch.setattr("penstock.edge.links.knocks.PATIENCE", PATIENCE)
+    monkeypatch.setattr("penstock.edge.links.knocks.PROBE_TIMEOUT_S", PATIENCE)
     mesh.queue.is_deaf = True
     call = ask(mesh, max_output_tokens=9)
     answer = asyncio.ensure_future(outcome(call))
     while not await waits(mesh):
         pass
-    assert (await mesh.figures())["held_bytes"] >= KNOCK_BYTES, "it counts against what the edge may hold"
+    assert (await mesh.figures())["held_bytes"] >= PROBE_OVERHEAD_BYTES, "it counts against what the edge may hold"
     for peer in list(mesh.queue.peers):
         peer.close("killed")
     assert await answer == ("", "")
@@ -131,7 +135,7 @@ async def test_a_queue_that_is_lost_before_it_answers_refuses_nobody(mesh, monke
 
 
 async def waits(mesh):
-    return (await mesh.figures())["knocks"]
+    return (await mesh.figures())["pending_probes"]
 
 
 async def test_what_resumes_and_other_classes_do_not_ask_first(mesh):
@@ -146,7 +150,7 @@ async def test_a_key_that_auth_has_not_let_in_of_late_is_for_auth_to_judge(mesh)
 
 async def test_text_is_refused_by_its_words_before_it_is_tokenized(mesh):
     assert await outcome(ask(mesh, text="a " * 20)) == ("OVERLOADED", "edge")
-    assert (await mesh.figures())["flights_opened"] == 1, "the one that the queue refused"
+    assert (await mesh.figures())["requests_started"] == 1, "the one that the queue refused"
 
 
 async def test_text_of_few_words_is_refused_by_its_tokens_before_it_is_reserved(mesh):
@@ -157,7 +161,7 @@ async def test_text_of_few_words_is_refused_by_its_tokens_before_it_is_reserved(
 
 
 async def test_who_comes_behind_the_last_that_there_was_room_for_is_refused_unasked(mesh):
-    closed = Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=2, max_output_tokens=1)
+    closed = RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=2, min_output_tokens=1)
     mesh.queue.closed_behind = [closed]
     assert await outcome(ask(mesh, max_output_tokens=1)) == ("", "")
     assert await outcome(ask(mesh, max_output_tokens=1)) == ("OVERLOADED", "edge")

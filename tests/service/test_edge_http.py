@@ -14,7 +14,7 @@ from penstock.chassis.errors import (
     Unavailable,
 )
 from penstock.chassis.lifecycle import request_stop
-from penstock.edge.http.front import HttpFront
+from penstock.edge.http.front import OpenAIApp
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -147,7 +147,7 @@ async def test_a_response_that_fails_under_way_ends_in_its_failed_event():
 
 async def test_health_follows_readiness():
     ready, told = [], []
-    front = HttpFront(FakeGateway(), lambda: bool(ready))
+    front = OpenAIApp(FakeGateway(), lambda: bool(ready))
     async with httpx.AsyncClient(base_url="http://edge", transport=httpx.ASGITransport(front)) as http:
         told.append(await http.get("/health"))
         ready.append(True)

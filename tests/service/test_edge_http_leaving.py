@@ -85,7 +85,7 @@ async def test_a_client_that_leaves_while_it_is_behind_is_noticed():
 
 
 async def test_a_client_that_never_reads_loses_its_connection(monkeypatch):
-    monkeypatch.setattr(http_server, "STALLED", 500)  # ms
+    monkeypatch.setattr(http_server, "TCP_USER_TIMEOUT_MS", 500)  # ms
     async with http_edge() as edge, edge.blind() as (_, _, call):
         await stall(call)
         await call.is_left()

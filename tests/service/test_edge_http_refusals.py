@@ -136,7 +136,7 @@ async def status_of(reader):
 
 
 async def test_bodies_under_way_are_bounded_together(monkeypatch):
-    monkeypatch.setattr(limits, "INTAKE_BYTES", 1_000)
+    monkeypatch.setattr(limits, "BODY_BUDGET_BYTES", 1_000)
     async with http_edge() as edge:
         _, first = await begun_body(edge, sent=600, announced=700)
         await until(lambda: edge.front.bytes_coming_in == 600)
@@ -153,7 +153,7 @@ async def test_bodies_under_way_are_bounded_together(monkeypatch):
 
 
 async def test_a_body_that_does_not_go_on_is_given_up(monkeypatch):
-    monkeypatch.setattr(limits, "BODY_SILENCE_S", 0.05)
+    monkeypatch.setattr(limits, "BODY_READ_TIMEOUT_S", 0.05)
     async with http_edge() as edge:
         reader, writer = await begun_body(edge, sent=5, announced=10)
         assert await status_of(reader) == 408

@@ -8,8 +8,8 @@ import pytest
 from edge_mesh import PATIENCE, edge_mesh
 from edge_sessions import session
 from penstock.chassis.errors import Overloaded
-from penstock.edge.links.knocks import MOST
-from penstock.mesh.v1.queue_pb2 import Closed
+from penstock.edge.links.knocks import MAX_CONCURRENT_PROBES
+from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.v1.inference_pb2 import TokenIds
 
 FULL = Overloaded("full", retry_after=PATIENCE)
@@ -19,12 +19,14 @@ HANDLE = 7
 @pytest.fixture
 async def mesh(monkeypatch):
     """One whose queue has refused 10 output tokens, and says nothing to those that ask first."""
-    monkeypatch.setattr("penstock.edge.refusals.PROBE_EVERY", PATIENCE)
-    monkeypatch.setattr("penstock.edge.refusals.LONGEST", PATIENCE)
-    monkeypatch.setattr("penstock.edge.links.knocks.PATIENCE", PATIENCE)
+    monkeypatch.setattr("penstock.edge.refusals.PROBE_INTERVAL_S", PATIENCE)
+    monkeypatch.setattr("penstock.edge.refusals.MAX_REJECTION_TTL_S", PATIENCE)
+    monkeypatch.setattr("penstock.edge.links.knocks.PROBE_TIMEOUT_S", PATIENCE)
     async with edge_mesh() as found:
         found.queue.sheds = [FULL]
-        found.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=1, max_output_tokens=10)]
+        found.queue.closed = [
+            RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=1, min_output_tokens=10)
+        ]
         found.queue.is_deaf = True
         yield found
 
@@ -65,7 +67,9 @@ async def test_the_welcome_run_and_the_others_are_refused_without_a_reservation(
 async def test_who_is_welcome_is_not_refused_for_what_others_are_told_meanwhile(mesh, client):
     client.generate(HANDLE, None, token_ids=TokenIds(ids=[5]), max_output_tokens=9)
     first = await mesh.queue.unheard.get()
-    mesh.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=1, max_output_tokens=1)]
+    mesh.queue.closed = [
+        RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=1, min_output_tokens=1)
+    ]
     client.generate(3, max_output_tokens=8)
     mesh.queue.answer(*await mesh.queue.unheard.get(), FULL)
     await client.next("failed")
@@ -76,17 +80,22 @@ async def test_who_is_welcome_is_not_refused_for_what_others_are_told_meanwhile(
 
 
 async def test_of_many_that_come_together_few_ask_and_the_others_are_told_the_same(mesh, client):
-    for handle in range(10, 10 + 3 * MOST):
+    for handle in range(10, 10 + 3 * MAX_CONCURRENT_PROBES):
         client.generate(handle, max_output_tokens=9)
-    asked = [await mesh.queue.unheard.get() for _ in range(MOST)]
+    asked = [await mesh.queue.unheard.get() for _ in range(MAX_CONCURRENT_PROBES)]
     await mesh.figures()
     assert mesh.queue.unheard.empty()
-    mesh.queue.closed = [Closed(lasts=timedelta(seconds=PATIENCE), prompt_tokens=1, max_output_tokens=9)]
+    mesh.queue.closed = [
+        RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=1, min_output_tokens=9)
+    ]
     for each in asked:
         mesh.queue.answer(*each, FULL)
-    told = [(await client.next("failed")).failure for _ in range(3 * MOST)]
-    assert sorted(each.metadata.get("refused_by", "queue") for each in told) == ["edge"] * 2 * MOST + ["queue"] * MOST
-    assert (await mesh.figures())["knocks"] == 0
+    told = [(await client.next("failed")).failure for _ in range(3 * MAX_CONCURRENT_PROBES)]
+    assert (
+        sorted(each.metadata.get("rejected_by", "queue") for each in told)
+        == ["edge"] * 2 * MAX_CONCURRENT_PROBES + ["queue"] * MAX_CONCURRENT_PROBES
+    )
+    assert (await mesh.figures())["pending_probes"] == 0
 
 
 async def test_a_cancel_is_confirmed_at_once_and_its_handle_is_free(mesh, client):
@@ -129,8 +138,8 @@ async def test_a_session_that_is_cut_while_the_queue_is_asked_opens_nothing(mesh
         await client.next("failed")
         client.generate(HANDLE, max_output_tokens=9)
         asked = await mesh.queue.unheard.get()
-    while (await mesh.figures())["knocks"]:
+    while (await mesh.figures())["pending_probes"]:
         pass
     mesh.queue.answer(*asked)
     figures = await mesh.figures()
-    assert (figures["flights"], figures["flights_opened"]) == (0, 1)
+    assert (figures["active_requests"], figures["requests_started"]) == (0, 1)

@@ -16,7 +16,7 @@ from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.request import limits
-from penstock.edge.threads import SMALL, Threads
+from penstock.edge.threads import SMALL_INPUT_BYTES, TokenizerPools
 from penstock.v1.inference_pb2 import (
     Chat,
     CountTokensRequest,
@@ -150,7 +150,7 @@ def test_the_default_timeout_is_within_the_contract():
 
 
 async def test_a_full_edge_says_so_at_once_and_when_to_come_back():
-    async with edge_mesh(max_flights=1) as mesh:
+    async with edge_mesh(max_active_requests=1) as mesh:
         mesh.queue.is_holding = True
         first = mesh.generate()
         await mesh.queue.held.get()
@@ -161,7 +161,7 @@ async def test_a_full_edge_says_so_at_once_and_when_to_come_back():
 
 
 async def test_all_that_a_caller_sends_counts_against_the_room_there_is():
-    async with edge_mesh(max_bytes=4_000) as mesh:
+    async with edge_mesh(max_held_bytes=4_000) as mesh:
         for much in (
             {"text": "x" * 4_001},
             {"text": "x", "resume": Resume(token_ids=[token_at(0)] * 200)},
@@ -176,10 +176,10 @@ async def test_all_that_a_caller_sends_counts_against_the_room_there_is():
 
 
 async def test_a_long_body_is_parsed_off_the_loop_and_a_short_one_at_once():
-    with Threads(1) as threads:
+    with TokenizerPools(1) as threads:
         gateway = Gateway(EdgeConfig(), None, None, threads)
-        assert await gateway.parsed(SMALL, threading.get_ident) == threading.get_ident()
-        assert await gateway.parsed(SMALL + 1, threading.get_ident) != threading.get_ident()
+        assert await gateway.parse(SMALL_INPUT_BYTES, threading.get_ident) == threading.get_ident()
+        assert await gateway.parse(SMALL_INPUT_BYTES + 1, threading.get_ident) != threading.get_ident()
 
 
 async def test_a_message_above_the_cap_is_refused_before_it_is_parsed():

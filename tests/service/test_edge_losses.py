@@ -24,7 +24,7 @@ async def test_a_client_that_leaves_frees_the_gpu_and_is_charged_what_was_made()
         settle = await mesh.auth.settles.get()
         assert (settle.prompt_tokens, settle.output_tokens, settle.outcome) == (2, 4, "cancelled")
         figures = await at_rest(mesh)
-        assert (figures["cancels"], figures["receipts"]) == (1, 1)
+        assert (figures["cancels"], figures["cancels_acknowledged"]) == (1, 1)
 
 
 async def test_a_client_that_leaves_while_it_waits_takes_its_ticket_along():
@@ -127,7 +127,7 @@ async def test_an_auth_that_dies_before_it_answers_is_asked_again():
         answer, mesh.auth.answer = mesh.auth.answer, heard.put_nowait
         call = mesh.generate(max_output_tokens=2)
         lost = (await heard.get()).reserve
-        assert (await mesh.figures())["flights_reserving"] == 1
+        assert (await mesh.figures())["requests_reserving"] == 1
         mesh.auth.answer = answer
         for peer in list(mesh.auth.peers):
             peer.close("killed")
@@ -149,7 +149,7 @@ async def test_a_settlement_is_said_again_until_auth_confirms_it():
 
 
 async def test_a_client_too_far_behind_loses_its_request_and_can_resume():
-    async with edge_mesh(client_buffer=64) as mesh:
+    async with edge_mesh(response_buffer_bytes=64) as mesh:
         mesh.workers[0].is_bursting = True
         error = await refused(mesh.generate(max_output_tokens=40))
         assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "CLIENT_TOO_SLOW")

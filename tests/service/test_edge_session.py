@@ -108,8 +108,8 @@ async def test_a_session_that_is_cut_cancels_what_runs_on_it():
 
 
 async def test_a_session_whose_client_takes_nothing_is_ended_and_what_runs_on_it_is_cancelled(monkeypatch):
-    monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT", 0.02)
-    monkeypatch.setattr("penstock.edge.session.STALLED_FLUSHES", 3)
+    monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("penstock.edge.session.MAX_STALLED_FLUSHES", 3)
     write, is_stuck = streams.Peer.write, False
 
     async def write_until_stuck(self, to_client):
@@ -178,7 +178,7 @@ async def test_a_fault_of_ours_ends_one_request_and_not_its_session(monkeypatch)
 
 async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_tokenizing(monkeypatch):
     begun, may_go_on, planned = asyncio.Event(), threading.Event(), []
-    loop, plan_for = asyncio.get_running_loop(), gateway.plan_for
+    loop, plan_for = asyncio.get_running_loop(), gateway.plan_generation
 
     def plan_slowly(spec, *args, **options):
         planned.append(spec.request_id)
@@ -186,8 +186,8 @@ async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_token
         may_go_on.wait()
         return plan_for(spec, *args, **options)
 
-    monkeypatch.setattr(gateway, "plan_for", plan_slowly)
-    monkeypatch.setattr(gateway, "BRIEF", -1)  # however short, in a thread
+    monkeypatch.setattr(gateway, "plan_generation", plan_slowly)
+    monkeypatch.setattr(gateway, "MAX_INLINE_PROMPT_CHARS", -1)  # however short, in a thread
     async with edge_mesh(tokenizer_threads=1) as mesh, session(mesh) as client:
         client.generate(1, request_id="first", max_output_tokens=2)
         await begun.wait()
@@ -204,7 +204,7 @@ async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_token
 
 
 async def test_a_session_without_a_hello_is_ended_and_told_what_was_missing(monkeypatch):
-    monkeypatch.setattr(streams, "HELLO_TIMEOUT", 0.05)
+    monkeypatch.setattr(streams, "HELLO_TIMEOUT_S", 0.05)
     async with edge_mesh() as mesh:
         call = mesh.inference.Session(metadata=KEY)
         with pytest.raises(grpc.aio.AioRpcError) as failure:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from paths import REPO
-from penstock.worker.engine_link import EngineLink
+from penstock.worker.engine_link import EngineSupervisor
 
 PATIENCE = 30.0  # s
 
@@ -15,20 +15,20 @@ PATIENCE = 30.0  # s
 @pytest.fixture
 def _engine_with_offspring(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
-    monkeypatch.setattr("penstock.worker.engine_process.CHILD", "engine_with_offspring")
+    monkeypatch.setattr("penstock.worker.engine_process.CHILD_MODULE", "engine_with_offspring")
 
 
 @pytest.fixture
 def _engine_that_stays(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
-    monkeypatch.setattr("penstock.worker.engine_process.CHILD", "engine_that_stays")
+    monkeypatch.setattr("penstock.worker.engine_process.CHILD_MODULE", "engine_that_stays")
 
 
 @contextlib.asynccontextmanager
 async def running_link():
     """A link, what its engines say, and a queue that gets for each that died whether it crashed."""
     heard, down = asyncio.Queue(), asyncio.Queue()
-    link = EngineLink("options", on_message=heard.put_nowait, on_down=down.put_nowait)
+    link = EngineSupervisor("options", on_message=heard.put_nowait, on_down=down.put_nowait)
     running = asyncio.create_task(link.run())
     try:
         async with asyncio.timeout(PATIENCE):
@@ -42,7 +42,7 @@ async def running_link():
 async def test_a_dead_engine_is_noticed_and_replaced_though_its_offspring_holds_the_pipe_open():
     async with running_link() as (link, heard, down):
         offspring = psutil.Process(await heard.get())
-        link.note_ready()
+        link.on_ready()
         psutil.Process(link.pid).kill()
         assert await down.get() is False, "it was killed from outside"
         assert offspring.pid != await heard.get()  # from the next engine
@@ -61,10 +61,10 @@ async def test_who_stops_the_link_leaves_none_of_the_engines_processes():
 
 @pytest.mark.usefixtures("_engine_that_stays")
 async def test_an_engine_that_only_hangs_up_is_killed_and_replaced(monkeypatch):
-    monkeypatch.setattr("penstock.worker.engine_link.EXIT_TIMEOUT", 0.1)
+    monkeypatch.setattr("penstock.worker.engine_link.EXIT_TIMEOUT_S", 0.1)
     async with running_link() as (link, heard, down):
         first = await heard.get()
-        link.note_ready()
+        link.on_ready()
         await down.get()
         assert await heard.get() != first
         assert link.restarts == 1
@@ -73,7 +73,7 @@ async def test_an_engine_that_only_hangs_up_is_killed_and_replaced(monkeypatch):
 
 @pytest.mark.usefixtures("_engine_that_stays")
 async def test_who_stops_the_link_does_not_wait_for_an_engine_that_stays(monkeypatch):
-    monkeypatch.setattr("penstock.worker.engine_link.EXIT_TIMEOUT", 10 * PATIENCE)
+    monkeypatch.setattr("penstock.worker.engine_link.EXIT_TIMEOUT_S", 10 * PATIENCE)
     async with running_link() as (_, heard, down):
         engine = await heard.get()
         await down.get()  # from now on it is given time to end

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.worker.engine.framing import Unframer, framed
-from penstock.worker.engine.pipe import UNSENT_LIMIT, FrontGone, FrontPipe
+from penstock.worker.engine.framing import MessageDecoder, encode_message
+from penstock.worker.engine.pipe import MAX_UNSENT_BYTES, HostGone, HostPipe
 from penstock.worker.engine_pipe import EnginePipe
 
 
@@ -15,13 +15,13 @@ from penstock.worker.engine_pipe import EnginePipe
 async def both_ends():
     ours, theirs = socket.socketpair()
     heard = asyncio.Queue()
-    engine = FrontPipe(theirs)
+    engine = HostPipe(theirs)
     transport, front = await asyncio.get_running_loop().create_unix_connection(
         lambda: EnginePipe(heard.put_nowait), sock=ours
     )
     yield front, heard, engine
     engine.close()
-    await front.lost
+    await front.closed
     transport.close()
 
 
@@ -52,12 +52,12 @@ async def test_a_message_larger_than_any_buffer_holds_up_nobody():
 
 def test_an_engine_whose_front_does_not_read_never_waits_and_loses_nothing():
     ours, theirs = socket.socketpair()
-    engine, front = FrontPipe(theirs), FrontPipe(ours)
+    engine, front = HostPipe(theirs), HostPipe(ours)
     sent = 0
     while not engine.is_full:
         engine.send((sent, bytes(1000)))  # would block for ever if it could block
         sent += 1
-    assert sent * 1100 > UNSENT_LIMIT
+    assert sent * 1100 > MAX_UNSENT_BYTES
     heard = []
     while len(heard) < sent:
         heard += front.receive()
@@ -69,30 +69,30 @@ def test_an_engine_whose_front_does_not_read_never_waits_and_loses_nothing():
 
 def test_last_words_are_given_up_where_nobody_reads_them():
     ours, theirs = socket.socketpair()
-    engine = FrontPipe(theirs)
-    engine.send(bytes(UNSENT_LIMIT))
+    engine = HostPipe(theirs)
+    engine.send(bytes(MAX_UNSENT_BYTES))
     engine.flush(0.01)
     ours.close()
-    with pytest.raises(FrontGone):
+    with pytest.raises(HostGone):
         engine.flush(0.01)
     engine.close()
 
 
 def test_a_front_that_is_gone_is_told_to_who_reads_or_writes():
     ours, theirs = socket.socketpair()
-    engine = FrontPipe(theirs)
+    engine = HostPipe(theirs)
     ours.close()
-    with pytest.raises(FrontGone):
+    with pytest.raises(HostGone):
         engine.receive()
-    with pytest.raises(FrontGone):
+    with pytest.raises(HostGone):
         engine.send("anybody there")
     engine.close()
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 1000])
 def test_messages_come_whole_however_they_are_cut(size):
-    unframer = Unframer()
-    stream = b"".join(framed(f"message {number}") for number in range(20))
+    unframer = MessageDecoder()
+    stream = b"".join(encode_message(f"message {number}") for number in range(20))
     heard = []
     for start in range(0, len(stream), size):
         heard += unframer.feed(stream[start : start + size])

@@ -12,15 +12,15 @@ import pytest
 from penstock.worker.engine import process
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import FinishReason, SequenceSpec
-from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
+from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.pipe import UNSENT_LIMIT, FrontPipe
+from penstock.worker.engine.pipe import MAX_UNSENT_BYTES, HostPipe
 from penstock.worker.engine.process import engine_main
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.step_law import StepTimeModel
 from tiny_model import write_tiny_model
 
 PATIENCE = 30.0  # s
-QUICK = StepLaw(base_s=0.0, per_prefill_token_s=0.0, per_decode_seq_s=0.0)
+QUICK = StepTimeModel(base_s=0.0, per_prefill_token_s=0.0, per_decode_seq_s=0.0)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ class FrontEnd:
     """The front's end, read one message at a time."""
 
     def __init__(self, end, options):
-        self.pipe = FrontPipe(end)
+        self.pipe = HostPipe(end)
         self.heard = []
         self.pipe.send(options)
 
@@ -54,7 +54,7 @@ class FrontEnd:
 @contextmanager
 def engine_thread(options):
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=engine_main, args=(FrontPipe(theirs),))
+    thread = threading.Thread(target=engine_main, args=(HostPipe(theirs),))
     thread.start()
     front = FrontEnd(ours, options)
     try:
@@ -73,7 +73,7 @@ def steps_until_finished(conn, *seq_ids):
     texts, waiting = defaultdict(list), set(seq_ids)
     while waiting:
         message = conn.recv()
-        assert isinstance(message, Stepped), message
+        assert isinstance(message, StepCompleted), message
         for seq_id, token in zip(message.result.seq_ids, message.result.tokens, strict=True):
             texts[seq_id].append(token)
         waiting -= {done.seq_id for done in message.result.finished}
@@ -83,7 +83,7 @@ def steps_until_finished(conn, *seq_ids):
 def test_the_engine_says_what_it_serves_before_anything_else(folder):
     with engine_thread(options_for(folder)) as conn:
         ready = conn.recv()
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, EngineReady)
     assert (ready.card.name, ready.card.context_length) == ("tiny", 256)
     assert (ready.capacity.blocks_free, ready.capacity.slots_free) == (32, 32)
 
@@ -108,13 +108,13 @@ def test_a_refusal_names_the_sequence_and_the_engine_goes_on(folder):
         refused = conn.recv()
         conn.send(Add(spec(2)))
         assert len(steps_until_finished(conn, 2)[2]) == 5
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, AddRejected)
     assert (refused.seq_id, refused.reason) == (1, "PROMPT_TOO_LONG")
     assert refused.metadata["context_length"] == "256"
 
 
 def test_a_cancel_is_answered_by_the_next_step(folder):
-    slow = StepLaw(base_s=0.2)  # time enough for the cancel to arrive while the next step runs
+    slow = StepTimeModel(base_s=0.2)  # time enough for the cancel to arrive while the next step runs
     with engine_thread(options_for(folder, law=slow)) as conn:
         conn.recv()
         conn.send(Add(spec(1, output=200)))
@@ -130,7 +130,7 @@ def test_a_cancel_is_answered_by_the_next_step(folder):
 
 
 def test_a_simulated_step_takes_its_time(folder):
-    with engine_thread(options_for(folder, law=StepLaw(base_s=0.02))) as conn:
+    with engine_thread(options_for(folder, law=StepTimeModel(base_s=0.02))) as conn:
         conn.recv()
         conn.send(Add(spec(1, output=2)))
         assert conn.recv().took_s >= 0.02
@@ -150,7 +150,7 @@ def test_a_torch_engine_steps_through_the_same_pipe(folder):
 def test_a_model_that_cannot_load_is_told_and_raised():
     with engine_thread(options_for("no-such-model")) as conn:
         fatal = conn.recv()
-    assert isinstance(fatal, Fatal)
+    assert isinstance(fatal, EngineFatal)
     assert "no-such-model is no folder" in fatal.message
 
 
@@ -161,9 +161,9 @@ def test_a_process_of_its_own_ends_when_its_pipe_closes(folder):
         child = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
     try:
         front = FrontEnd(ours, options_for(folder))
-        assert isinstance(front.recv(), Ready)
+        assert isinstance(front.recv(), EngineReady)
         front.send(Add(spec(1, output=200)))
-        assert isinstance(front.recv(), Stepped)
+        assert isinstance(front.recv(), StepCompleted)
         front.pipe.close()
         assert child.wait(PATIENCE) == 0
     finally:
@@ -175,7 +175,7 @@ def test_a_front_that_does_not_read_delays_no_step_until_it_is_far_behind_and_th
     model = write_tiny_model(tmp_path / "tiny", context=60_000)
     engine, _ = build_engine(options_for(str(model), kv_blocks=8_000))
     ours, theirs = socket.socketpair()
-    pipe, front = FrontPipe(theirs), FrontPipe(ours)
+    pipe, front = HostPipe(theirs), HostPipe(ours)
     heard, unsent_at_waits = [], []
 
     def read_at_last(seconds=None):
@@ -186,14 +186,14 @@ def test_a_front_that_does_not_read_delays_no_step_until_it_is_far_behind_and_th
     for seq_id in range(4):
         front.send(Add(spec(seq_id, output=20_000)))
     while not unsent_at_waits:
-        process._hear(pipe, engine)
+        process._receive_messages(pipe, engine)
         process._step(pipe, engine)
     made = engine.batch.step
-    assert min(unsent_at_waits) > UNSENT_LIMIT
+    assert min(unsent_at_waits) > MAX_UNSENT_BYTES
     assert len(heard) < made
     front.send(Cancel(3))  # heard at the next turn, full or not
     while engine.has_work:
-        process._hear(pipe, engine)
+        process._receive_messages(pipe, engine)
         process._step(pipe, engine)
     while heard[-1].result.step < engine.batch.step:
         pipe.receive()

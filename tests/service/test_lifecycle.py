@@ -196,7 +196,7 @@ async def test_the_first_ask_to_stop_is_the_one_that_counts():
     request_stop("first", 2.0)
     request_stop("second", 9.0)
     stop = await stop_requested()
-    assert (stop.reason, stop.grace, stop.hurried.is_set()) == ("first", 2.0, False)
+    assert (stop.reason, stop.grace, stop.forced.is_set()) == ("first", 2.0, False)
 
 
 def test_instance_ids_are_unique():

@@ -104,7 +104,7 @@ async def test_a_message_that_does_not_parse_is_its_senders_fault(caplog, called
 async def test_a_malformed_frame_ends_the_session_it_came_on_and_no_other():
     async with edge_mesh() as mesh, channel(mesh.address) as to_edge, session(mesh) as client:
         mesh.workers[0].pause_at = 3
-        client.generate(1, max_output_tokens=5)
+        client.generate(1, min_output_tokens=5)
         handle = await mesh.workers[0].paused.get()
         greeting = SessionRequest(hello=Hello(protocol=1, instance_id="c2", tier="client")).SerializeToString()
         with capture_logs() as logs:

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from penstock.chassis.lifecycle import background
-from penstock.chassis.streams import PROTOCOL
+from penstock.chassis.streams import PROTOCOL_VERSION
 from penstock.v1.stream_pb2 import Hello
-from penstock.worker.blames import Blame
-from penstock.worker.outcry import Outcry
+from penstock.worker.blames import PoisonReport
+from penstock.worker.outcry import PoisonBroadcast
 from worker_front import PATIENCE, fake_scheduler
 
-SUSPECT, OTHER, GUILTY = Blame(5, False, 30.0), Blame(6, False, 30.0), Blame(5, True, 600.0)
+SUSPECT, OTHER, GUILTY = PoisonReport(5, False, 30.0), PoisonReport(6, False, 30.0), PoisonReport(5, True, 600.0)
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ async def cry():
     """What the worker knows, how it tells, and two schedulers that hear it."""
     known = []
     async with fake_scheduler() as (one, at_one), fake_scheduler() as (other, at_other):
-        hello = Hello(protocol=PROTOCOL, instance_id="w", tier="worker", address="127.0.0.1:1")
-        outcry = Outcry([at_one, at_other], hello, lambda: known)
+        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
+        outcry = PoisonBroadcast([at_one, at_other], hello, lambda: known)
         async with background(outcry.run()):
             yield known, outcry, (one, other)
 
@@ -36,7 +36,7 @@ async def test_every_scheduler_hears_of_suspects_and_of_what_became_of_them(cry)
         known[:] = blames
         outcry.tell()
         assert outcry.is_on is (blames != [GUILTY])
-        expected = {each.fingerprint: each.is_guilty for each in blames}
+        expected = {each.fingerprint: each.is_confirmed for each in blames}
         assert await heard(schedulers) == [expected, expected]
     assert await heard(schedulers) == [True, True], "it goes when all is known"
 
@@ -47,7 +47,7 @@ async def test_who_begins_again_is_heard_again(cry):
         for blames in ([SUSPECT], []):
             known[:] = blames
             outcry.tell()
-            assert await heard(schedulers) == 2 * [{each.fingerprint: each.is_guilty for each in blames}]
+            assert await heard(schedulers) == 2 * [{each.fingerprint: each.is_confirmed for each in blames}]
         assert await heard(schedulers) == [True, True]
 
 

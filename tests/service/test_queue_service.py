@@ -13,14 +13,14 @@ from penstock.chassis.channels import channel
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloaded, error_from_failure
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL
+from penstock.chassis.streams import PROTOCOL_VERSION
 from penstock.mesh.v1.queue_pb2 import Knock, SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
 from penstock.queue.book import TicketBook
-from penstock.queue.bounds import Bounds
-from penstock.queue.placed import Placed
-from penstock.queue.presence import Presence
-from penstock.queue.record import note_depths
+from penstock.queue.bounds import QueueLimits
+from penstock.queue.placed import RecentLeases
+from penstock.queue.presence import ModelAvailability
+from penstock.queue.record import record_depths
 from penstock.queue.service import QueueService
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import PATIENCE, edge_at, scheduler_at, ticket
@@ -35,12 +35,12 @@ class Shard:
     def __init__(self, max_depth, staffing):
         self.time = START
         self.book = TicketBook(
-            bounds=Bounds(max_depth, 1_000_000),
-            presence=Presence(patience=10.0, warm_up=5.0, started_at=START - 60),
-            placed=Placed(10.0),
+            limits=QueueLimits(max_depth, 1_000_000),
+            availability=ModelAvailability(timeout=10.0, warm_up=5.0, started_at=START - 60),
+            recent_leases=RecentLeases(10.0),
         )
-        hello = Hello(protocol=PROTOCOL, instance_id="queue-1", tier="queue")
-        self.service = QueueService(self.book, hello, staffing=staffing, now=lambda: self.time)
+        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="queue-1", tier="queue")
+        self.service = QueueService(self.book, hello, scheduler_wait=staffing, now=lambda: self.time)
         self.address, self.calls = "", None
 
 
@@ -93,9 +93,9 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
     async with shard_with_both() as (shard, scheduler, edge):
         edge.enqueue(ticket("a"))
         await edge.hear("queued")
-        note_depths(shard.book.shelves)
+        record_depths(shard.book.shelves)
         shard.time += 0.02
-        scheduler.credit(1, max_tokens=100)
+        scheduler.credit(1, max_ticket_tokens=100)
         await scheduler.hear("offer")
         scheduler.place("a", "lease 1")
         await edge.hear("leased")
@@ -110,7 +110,7 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
 async def test_who_asks_first_is_answered_and_waits_nowhere():
     async with shard_with_both(max_depth=1) as (shard, _, edge):
         edge.say(knock=Knock(ticket=ticket("?1")))
-        assert (await edge.hear("welcome")).ticket_id == "?1"
+        assert (await edge.hear("would_admit")).ticket_id == "?1"
         edge.enqueue(ticket("a"))
         edge.say(knock=Knock(ticket=ticket("?2")))
         edge.say(knock=Knock(ticket=ticket("?3", weight=0.0)))
@@ -140,7 +140,7 @@ async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for
         while shard.calls.working < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count is asked, it does not tell
             await asyncio.sleep(0)
         scheduler.credit(1, once=True)
-        await scheduler.hear("returned")
+        await scheduler.hear("credit_returned")
         assert shard.service.figures()["edges"] == 0
         scheduler.serve("m")
         assert [each.model for each in (await (await coming).hear("catalog")).entries] == ["m"]
@@ -149,7 +149,7 @@ async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for
 async def test_a_queue_that_is_full_says_so_with_reason_and_time():
     async with shard_with_both(max_depth=2) as (shard, scheduler, edge):
         scheduler.credit(0, tokens_per_second=40.0, once=True)
-        await scheduler.hear("returned")
+        await scheduler.hear("credit_returned")
         edge.enqueue(ticket("a"), ticket("b"), ticket("c"))
         shed = await edge.hear("shed")
         error = error_from_failure(shed.failure)
@@ -193,7 +193,7 @@ async def test_a_withdrawal_is_acknowledged_and_reaches_the_scheduler_that_knows
         edge.enqueue(ticket("waits"))
         edge.withdraw("offered", "leased", "waits", "unknown")
         assert list((await edge.hear("withdrawn")).ticket_ids) == ["offered", "leased", "waits", "unknown"]
-        assert list((await scheduler.hear("recalled")).ticket_ids) == ["offered", "leased"]
+        assert list((await scheduler.hear("offer_withdrawn")).ticket_ids) == ["offered", "leased"]
 
 
 async def test_what_a_scheduler_was_offered_goes_to_another_when_its_stream_is_cut():
@@ -214,7 +214,7 @@ async def test_a_cut_edge_takes_its_tickets_along():
             await scheduler.hear("offer")
             edge.enqueue(ticket("stays"))
             await edge.hear("queued")
-        assert list((await scheduler.hear("recalled")).ticket_ids) == ["offered"]
+        assert list((await scheduler.hear("offer_withdrawn")).ticket_ids) == ["offered"]
         scheduler.credit(5)
         assert (await scheduler.hear("offer")).ticket.ticket_id == "stays"
         assert shard.service.figures()["waiting"] == 0
@@ -226,7 +226,7 @@ async def test_credit_given_once_is_answered_with_what_is_left():
         await edge.hear("queued")
         scheduler.credit(3, once=True)
         assert (await scheduler.hear("offer")).ticket.ticket_id == "a"
-        assert (await scheduler.hear("returned")).tickets == 2
+        assert (await scheduler.hear("credit_returned")).tickets == 2
 
 
 async def test_a_drain_tells_both_sides():
@@ -264,18 +264,18 @@ async def test_each_ticket_has_one_span_of_its_wait_in_its_own_trace(receiver, e
 
 
 @pytest.mark.parametrize(
-    ("given_up", "deadline", "ends"),
+    ("left", "deadline", "ends"),
     [(1.25, 0.0, 1.25), (0.0, 1.5, 1.5), (9.0, 0.0, 2.0), (-5.0, 0.0, 0.0)],
     ids=["as the edge says", "at the deadline", "not in the future", "not before it came"],
 )
-async def test_a_wait_ends_with_its_request_and_not_when_the_queue_learns_of_that(receiver, given_up, deadline, ends):
+async def test_a_wait_ends_with_its_request_and_not_when_the_queue_learns_of_that(receiver, left, deadline, ends):
     trace_id = f"{0xA0 + round(4 * ends):032x}"
     async with shard_with_both() as (shard, _, edge):
         due = round((START + deadline) * 1e9) if deadline else 0
         edge.enqueue(ticket("a", traceparent=f"00-{trace_id}-b7ad6b7169203331-01", deadline_unix_nano=due))
         await edge.hear("queued")
         shard.time += 2.0
-        edge.withdraw("a", at=START + given_up if given_up else 0.0)
+        edge.withdraw("a", at=START + left if left else 0.0)
         await edge.hear("withdrawn")
         (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_QUEUE_WAIT, trace_id=trace_id)
         assert span.end_unix_nano - span.start_unix_nano == pytest.approx(ends * 1e9, abs=1_000)

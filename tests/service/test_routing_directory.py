@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.routing.directory import EdgeDirectory
-from penstock.routing.edge import BadEdge
+from penstock.routing.directory import EdgeDiscovery
+from penstock.routing.edge import InvalidEdge
 
 
 class Resolver:
@@ -25,24 +25,24 @@ async def look(directory):
 
 async def test_addresses_are_taken_as_they_are():
     resolver = Resolver()
-    directory = EdgeDirectory("10.0.0.1:7001/10.0.0.1:7080,[::1]:7001/[::1]:7080", resolver)
+    directory = EdgeDiscovery("10.0.0.1:7001/10.0.0.1:7080,[::1]:7001/[::1]:7080", resolver)
     assert await look(directory) == [("10.0.0.1:7001", "10.0.0.1:7080"), ("[::1]:7001", "[::1]:7080")]
     assert resolver.asked == []
 
 
 async def test_every_record_of_a_dns_name_is_an_edge_on_both_ports():
-    directory = EdgeDirectory("dns:///edge:7001/7080", Resolver(edge=["10.0.0.2", "10.0.0.1"]))
+    directory = EdgeDiscovery("dns:///edge:7001/7080", Resolver(edge=["10.0.0.2", "10.0.0.1"]))
     assert await look(directory) == [("10.0.0.1:7001", "10.0.0.1:7080"), ("10.0.0.2:7001", "10.0.0.2:7080")]
 
 
 async def test_a_plain_name_is_one_edge():
-    directory = EdgeDirectory("grpc:7001/http:7080", Resolver(grpc=["10.0.0.2", "10.0.0.1"], http=["10.0.0.9"]))
+    directory = EdgeDiscovery("grpc:7001/http:7080", Resolver(grpc=["10.0.0.2", "10.0.0.1"], http=["10.0.0.9"]))
     assert await look(directory) == [("10.0.0.1:7001", "10.0.0.9:7080")]
 
 
 async def test_a_new_record_is_a_new_edge_and_a_lost_one_is_no_edge():
     resolver = Resolver(edge=["10.0.0.1"])
-    directory = EdgeDirectory("dns:///edge:7001/7080", resolver)
+    directory = EdgeDiscovery("dns:///edge:7001/7080", resolver)
     assert len(await look(directory)) == 1
     resolver.records["edge"] = ["10.0.0.2", "10.0.0.3"]
     assert [grpc for grpc, _ in await look(directory)] == ["10.0.0.2:7001", "10.0.0.3:7001"]
@@ -50,28 +50,28 @@ async def test_a_new_record_is_a_new_edge_and_a_lost_one_is_no_edge():
 
 async def test_a_name_that_stops_answering_keeps_its_edges():
     resolver = Resolver(edge=["10.0.0.1"])
-    directory = EdgeDirectory("dns:///edge:7001/7080", resolver)
+    directory = EdgeDiscovery("dns:///edge:7001/7080", resolver)
     before = await look(directory)
     resolver.records.clear()
     assert await look(directory) == before
 
 
 async def test_a_name_that_never_answered_has_no_edge():
-    assert await look(EdgeDirectory("dns:///edge:7001/7080", Resolver())) == []
+    assert await look(EdgeDiscovery("dns:///edge:7001/7080", Resolver())) == []
 
 
 async def test_an_address_named_twice_is_one_edge():
-    directory = EdgeDirectory("10.0.0.1:7001/10.0.0.1:7080,dns:///edge:7001/7080", Resolver(edge=["10.0.0.1"]))
+    directory = EdgeDiscovery("10.0.0.1:7001/10.0.0.1:7080,dns:///edge:7001/7080", Resolver(edge=["10.0.0.1"]))
     assert await look(directory) == [("10.0.0.1:7001", "10.0.0.1:7080")]
 
 
 async def test_a_file_is_read_anew_at_each_look(tmp_path):
     listed = tmp_path / "edges"
     listed.write_text("10.0.0.1:1/10.0.0.1:2\n")
-    directory = EdgeDirectory(f"file://{listed}", Resolver())
+    directory = EdgeDiscovery(f"file://{listed}", Resolver())
     assert await look(directory) == [("10.0.0.1:1", "10.0.0.1:2")]
     listed.write_text("10.0.0.1:1/10.0.0.1:2\n10.0.0.2:1/10.0.0.2:2\n")
     assert len(await look(directory)) == 2
     listed.write_text("nonsense")
-    with pytest.raises(BadEdge):
+    with pytest.raises(InvalidEdge):
         await look(directory)

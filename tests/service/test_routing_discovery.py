@@ -15,10 +15,10 @@ from envoy_data_plane.envoy.service.discovery.v3 import (
 )
 from envoy_data_plane.google.rpc import Status
 
-from penstock.routing.board import SnapshotBoard
+from penstock.routing.board import SnapshotCache
 from penstock.routing.edge import Address, parse_specs
 from penstock.routing.resource import ResourceType
-from penstock.routing.resources import Front, front_snapshot
+from penstock.routing.resources import ProxyConfig, build_snapshot
 from penstock.routing.service import SERVICE, AggregatedDiscovery, add_discovery_to_server
 
 CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
@@ -26,8 +26,8 @@ NODE = Node(id="front-1")
 
 
 def snapshot(*hosts):
-    edges = [spec.pattern for host in hosts for spec in parse_specs(f"{host}:7001/{host}:7080")]
-    return front_snapshot(Front(listen=Address("127.0.0.1", 8080)), edges)
+    edges = [spec.template for host in hosts for spec in parse_specs(f"{host}:7001/{host}:7080")]
+    return build_snapshot(ProxyConfig(listen=Address("127.0.0.1", 8080)), edges)
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ def hosts(packed):
 
 
 async def test_a_delta_proxy_gets_all_at_first_and_then_only_what_changed():
-    board = SnapshotBoard(snapshot("10.0.0.1"))
+    board = SnapshotCache(snapshot("10.0.0.1"))
     async with control_plane(board) as channel:
         call = delta(channel)
         await call.write(DeltaDiscoveryRequest(node=NODE, type_url=CLUSTER.value))
@@ -84,7 +84,7 @@ async def test_a_delta_proxy_gets_all_at_first_and_then_only_what_changed():
 
 
 async def test_a_state_of_the_world_proxy_gets_everything_of_a_type_each_time():
-    board = SnapshotBoard(snapshot("10.0.0.1"))
+    board = SnapshotCache(snapshot("10.0.0.1"))
     async with control_plane(board) as channel:
         call = sotw(channel)
         names = ["edge_grpc", "edge_http"]
@@ -106,7 +106,7 @@ async def test_a_state_of_the_world_proxy_gets_everything_of_a_type_each_time():
 
 
 async def test_a_refusal_is_logged_with_its_reason_and_does_not_end_the_stream(capsys):
-    board = SnapshotBoard(snapshot("10.0.0.1"))
+    board = SnapshotCache(snapshot("10.0.0.1"))
     async with control_plane(board) as channel:
         call = delta(channel)
         await call.write(DeltaDiscoveryRequest(node=NODE, type_url=LISTENER.value))
@@ -120,13 +120,13 @@ async def test_a_refusal_is_logged_with_its_reason_and_does_not_end_the_stream(c
         assert (await call.read()).type_url == CLUSTER.value
         call.cancel()
     logged = capsys.readouterr().out
-    assert "xds_refused" in logged
+    assert "xds_nack" in logged
     assert "port taken" in logged
     assert "front-1" in logged
 
 
 async def test_a_type_we_do_not_serve_does_not_end_the_stream():
-    async with control_plane(SnapshotBoard(snapshot("10.0.0.1"))) as channel:
+    async with control_plane(SnapshotCache(snapshot("10.0.0.1"))) as channel:
         call = delta(channel)
         await call.write(DeltaDiscoveryRequest(node=NODE, type_url="type.googleapis.com/of.tomorrow"))
         await call.write(DeltaDiscoveryRequest(type_url=ROUTE.value, resource_names_subscribe=["edges"]))
@@ -135,7 +135,7 @@ async def test_a_type_we_do_not_serve_does_not_end_the_stream():
 
 
 async def test_a_reconnecting_proxy_that_knows_everything_is_told_nothing_until_something_changes():
-    board = SnapshotBoard(snapshot("10.0.0.1"))
+    board = SnapshotCache(snapshot("10.0.0.1"))
     known = {name: resource.version for name, resource in board.snapshot.by_type[ENDPOINT].items()}
     async with control_plane(board) as channel:
         call = delta(channel)
@@ -153,7 +153,7 @@ async def test_a_reconnecting_proxy_that_knows_everything_is_told_nothing_until_
 
 
 async def test_closing_the_board_ends_every_stream_in_good_order():
-    board = SnapshotBoard(snapshot("10.0.0.1"))
+    board = SnapshotCache(snapshot("10.0.0.1"))
     async with control_plane(board) as channel:
         calls = [delta(channel), sotw(channel)]
         for call in calls:
@@ -165,7 +165,7 @@ async def test_closing_the_board_ends_every_stream_in_good_order():
 
 
 async def test_a_proxy_that_goes_leaves_no_stream_behind():
-    board = SnapshotBoard(snapshot("10.0.0.1"))
+    board = SnapshotCache(snapshot("10.0.0.1"))
     left = asyncio.Event()
 
     class Bells(set):
@@ -173,26 +173,26 @@ async def test_a_proxy_that_goes_leaves_no_stream_behind():
             super().discard(bell)
             left.set()
 
-    board.bells = Bells()
+    board.watchers = Bells()
     async with control_plane(board) as channel:
         call = delta(channel)
         await call.initial_metadata()
-        assert len(board.bells) == 1
+        assert len(board.watchers) == 1
         call.cancel()
         await left.wait()
-        assert len(board.bells) == 0
+        assert len(board.watchers) == 0
 
 
 def test_the_same_edges_again_wake_nobody():
-    board = SnapshotBoard(snapshot("10.0.0.1"))
-    with board.bell() as bell:
+    board = SnapshotCache(snapshot("10.0.0.1"))
+    with board.watch() as bell:
         assert not board.publish(snapshot("10.0.0.1"))
         assert not bell.is_set()
 
 
 @pytest.mark.parametrize("dialect", [sotw, delta])
 async def test_a_half_closed_stream_is_ended(dialect):
-    async with control_plane(SnapshotBoard(snapshot("10.0.0.1"))) as channel:
+    async with control_plane(SnapshotCache(snapshot("10.0.0.1"))) as channel:
         call = dialect(channel)
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.OK

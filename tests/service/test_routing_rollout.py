@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from penstock.chassis.lifecycle import background
-from penstock.routing.directory import EdgeDirectory
-from penstock.routing.edge import Address, BadEdge
+from penstock.routing.directory import EdgeDiscovery
+from penstock.routing.edge import Address, InvalidEdge
 from penstock.routing.resource import ResourceType
-from penstock.routing.resources import Front
-from penstock.routing.rollout import Rollout
+from penstock.routing.resources import ProxyConfig
+from penstock.routing.rollout import Reconciler
 
-FRONT = Front(listen=Address("127.0.0.1", 8080))
+FRONT = ProxyConfig(listen=Address("127.0.0.1", 8080))
 ONE, TWO = "10.0.0.1:1/10.0.0.1:2", "10.0.0.2:1/10.0.0.2:2;draining"
 
 
@@ -23,36 +23,36 @@ def listed(tmp_path):
 
 
 async def begin(listed):
-    return await Rollout.begin(FRONT, EdgeDirectory(f"file://{listed}"))
+    return await Reconciler.start(FRONT, EdgeDiscovery(f"file://{listed}"))
 
 
 async def test_a_changed_list_is_published_and_an_unchanged_one_is_not(listed):
     rollout = await begin(listed)
-    first = rollout.board.snapshot
-    await rollout.advance()
-    assert rollout.board.snapshot is first
+    first = rollout.cache.snapshot
+    await rollout.reconcile()
+    assert rollout.cache.snapshot is first
     listed.write_text(f"{ONE}\n{TWO}\n")
-    await rollout.advance()
-    assert rollout.board.snapshot.versions[ResourceType.ENDPOINT] != first.versions[ResourceType.ENDPOINT]
+    await rollout.reconcile()
+    assert rollout.cache.snapshot.versions[ResourceType.ENDPOINT] != first.versions[ResourceType.ENDPOINT]
     assert rollout.figures() == {"edges": 2, "edges_draining": 1, "xds_streams": 0}
 
 
 async def test_the_same_edges_in_another_order_are_no_change(listed):
     listed.write_text(f"{ONE}\n{TWO}\n")
     rollout = await begin(listed)
-    first = rollout.board.snapshot
+    first = rollout.cache.snapshot
     listed.write_text(f"{TWO}\n{ONE}\n")
-    await rollout.advance()
-    assert rollout.board.snapshot is first
+    await rollout.reconcile()
+    assert rollout.cache.snapshot is first
 
 
-class WatchedDirectory(EdgeDirectory):
+class WatchedDirectory(EdgeDiscovery):
     """Tells when it has refused a list."""
 
     async def look(self):
         try:
-            return await EdgeDirectory.look(self)
-        except BadEdge:
+            return await EdgeDiscovery.poll(self)
+        except InvalidEdge:
             self.refused.set()
             raise
 
@@ -60,13 +60,13 @@ class WatchedDirectory(EdgeDirectory):
 async def test_a_list_nobody_can_read_changes_nothing_and_the_next_good_one_counts(listed):
     directory = WatchedDirectory(f"file://{listed}")
     directory.refused = asyncio.Event()
-    rollout = await Rollout.begin(FRONT, directory)
-    first = rollout.board.snapshot
-    with rollout.board.bell() as bell:
-        async with background(rollout.follow(every=0.001)):
+    rollout = await Reconciler.start(FRONT, directory)
+    first = rollout.cache.snapshot
+    with rollout.cache.watch() as bell:
+        async with background(rollout.run(interval_s=0.001)):
             listed.write_text("nonsense")
             await directory.refused.wait()
-            assert rollout.board.snapshot is first
+            assert rollout.cache.snapshot is first
             listed.write_text(TWO)
             await bell.wait()
     assert {str(edge.grpc) for edge in rollout.edges} == {"10.0.0.2:1"}

@@ -9,11 +9,11 @@ import pytest
 from penstock.chassis import semconv
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
-from penstock.chassis.streams import PROTOCOL
+from penstock.chassis.streams import PROTOCOL_VERSION
 from penstock.mesh.v1 import scheduler_pb2
-from penstock.mesh.v1.queue_pb2 import Head, Recalled
+from penstock.mesh.v1.queue_pb2 import Head, OfferWithdrawn
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from penstock.mesh.v1.ticket_pb2 import Blame
+from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import ticket
 from scheduler_streams import PATIENCE, scheduler_of, shard_server, worker_at
@@ -74,29 +74,29 @@ async def test_what_a_worker_tells_of_its_runs_reaches_the_shard_that_they_came_
         assert lease.queue_id == "queue-1"
         worker.started(lease.lease_id)
         worker.say(progress=scheduler_pb2.Progress(leases=[served(lease.lease_id, 10, 1)]))
-        (told,) = (await shard.hear("served")).tickets
+        (told,) = (await shard.hear("service_report")).tickets
         assert (told.ticket_id, told.attempt, told.prompt_tokens, told.output_tokens) == ("a", lease.attempt, 10, 1)
         assert not told.ended
         ended = scheduler_pb2.Released(lease_ids=[lease.lease_id], served=[served(lease.lease_id, 10, 7)])
         worker.say(released=ended)
-        (told,) = (await shard.hear("served")).tickets
+        (told,) = (await shard.hear("service_report")).tickets
         assert (told.output_tokens, told.ended) == (7, True)
 
 
 async def test_a_shard_hears_how_fast_the_workers_are():
     async with one_of_each() as (shard, _, worker):
-        assert (await shard.hear("pace")).slots == 2
-        worker.say(report=scheduler_pb2.Report(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0))
-        while not (pace := await shard.hear("pace")).running:
+        assert (await shard.hear("pool_stats")).slots == 2
+        worker.say(report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0))
+        while not (pace := await shard.hear("pool_stats")).running:
             pass
         assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == ("m", 100.0, 900.0)
 
 
 async def test_a_prompt_goes_where_its_beginning_is_cached():
     async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2") as second:
-        second.say(cache_news=scheduler_pb2.CacheNews(added=[5, 6], anew=True))
-        second.say(report=scheduler_pb2.Report(running=3))
-        while not (await shard.hear("pace")).running:  # so it has heard of the cache as well
+        second.say(cache_news=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
+        second.say(report=scheduler_pb2.LoadReport(running=3))
+        while not (await shard.hear("pool_stats")).running:  # so it has heard of the cache as well
             pass
         shard.offer(ticket("a", prefix_hashes=[5, 6, 7]))
         assert (await shard.hear("place")).lease.worker_id == "w2"
@@ -138,7 +138,7 @@ async def test_a_recall_frees_a_lease_that_was_not_started():
     async with one_of_each() as (shard, scheduler, worker):
         shard.offer(ticket("a"))
         lease_id = (await shard.hear("place")).lease.lease_id
-        shard.say(recalled=Recalled(ticket_ids=["a"]))
+        shard.say(recalled=OfferWithdrawn(ticket_ids=["a"]))
         assert (await worker.hear("revoke")).lease_id == lease_id
         assert scheduler.service.figures()["promised_blocks"] == 0
 
@@ -188,7 +188,7 @@ async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
         assert (asked.tickets, asked.once) == (0, True), "standing credit is called in while several wait"
         second.say(returned={"model": "m", "tickets": 1})
         async with asyncio.timeout(PATIENCE):  # for streams have no order among them, and with credit it is served
-            while any(credit.held for credit in scheduler.dispatcher.credits.values()):  # noqa: ASYNC110 - a turn of the loop, no wait
+            while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110 - a turn of the loop, no wait
                 await asyncio.sleep(0)
         worker.released(lease_id)
         assert (await second.hear("credit")).tickets == 1
@@ -198,9 +198,9 @@ async def test_a_worker_without_a_profile_is_refused_in_words():
     async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
         async with channel(scheduler.address) as to_scheduler:
             call = SchedulerServiceStub(to_scheduler).Attach()
-            hello = Hello(protocol=PROTOCOL, instance_id="w", tier="worker")
+            hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker")
             await call.write(scheduler_pb2.AttachRequest(hello=hello))
-            await call.write(scheduler_pb2.AttachRequest(report=scheduler_pb2.Report()))
+            await call.write(scheduler_pb2.AttachRequest(load_report=scheduler_pb2.LoadReport()))
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 while True:
                     assert await call.read() is not grpc.aio.EOF
@@ -208,19 +208,19 @@ async def test_a_worker_without_a_profile_is_refused_in_words():
 
 
 async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
-    blame = Blame(fingerprint=5)
-    blame.lasts.seconds = 30
+    blame = PoisonReport(fingerprint=5)
+    blame.ttl.seconds = 30
     async with (
         shard_server("queue-1") as shard,
         scheduler_of(shard) as scheduler,
         channel(scheduler.address) as to_scheduler,
     ):
         call = SchedulerServiceStub(to_scheduler).Attach()
-        hello = Hello(protocol=PROTOCOL, instance_id="w", tier="worker", address="127.0.0.1:1")
+        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
         assert not (await shard.hear("catalog")).blames
         for blames in ([blame], []):
-            await call.write(scheduler_pb2.AttachRequest(blamed=scheduler_pb2.Blamed(blames=blames)))
+            await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=blames)))
             said = await shard.hear("catalog")
             assert [each.fingerprint for each in said.blames] == [each.fingerprint for each in blames]
         call.cancel()

@@ -11,11 +11,11 @@ from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL, Link
+from penstock.chassis.streams import PROTOCOL_VERSION, Link
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
-from penstock.mesh.v1.scheduler_pb2 import AttachRequest, Profile, Released, Report, RunningLease, Started
+from penstock.mesh.v1.scheduler_pb2 import AttachRequest, LoadReport, Profile, Released, RunningLease, Started
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
-from penstock.mesh.v1.ticket_pb2 import Blame
+from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue.service import QueueService
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
@@ -40,7 +40,7 @@ class Scheduler:
     def __init__(self, queues):
         self.clock = Clock()
         self.dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
-        hello = Hello(protocol=PROTOCOL, instance_id="scheduler-1", tier="scheduler")
+        hello = Hello(protocol=PROTOCOL_VERSION, instance_id="scheduler-1", tier="scheduler")
         self.service = SchedulerService(self.dispatcher, queues, hello, now=self.clock)
         self.address = ""
 
@@ -58,7 +58,7 @@ async def turns_until(is_so):
 
 @asynccontextmanager
 async def shard_at(listen="127.0.0.1:0"):
-    service = QueueService(book_of(), Hello(protocol=PROTOCOL, instance_id="queue-1", tier="queue"))
+    service = QueueService(book_of(), Hello(protocol=PROTOCOL_VERSION, instance_id="queue-1", tier="queue"))
     registration = add_QueueServiceServicer_to_server, service
     async with serving(listen, [registration], drain_grace=0.5) as server, background(service.tick()):
         yield server.address
@@ -86,7 +86,7 @@ class Worker(Side):
 async def worker_at(address, name="worker-1", zone="", **profile):
     """A worker that is attached. Leaving the block cuts its stream."""
     async with channel(address) as to_scheduler:
-        hello = Hello(protocol=PROTOCOL, instance_id=name, tier="worker", address=f"{name}:1", zone=zone)
+        hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="worker", address=f"{name}:1", zone=zone)
         call = SchedulerServiceStub(to_scheduler).Attach
         worker = Worker(lambda **callbacks: Link(name, call, AttachRequest, hello, **callbacks), AttachRequest)
         running = asyncio.create_task(worker.link.run())
@@ -147,7 +147,7 @@ async def refusal_of(address, *frames):
 
 
 def hello_frame():
-    return AttachRequest(hello=Hello(protocol=PROTOCOL, instance_id="w", tier="worker"))
+    return AttachRequest(hello=Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker"))
 
 
 async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promised():
@@ -269,7 +269,7 @@ async def test_the_workers_table_says_what_each_has_left():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.hear("leased")
-        worker.say(report=Report(running=1, prefill_backlog_tokens=5, tokens_per_second=80.0))
+        worker.say(report=LoadReport(running=1, prefill_backlog_tokens=5, tokens_per_second=80.0))
         await turns_until(lambda: tables(scheduler.dispatcher.fleet)["workers"][0]["running"])
         assert tables(scheduler.dispatcher.fleet)["workers"] == [
             {
@@ -299,20 +299,20 @@ async def test_a_worker_whose_profile_lacks_something_is_refused(name):
 
 
 async def test_a_worker_that_takes_nothing_is_heard_and_placed_on_once_it_says_what_it_is():
-    blame = Blame(fingerprint=5)
-    blame.lasts.seconds = 30
+    blame = PoisonReport(fingerprint=5)
+    blame.ttl.seconds = 30
     nothing = dict.fromkeys(PROFILE)
     async with scheduler_of() as scheduler, worker_at(scheduler.address, **nothing, blames=[blame]) as worker:
-        await turns_until(lambda: scheduler.dispatcher.blames.names(5))
+        await turns_until(lambda: scheduler.dispatcher.poison.is_reported(5))
         assert scheduler.service.figures()["workers"] == 0
         worker.say(profile=Profile(**PROFILE))
         await scheduler.until(workers=1)
-        assert not scheduler.dispatcher.blames.names(5)
+        assert not scheduler.dispatcher.poison.is_reported(5)
 
 
 async def test_a_worker_that_reports_before_it_says_what_it_is_is_refused():
     async with scheduler_of() as scheduler:
-        error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(report=Report(running=1)))
+        error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(load_report=LoadReport(running=1)))
         assert error.reason == "PROFILE_INVALID"
 
 

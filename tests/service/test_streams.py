@@ -9,9 +9,9 @@ import pytest
 from penstock.chassis import stream_end, streams
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import FailedPrecondition
-from penstock.chassis.outbox import BUNDLE_BYTES, BUNDLE_FRAMES, Outbox
-from penstock.chassis.stream_end import StreamEnd
-from penstock.chassis.streams import Link, accepted, check_hello
+from penstock.chassis.outbox import MAX_BUNDLE_BYTES, MAX_BUNDLE_FRAMES, Outbox
+from penstock.chassis.stream_end import StreamEndpoint
+from penstock.chassis.streams import Link, accept_stream, check_hello
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Identify, Settled
 from penstock.mesh.v1.admission_pb2_grpc import (
     AdmissionServiceServicer,
@@ -29,14 +29,14 @@ class Echo(AdmissionServiceServicer):
         self.left = asyncio.Queue()
 
     async def Admit(self, request_iterator, context):
-        hello = Hello(protocol=streams.PROTOCOL, instance_id="echo", tier="auth")
-        async with accepted(context, AdmitResponse, hello) as peer:
+        hello = Hello(protocol=streams.PROTOCOL_VERSION, instance_id="echo", tier="auth")
+        async with accept_stream(context, AdmitResponse, hello) as peer:
             self.peers.put_nowait(peer)
             try:
                 async for frame in peer:
                     peer.send(AdmitResponse(settled=Settled(reservation_id=frame.identify.request_id)))
             finally:
-                self.left.put_nowait(peer.ended)
+                self.left.put_nowait(peer.has_peer_ended)
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def link_to(address, **options):
             "echo",
             lambda: AdmissionServiceStub(open_channel).Admit(),
             AdmitRequest,
-            Hello(protocol=options.pop("protocol", streams.PROTOCOL), instance_id="me", tier="edge"),
+            Hello(protocol=options.pop("protocol", streams.PROTOCOL_VERSION), instance_id="me", tier="edge"),
             on_frame=lambda frame: events.put_nowait(("frame", frame)),
             on_up=lambda hello: events.put_nowait(("up", hello.instance_id)),
             on_down=lambda reason: events.put_nowait(("down", reason)),
@@ -91,7 +91,7 @@ async def raw_call(address, **hello):
     """A peer that the test holds in its hand, greeted."""
     async with channel(address) as open_channel:
         call = AdmissionServiceStub(open_channel).Admit()
-        greeting = Hello(protocol=streams.PROTOCOL, instance_id="raw", tier="edge", **hello)
+        greeting = Hello(protocol=streams.PROTOCOL_VERSION, instance_id="raw", tier="edge", **hello)
         await call.write(AdmitRequest(hello=greeting))
         answer = await call.read()
         assert (answer.WhichOneof("frame"), answer.hello.bundles, list(answer.more)) == ("hello", True, [])
@@ -104,7 +104,7 @@ def ids_in(message):
 
 
 async def test_frames_that_are_ready_together_go_as_one_to_a_peer_that_takes_them_so():
-    numbers = [str(number) for number in range(3 * BUNDLE_FRAMES)]
+    numbers = [str(number) for number in range(3 * MAX_BUNDLE_FRAMES)]
     async with echo_server() as (echo, address, _), raw_call(address, bundles=True) as call:
         peer = await echo.peers.get()
         for number in numbers:
@@ -113,7 +113,7 @@ async def test_frames_that_are_ready_together_go_as_one_to_a_peer_that_takes_the
         messages = 0
         while len(heard) < len(numbers):
             message = await call.read()
-            assert len(message.more) <= BUNDLE_FRAMES
+            assert len(message.more) <= MAX_BUNDLE_FRAMES
             heard += ids_in(message)
             messages += bool(ids_in(message))
         assert heard == numbers
@@ -145,7 +145,7 @@ async def test_frames_that_came_as_one_are_heard_one_by_one_and_none_after_the_e
 
 async def test_a_frame_at_the_size_that_a_peer_takes_goes_alone():
     outbox, written = Outbox(10), asyncio.Queue()
-    frames = [ask("hello"), ask("before"), ask("x" * BUNDLE_BYTES), ask("after"), ask("last")]
+    frames = [ask("hello"), ask("before"), ask("x" * MAX_BUNDLE_BYTES), ask("after"), ask("last")]
     for frame in frames:
         outbox.put(frame)
     writing = asyncio.create_task(outbox.write_all(written.put, can_bundle=lambda: True))
@@ -157,7 +157,7 @@ async def test_a_frame_at_the_size_that_a_peer_takes_goes_alone():
 
 async def test_frames_are_not_changed_by_going_together_and_large_ones_do_not_pile_up():
     outboxes = [Outbox(10), Outbox(10)]
-    frames = [ask("hello"), *(ask(str(number) + "x" * (BUNDLE_BYTES // 2 - 100)) for number in range(5))]
+    frames = [ask("hello"), *(ask(str(number) + "x" * (MAX_BUNDLE_BYTES // 2 - 100)) for number in range(5))]
     before = [frame.SerializeToString() for frame in frames]
     for outbox in outboxes:
         written = asyncio.Queue()
@@ -202,7 +202,7 @@ async def test_end_is_told_apart_from_a_cut():
 async def test_a_link_that_was_left_says_nothing_more_and_does_not_come_back():
     async with echo_server() as (echo, address, _), link_to(address) as (link, events):
         await events.get()
-        link.leave("drained")
+        link.close("drained")
         assert not link.send(ask("late"))
         await link.flush()
         assert await echo.left.get()
@@ -224,8 +224,8 @@ async def test_a_server_that_is_stopped_between_two_frames_ends_its_streams_with
 
 
 async def test_nobody_waits_for_frames_that_a_stream_cannot_write_any_more(monkeypatch):
-    monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT", 3_600.0)
-    end = StreamEnd(AdmitRequest, Hello(), capacity=8)
+    monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT_S", 3_600.0)
+    end = StreamEndpoint(AdmitRequest, Hello(), capacity=8)
 
     async def fail(_):
         raise asyncio.InvalidStateError
@@ -233,11 +233,11 @@ async def test_nobody_waits_for_frames_that_a_stream_cannot_write_any_more(monke
     flushing = asyncio.create_task(end.flush())
     await end.write(fail)
     await flushing
-    assert end.closed_because == "write failed: InvalidStateError"
+    assert end.close_reason == "write failed: InvalidStateError"
 
 
 async def test_silence_counts_as_death_on_both_sides(monkeypatch):
-    monkeypatch.setattr(stream_end, "TICK", 0.02)
+    monkeypatch.setattr(stream_end, "TICK_S", 0.02)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
@@ -248,7 +248,7 @@ async def test_silence_counts_as_death_on_both_sides(monkeypatch):
 
 
 async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
-    monkeypatch.setattr(stream_end, "TICK", 0.01)
+    monkeypatch.setattr(stream_end, "TICK_S", 0.01)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
@@ -258,7 +258,7 @@ async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
         def count(frame):
             nonlocal heard
             heard += frame.WhichOneof("frame") == "heartbeat"
-            if heard == 3 * stream_end.SILENT_TICKS:
+            if heard == 3 * stream_end.MAX_SILENT_TICKS:
                 peer.send(AdmitResponse(settled=Settled(reservation_id="quiet")))
             return original(frame)
 

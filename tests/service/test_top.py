@@ -14,10 +14,10 @@ from penstock.chassis.admin import AdminService
 from penstock.chassis.errors import Unavailable
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL
+from penstock.chassis.streams import PROTOCOL_VERSION
 from penstock.cli.top import command
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
-from penstock.mesh.v1.scheduler_pb2 import Report
+from penstock.mesh.v1.scheduler_pb2 import LoadReport
 from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from penstock.queue import snapshot as queue_snapshot
 from penstock.queue.service import QueueService
@@ -35,7 +35,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 @asynccontextmanager
 async def shard_at(name):
     book = book_of()
-    service = QueueService(book, Hello(protocol=PROTOCOL, instance_id=name, tier="queue"))
+    service = QueueService(book, Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="queue"))
     admin = AdminService("queue", name, service.figures, lambda: queue_snapshot.tables(book))
     registration = add_QueueServiceServicer_to_server, service
     async with (
@@ -49,7 +49,7 @@ async def shard_at(name):
 @asynccontextmanager
 async def scheduler_of(*queues):
     dispatcher = Dispatcher(leases=LeaseBook(ttl=5.0, prefix="s"), look_ahead=0)
-    service = SchedulerService(dispatcher, queues, Hello(protocol=PROTOCOL, instance_id="s", tier="scheduler"))
+    service = SchedulerService(dispatcher, queues, Hello(protocol=PROTOCOL_VERSION, instance_id="s", tier="scheduler"))
     tables = lambda: scheduler_snapshot.tables(dispatcher.fleet)  # noqa: E731  # as the composition root has it
     admin = AdminService("scheduler", "scheduler-1", service.figures, tables)
     registration = add_SchedulerServiceServicer_to_server, service
@@ -72,7 +72,7 @@ async def busy_mesh():
     ):
         while not (await edge.hear("catalog")).entries:
             pass
-        worker.say(report=Report(running=2, tokens_per_second=40.0))
+        worker.say(report=LoadReport(running=2, tokens_per_second=40.0))
         edge.enqueue(*(ticket(f"t{number}") for number in range(3)))
         for _ in range(2):
             await edge.hear("leased")

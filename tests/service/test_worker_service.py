@@ -12,7 +12,7 @@ import pytest
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
-from penstock.edge.links.prefix import prefix_hashes
+from penstock.edge.links.prefix import block_hashes
 from penstock.mesh.v1.worker_pb2 import GetModelCardRequest
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Sampling
@@ -62,7 +62,7 @@ async def test_the_scheduler_hears_what_a_lease_was_served_and_what_is_cached_si
         assert scheduler.served["lease 1"][-1] == (39, 12)
         assert scheduler.served["lease 2"][-1] == (39 - 2 * 16, 12)  # its beginning was in the cache
         assert scheduler.served["lease 1"] == sorted(scheduler.served["lease 1"])
-        assert set(prefix_hashes(prompt, 16, SALT)) <= scheduler.cached
+        assert set(block_hashes(prompt, 16, SALT)) <= scheduler.cached
 
 
 async def test_runs_of_one_edge_share_a_frame_per_step(model):
@@ -99,7 +99,7 @@ async def test_a_start_may_overtake_the_announcement_of_its_lease(model):
 
 
 async def test_an_unknown_lease_is_refused_after_a_moment(model):
-    async with running_worker(model, park_for=0.2) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, lease_announce_timeout=0.2) as worker, edge_of(worker.address) as edge:
         edge.start(1)
         refused = await edge.end(1)
         assert (refused.failure.code, refused.failure.reason) == (grpc.StatusCode.ABORTED.value[0], "LEASE_LOST")
@@ -107,7 +107,7 @@ async def test_an_unknown_lease_is_refused_after_a_moment(model):
 
 
 async def test_a_revoked_lease_is_refused_at_once(model):
-    async with running_worker(model, park_for=60.0) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, lease_announce_timeout=60.0) as worker, edge_of(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         worker.scheduler.revoke("lease 1")
         await worker.at_rest()
@@ -129,7 +129,7 @@ async def test_operators_see_how_soon_cancels_free_and_what_they_waste(receiver,
             await edge.end(left)
             wasted_tokens = (await worker.at_rest())["tokens_wasted_after_cancel"]
     assert wasted_tokens == 1, "the step under way makes one more, and none comes after it"
-    let_go = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.let_go")
+    let_go = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.engine_latency")
     wasted = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.wasted_tokens")
     assert sum(point.count for point in let_go.histogram.data_points) >= left
     assert sum(point.as_int for point in wasted.sum.data_points) >= 1
@@ -213,7 +213,7 @@ async def test_a_dead_engine_is_told_at_once_and_replaced(model):
 
 
 async def test_an_engine_that_hangs_over_its_work_is_replaced(model):
-    async with running_worker(model, stall_after=0.5) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, engine_stall_timeout=0.5) as worker, edge_of(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=400)
         await edge.first_token(1)
@@ -224,7 +224,7 @@ async def test_an_engine_that_hangs_over_its_work_is_replaced(model):
 
 
 async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model):
-    options = {"engine": "sim", "sim_crash_on": POISON}
+    options = {"engine": "sim", "sim_crash_token_id": POISON}
     async with running_worker(model, **options) as worker, edge_of(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         worker.scheduler.expect("lease 2")
@@ -245,7 +245,7 @@ async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model
 
 
 async def test_a_worker_that_tries_a_suspect_is_attached_to_say_so_and_takes_nothing(model):
-    options = {"engine": "sim", "sim_crash_on": POISON}
+    options = {"engine": "sim", "sim_crash_token_id": POISON}
     async with running_worker(model, **options) as worker, edge_of(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, prompt=[5, POISON], fingerprint=7)
@@ -260,7 +260,7 @@ async def test_a_worker_that_tries_a_suspect_is_attached_to_say_so_and_takes_not
 
 async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_nobody(model):
     runs = 32  # enough tokens per frame to fill the window well before the answers end
-    many = {"stream_frames": 128, "slots": runs + 1, "kv_blocks": 2_000, "sim_base_s": 0.0005}
+    many = {"max_outbox_frames": 128, "slots": runs + 1, "kv_blocks": 2_000, "sim_base_s": 0.0005}
     async with (
         running_worker(model, **many) as worker,
         edge_of(worker.address) as edge,

@@ -33,7 +33,7 @@ class Edge:
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(writing, "UNREAD", 0.2)
+    monkeypatch.setattr(writing, "CLIENT_READ_TIMEOUT_S", 0.2)
     monkeypatch.setattr("penstock.chassis.interceptors.FAREWELL", 0.05)
 
 
@@ -79,7 +79,7 @@ async def test_a_handler_that_says_nothing_for_long_is_no_client_that_does_not_r
     async with inference(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
         call = stub.Generate(GenerateRequest())
         await call.read()
-        asyncio.get_running_loop().call_later(3 * writing.UNREAD, quiet.set)
+        asyncio.get_running_loop().call_later(3 * writing.CLIENT_READ_TIMEOUT_S, quiet.set)
         assert await call.read() is not grpc.aio.EOF
         assert await call.read() is grpc.aio.EOF
 

@@ -66,7 +66,7 @@ async def test_two_hundred_clients_leave_at_random_moments_and_nothing_is_left_b
         await at_rest(mesh)
         for address, held in before.items():
             await until(address, lambda figures, held=held: all(figures[name] <= held[name] for name in STANDING))
-        cancels, receipts = await figure(mesh, "edge", "cancels"), await figure(mesh, "edge", "receipts")
+        cancels, receipts = await figure(mesh, "edge", "cancels"), await figure(mesh, "edge", "cancels_acknowledged")
         started = await figure(mesh, "worker", "cancels")
         assert cancels > CANCELS / 2
         assert receipts == started > CANCELS / 10  # the others left before they ran

@@ -24,7 +24,7 @@ async def test_who_is_asked_to_drain_ends_well_while_answers_go_on(tiny_model, t
         edge = mesh.plan.of("edge")[0].address
         calm = await read_all(client.generate(**seeded()))
         answers = [asyncio.create_task(read_all(client.generate(**seeded()))) for _ in range(8)]
-        await until(edge, lambda figures: figures["flights"] == len(answers))
+        await until(edge, lambda figures: figures["active_requests"] == len(answers))
         victim = mesh.processes.named(f"{tier}-2")
         code, told, _ = await penstock("drain", tier, "--target", victim.spec.address)
         assert (code, told.split(";")[0]) == (0, f"{victim.spec.address} drains")
@@ -41,7 +41,7 @@ async def test_an_edge_that_is_asked_to_drain_ends_its_answers_first(tiny_model)
         victim = mesh.processes.named("edge-2")
         async with caller(mesh, victim.spec.address) as client:
             answer = asyncio.create_task(read_all(client.generate(**seeded())))
-            await until(victim.spec.address, lambda figures: figures["flights"] == 1)
+            await until(victim.spec.address, lambda figures: figures["active_requests"] == 1)
             code, told, _ = await penstock("drain", "edge", "--target", victim.spec.address)
             assert code == 0
             assert told == f"{victim.spec.address} drains; calls and streams under way: 1\n"

@@ -123,7 +123,7 @@ async def test_an_edge_that_joins_is_used_and_one_that_is_taken_out_ends_its_str
     front, a, b = await up("a", "b")
     front.edges(a.edge)
     await front.plane.line('"edges_changed"')
-    await front.plane.line('"xds_accepted"', "ENDPOINT")
+    await front.plane.line('"xds_ack"', "ENDPOINT")
     running = stream(front)
     assert await running.read() == b"a first"
     front.edges(a.edge, b.edge)
@@ -131,7 +131,7 @@ async def test_an_edge_that_joins_is_used_and_one_that_is_taken_out_ends_its_str
     await answers_come_from(front, b"b")
     front.edges(b.edge)
     await front.plane.line('"edges_changed"')
-    await front.plane.line('"xds_accepted"', "ENDPOINT")
+    await front.plane.line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"b"}
     a.go.set()
     assert await running.read() == b"a second"
@@ -149,7 +149,7 @@ async def test_a_draining_edge_gets_no_new_call_and_keeps_its_streams(up):
     assert {await call.read() for call in running} == {b"a first", b"b first"}
     front.edges(f"{a.edge};draining", b.edge)
     await front.plane.line('"edges_changed"')
-    await front.plane.line('"xds_accepted"', "ENDPOINT")
+    await front.plane.line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"b"}
     a.go.set(), b.go.set()
     assert {await call.read() for call in running} == {b"a second", b"b second"}
@@ -159,7 +159,7 @@ async def test_the_next_region_takes_over_only_when_the_first_is_gone(up):
     front, a, b = await up("a", "b")
     front.edges(f"{a.edge}@eu", f"{b.edge}@us;1")
     await front.plane.line('"edges_changed"')
-    await front.plane.line('"xds_accepted"', "ENDPOINT")
+    await front.plane.line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"a"}
     await a.stop()
     assert {await unary(front) for _ in range(20)} == {b"b"}
@@ -176,7 +176,7 @@ async def test_the_death_of_the_control_plane_disturbs_nothing(up):
         await plane.line('"listening"')
         front.edges(a.edge, "127.0.0.1:1/127.0.0.1:1")
         await plane.line('"edges_changed"')
-        await plane.line('"xds_accepted"', "ENDPOINT")  # it came back and took the news
+        await plane.line('"xds_ack"', "ENDPOINT")  # it came back and took the news
         a.go.set()
         assert await running.read() == b"a second"
 

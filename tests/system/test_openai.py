@@ -90,7 +90,7 @@ async def a_client_that_leaves_frees_the_engine(api, model, mesh):
     await anext(aiter(stream))
     await stream.close()
     await at_rest(mesh)
-    assert await figure(mesh, "edge", "cancels") == await figure(mesh, "edge", "receipts") == 1
+    assert await figure(mesh, "edge", "cancels") == await figure(mesh, "edge", "cancels_acknowledged") == 1
 
 
 async def a_wrong_key_is_refused(mesh, model):
@@ -111,7 +111,7 @@ async def test_the_death_of_an_edge_is_an_error_and_never_a_shorter_answer(tiny_
         chunks = aiter(stream)
         await anext(chunks)
         for child in mesh.processes.children:
-            if child.spec.tier == "edge" and (await snapshot(child.spec.address)).figures["flights"]:
+            if child.spec.tier == "edge" and (await snapshot(child.spec.address)).figures["active_requests"]:
                 child.process.kill()
         with pytest.raises((openai.APIError, httpx.TransportError)):
             [chunk async for chunk in chunks]

@@ -10,7 +10,7 @@ from penstock.chassis.errors import error_from_rpc
 from penstock.v1.inference_pb2 import Sampling, TokenIds
 
 POISON = 300  # a token that no text here has
-SETTINGS = (f"PENSTOCK_WORKER_SIM_CRASH_ON={POISON}", "PENSTOCK_WORKER_SIM_BASE_S=0.01")
+SETTINGS = (f"PENSTOCK_WORKER_SIM_CRASH_TOKEN_ID={POISON}", "PENSTOCK_WORKER_SIM_BASE_S=0.01")
 
 
 async def is_told_so(client):

@@ -20,5 +20,5 @@ def shard():
 def scheduler():
     """One shard, no worker."""
     found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
-    found.queue_joined("q")
+    found.on_queue_connected("q")
     return found

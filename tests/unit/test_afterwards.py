@@ -6,15 +6,15 @@ import structlog
 
 from clockwork import Clockwork
 from penstock.chassis import afterwards as module
-from penstock.chassis.afterwards import PER_TURN, SHARE, Afterwards, afterwards, this_afterwards
+from penstock.chassis.afterwards import MIN_CALLS_PER_TURN, TURN_SHARE, DeferredCalls, defer, deferred_calls
 from penstock.chassis.lifecycle import run
 
 
 def put(count, made):
     clockwork = Clockwork()
-    kept = Afterwards(clockwork)
+    kept = DeferredCalls(clockwork)
     for number in range(count):
-        kept.put(lambda number=number: made.append(number))
+        kept.add(lambda number=number: made.append(number))
     return clockwork, kept
 
 
@@ -23,7 +23,7 @@ def test_nothing_is_made_at_once_and_all_of_it_in_order_a_moment_later():
     clockwork, _ = put(3, made)
     assert not made
     clockwork.fire()
-    assert (made, clockwork.now) == ([0, 1, 2], module.PUT_OFF)
+    assert (made, clockwork.now) == ([0, 1, 2], module.DEFERRAL_S)
     assert not clockwork.fire()
 
 
@@ -31,32 +31,32 @@ def test_a_turn_makes_a_few_or_a_share_of_many():
     made = []
     clockwork, kept = put(1_000, made)
     clockwork.fire()
-    assert len(made) == round(SHARE * 1_000)
+    assert len(made) == round(TURN_SHARE * 1_000)
     while clockwork.fire():
         before = len(made)
     assert made == list(range(1_000))
-    assert 1_000 - before <= PER_TURN
+    assert 1_000 - before <= MIN_CALLS_PER_TURN
     assert not kept
 
 
 def test_one_that_fails_is_logged_and_the_others_are_made():
     made = []
     clockwork, kept = put(1, made)
-    kept.put(lambda: 1 / 0)
-    kept.put(lambda: made.append("after"))
+    kept.add(lambda: 1 / 0)
+    kept.add(lambda: made.append("after"))
     with structlog.testing.capture_logs() as logs:
         clockwork.fire()
     assert made == [0, "after"]
-    assert [each["event"] for each in logs] == ["record_failed"]
+    assert [each["event"] for each in logs] == ["deferred_call_failed"]
 
 
 def test_finish_makes_all_of_it_now_and_leaves_no_timer():
     made = []
     clockwork, kept = put(100, made)
-    kept.finish()
+    kept.flush()
     assert made == list(range(100))
     assert not clockwork.fire()
-    kept.put(lambda: made.append("later"))
+    kept.add(lambda: made.append("later"))
     assert clockwork.fire()
     assert made[-1] == "later"
 
@@ -65,22 +65,22 @@ def test_each_loop_has_its_own_and_a_process_that_ends_loses_none_of_it():
     made = []
 
     async def main():
-        afterwards(lambda: made.append("told"))
-        assert len(this_afterwards()) == 1
+        defer(lambda: made.append("told"))
+        assert len(deferred_calls()) == 1
         assert not made
 
     run(main)
     assert made == ["told"]
 
     async def next_loop():
-        assert not len(this_afterwards())
+        assert not len(deferred_calls())
 
     asyncio.run(next_loop())
 
 
 def test_no_more_than_a_bound_wait_and_the_oldest_goes_first():
     made = []
-    _, kept = put(module.MOST, made)
+    _, kept = put(module.MAX_DEFERRED_CALLS, made)
     assert not made
-    kept.put(lambda: made.append("newest"))
-    assert (made, len(kept)) == ([0], module.MOST)
+    kept.add(lambda: made.append("newest"))
+    assert (made, len(kept)) == ([0], module.MAX_DEFERRED_CALLS)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from penstock.auth.account import Balance
-from penstock.auth.accounts import MAX_LOST, Accounts
-from penstock.auth.bucket import MINUTE, micros
-from penstock.auth.reservation import LOST, Ask
+from penstock.auth.accounts import MAX_LOST_RESERVATIONS, ReservationTable
+from penstock.auth.bucket import MINUTE_US, to_micros
+from penstock.auth.reservation import OUTCOME_LOST, ReservationRequest
 from penstock.auth.tenant import Tenant
 from penstock.chassis.errors import QuotaExceeded
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
@@ -19,14 +19,16 @@ START = 1_800_000_000.0  # s
 TTL = 100.0  # s
 
 
-def accounts(**limits) -> Accounts:
-    found = Accounts(ttl=TTL)
+def accounts(**limits) -> ReservationTable:
+    found = ReservationTable(ttl=TTL)
     found.put_tenant(Tenant(tenant_id="acme", **limits), START)
     return found
 
 
-def ask(number: int = 1, prompt: int = 10, output: int = 20, *, edge: str = "edge-1", tenant: str = "acme") -> Ask:
-    return Ask(
+def ask(
+    number: int = 1, prompt: int = 10, output: int = 20, *, edge: str = "edge-1", tenant: str = "acme"
+) -> ReservationRequest:
+    return ReservationRequest(
         request_id=f"request-{number}",
         tenant_id=tenant,
         key_id="k",
@@ -37,7 +39,7 @@ def ask(number: int = 1, prompt: int = 10, output: int = 20, *, edge: str = "edg
     )
 
 
-def reserve(books: Accounts, number: int = 1, prompt: int = 10, output: int = 20, *, now=START, **more):
+def reserve(books: ReservationTable, number: int = 1, prompt: int = 10, output: int = 20, *, now=START, **more):
     return books.reserve(ask(number, prompt, output, **more), f"reservation-{number}", now)
 
 
@@ -48,7 +50,7 @@ def test_a_reservation_holds_prompt_and_most_output_until_it_is_settled():
     charge = books.settle("reservation-1", 10, 7, "stop", START + 1)
     assert (charge.prompt_tokens, charge.output_tokens, charge.outcome) == (10, 7, "stop")
     assert repr(books) == "<Accounts 1 tenants, 0 reservations, 0 tokens>"
-    assert books.get("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
+    assert books.quota("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
 
 
 def test_settling_twice_charges_once():
@@ -56,7 +58,7 @@ def test_settling_twice_charges_once():
     reserve(books)
     assert books.settle("reservation-1", 10, 7, "stop", START)
     assert books.settle("reservation-1", 10, 7, "stop", START) is None
-    assert books.get("acme").balance.output_tokens == 7
+    assert books.quota("acme").balance.output_tokens == 7
 
 
 def test_nobody_is_charged_for_more_than_was_reserved():
@@ -116,9 +118,9 @@ def test_the_wait_for_a_running_request_is_guessed_from_how_long_they_run():
 
 def test_a_reservation_nobody_was_told_of_leaves_no_trace():
     books = accounts(tokens_per_minute=30, concurrent_requests=1)
-    books.undo(reserve(books))
+    books.cancel(reserve(books))
     reserve(books, 2)
-    assert books.get("acme").balance.requests == 0
+    assert books.quota("acme").balance.requests == 0
 
 
 def test_what_lapses_is_charged_nothing():
@@ -126,36 +128,36 @@ def test_what_lapses_is_charged_nothing():
     reserve(books, 1, 10, 20, now=START + 50)
     assert books.expire(START + 50 + TTL - 0.001) == []
     [charge] = books.expire(START + 50 + TTL)
-    assert (charge.prompt_tokens, charge.output_tokens, charge.outcome) == (0, 0, LOST)
+    assert (charge.prompt_tokens, charge.output_tokens, charge.outcome) == (0, 0, OUTCOME_LOST)
     assert books.find("acme", "request-1") is None
 
 
 def test_an_edge_that_is_lost_takes_its_own_reservations_alone():
     books = accounts(tokens_per_minute=60)
     reserve(books, 1, edge="edge-1"), reserve(books, 2, edge="edge-2")
-    [charge] = books.lose_edge("edge-1", START)
-    assert charge.reservation.ask.request_id == "request-1"
-    assert books.edges == ["edge-2"]
+    [charge] = books.expire_edge("edge-1", START)
+    assert charge.reservation.request.request_id == "request-1"
+    assert books.edges_with_reservations == ["edge-2"]
     with pytest.raises(QuotaExceeded):
         reserve(books, 3, 0, 1)
-    assert books.lose_edge("edge-1", START) == []
+    assert books.expire_edge("edge-1", START) == []
 
 
 def test_an_edge_that_comes_back_late_corrects_the_charge_once():
     books = accounts()
     reserve(books)
-    books.lose_edge("edge-1", START + 30)
+    books.expire_edge("edge-1", START + 30)
     charge = books.settle("reservation-1", 10, 7, "stop", START + 40)
     assert charge.is_correction
     assert books.settle("reservation-1", 10, 7, "stop", START + 41) is None
-    assert books.get("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
+    assert books.quota("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
 
 
 def test_lost_reservations_are_remembered_up_to_a_bound():
     books = accounts()
-    for number in range(MAX_LOST + 1):
+    for number in range(MAX_LOST_RESERVATIONS + 1):
         reserve(books, number)
-    books.lose_edge("edge-1", START)
+    books.expire_edge("edge-1", START)
     assert books.settle("reservation-0", 1, 1, "stop", START) is None
     assert books.settle("reservation-1", 1, 1, "stop", START)
 
@@ -164,8 +166,8 @@ def test_reservations_go_on_after_a_restart():
     before = accounts(tokens_per_minute=60, concurrent_requests=2)
     first, second = reserve(before, 1), reserve(before, 2, now=START + 1)
     lost = reserve(accounts(), 3)
-    after = Accounts(ttl=TTL)
-    after.put_tenant(before.get("acme").tenant, START + 2, before.get("acme").balance)
+    after = ReservationTable(ttl=TTL)
+    after.put_tenant(before.quota("acme").tenant, START + 2, before.quota("acme").balance)
     after.restore([second, first], [lost])
     assert repr(after) == repr(before)
     with pytest.raises(QuotaExceeded) as refusal:
@@ -176,8 +178,8 @@ def test_reservations_go_on_after_a_restart():
 
 
 def test_a_clock_set_back_over_a_restart_costs_a_minute_at_most():
-    found = Accounts(ttl=TTL)
-    far = micros(START) + 3_600 * 1_000_000
+    found = ReservationTable(ttl=TTL)
+    far = to_micros(START) + 3_600 * 1_000_000
     found.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=60), START, Balance("acme", 0, far))
     with pytest.raises(QuotaExceeded) as refusal:
         reserve(found, 1, 0, 60)
@@ -205,7 +207,7 @@ def test_new_limits_hold_at_once_and_forgive_nothing():
     ],
 )
 def test_a_class_can_be_lowered_and_never_raised(own, asked, granted):
-    assert Tenant(tenant_id="acme", priority=own).class_of(asked) == granted
+    assert Tenant(tenant_id="acme", priority=own).effective_priority(asked) == granted
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -219,7 +221,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = START
-        self.books = Accounts(ttl=TTL)
+        self.books = ReservationTable(ttl=TTL)
         for tenant in ("acme", "blue"):
             self.books.put_tenant(
                 Tenant(tenant_id=tenant, tokens_per_minute=self.LIMIT, concurrent_requests=4), self.now
@@ -232,7 +234,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(length=st.integers(0, 60_000_000))
     def wait(self, length):
-        self.now = (micros(self.now) + length) / 1_000_000
+        self.now = (to_micros(self.now) + length) / 1_000_000
 
     @rule(
         target=open_ids,
@@ -249,17 +251,17 @@ class AnyOrder(RuleBasedStateMachine):
             self._check_refusal(refusal, tenant, prompt + output)
             return multiple()
         self.open[made.reservation_id] = made
-        self.entry[made.reservation_id] = [micros(self.now), prompt + output]
+        self.entry[made.reservation_id] = [to_micros(self.now), prompt + output]
         self.spent[tenant].append(self.entry[made.reservation_id])
         return made.reservation_id
 
     def _check_refusal(self, refusal, tenant, tokens):
         """It was right, and waiting as told is enough unless something else has to end first."""
-        account = self.books.get(tenant)
+        account = self.books.quota(tenant)
         is_full = account.concurrent_requests == 4
         assert (refusal.retry_after is None) == (tokens > self.LIMIT)
         if refusal.retry_after is not None and not is_full:
-            account.check(tokens, self.now + refusal.retry_after)
+            account.check_limits(tokens, self.now + refusal.retry_after)
 
     @rule(target=ended_ids, reservation_id=consumes(open_ids), prompt=st.integers(0, 60), output=st.integers(0, 60))
     def settle(self, reservation_id, prompt, output):
@@ -278,7 +280,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(edge=st.sampled_from(["edge-1", "edge-2"]))
     def lose_edge(self, edge):
-        for charge in self.books.lose_edge(edge, self.now):
+        for charge in self.books.expire_edge(edge, self.now):
             self._ended(charge)
 
     @rule()
@@ -293,14 +295,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_is_what_is_open(self):
-        assert self.books.reservations == self.books.concurrent_requests == len(self.open)
+        assert self.books.reservation_count == self.books.concurrent_requests == len(self.open)
         assert self.books.reserved_tokens == sum(each.ask.tokens for each in self.open.values())
         held = Counter(each.ask.tenant_id for each in self.open.values())
         assert all(count <= 4 for count in held.values())
 
     @invariant()
     def balances_are_the_sums_of_the_ledger(self):
-        for account in self.books.all:
+        for account in self.books.quotas:
             charges = [
                 each for each in self.ledger.values() if each.reservation.ask.tenant_id == account.tenant.tenant_id
             ]
@@ -315,7 +317,7 @@ class AnyOrder(RuleBasedStateMachine):
                 used = 0
                 for start, tokens in entries[first:]:
                     used += tokens
-                    assert used * MINUTE <= self.LIMIT * (MINUTE + start - begin)
+                    assert used * MINUTE_US <= self.LIMIT * (MINUTE_US + start - begin)
 
 
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.auth.accounts import Accounts
-from penstock.auth.answers import MAX_ANSWERS, MAX_CONTINUATIONS, Answers, joined
-from penstock.auth.reservation import LOST, Ask
+from penstock.auth.accounts import ReservationTable
+from penstock.auth.answers import MAX_ANSWERS, MAX_CONTINUATIONS_PER_ANSWER, AnswerLedger, merge_intervals
+from penstock.auth.reservation import OUTCOME_LOST, ReservationRequest
 from penstock.auth.tenant import Tenant
 
 NOW = 1_800_000_000.0  # s
@@ -16,8 +16,8 @@ PROMPT = 10
 LIMIT = 1_000  # output tokens that each request may make
 
 
-def ask(request_id, answer_id="", emitted=0, *, tenant="acme", fingerprint=b"f", prompt=PROMPT) -> Ask:
-    return Ask(
+def ask(request_id, answer_id="", emitted=0, *, tenant="acme", fingerprint=b"f", prompt=PROMPT) -> ReservationRequest:
+    return ReservationRequest(
         request_id=request_id,
         tenant_id=tenant,
         key_id="k",
@@ -31,8 +31,8 @@ def ask(request_id, answer_id="", emitted=0, *, tenant="acme", fingerprint=b"f",
     )
 
 
-def books_for(*asks: Ask) -> Accounts:
-    books = Accounts(ttl=100.0)
+def books_for(*asks: ReservationRequest) -> ReservationTable:
+    books = ReservationTable(ttl=100.0)
     for tenant in ("acme", "blue"):
         books.put_tenant(Tenant(tenant_id=tenant), NOW)
     for each in asks:
@@ -40,19 +40,19 @@ def books_for(*asks: Ask) -> Accounts:
     return books
 
 
-def settle(books: Accounts, request_id, made, *, prompt=PROMPT, outcome="cancelled"):
+def settle(books: ReservationTable, request_id, made, *, prompt=PROMPT, outcome="cancelled"):
     charge = books.settle(request_id, prompt, made, outcome, NOW)
     return charge.prompt_tokens, charge.output_tokens
 
 
-def total(books: Accounts, tenant="acme"):
-    balance = books.get(tenant).balance
+def total(books: ReservationTable, tenant="acme"):
+    balance = books.quota(tenant).balance
     return balance.prompt_tokens, balance.output_tokens
 
 
 def test_an_answer_whose_edge_died_is_charged_with_the_request_that_goes_on():
     books = books_for(ask("a"), ask("b", "a", 30))
-    books.lose_edge("edge-a", NOW)
+    books.expire_edge("edge-a", NOW)
     assert settle(books, "b", 20, outcome="stop") == (PROMPT, 50)
 
 
@@ -64,14 +64,14 @@ def test_an_answer_that_was_cut_is_charged_its_prompt_once():
 
 def test_an_edge_that_comes_back_late_adds_only_what_nobody_had_paid():
     books = books_for(ask("a"), ask("b", "a", 30))
-    books.lose_edge("edge-a", NOW)
+    books.expire_edge("edge-a", NOW)
     settle(books, "b", 20)
     assert settle(books, "a", 35) == (0, 5)  # five were made and never came, and were made again
 
 
 def test_an_answer_that_was_whole_when_its_edge_died_is_charged_though_nothing_more_ran():
     books = books_for(ask("a"), ask("b", "a", 30))
-    books.lose_edge("edge-a", NOW)
+    books.expire_edge("edge-a", NOW)
     assert settle(books, "b", 0, prompt=0, outcome="length") == (PROMPT, 30)
 
 
@@ -115,22 +115,22 @@ def test_what_is_made_anew_is_paid_however_much_was_charged_before():
 def test_an_answer_goes_on_a_bounded_number_of_times_for_one_prompt():
     books = books_for(ask("a"))
     settle(books, "a", 1)
-    for number in range(MAX_CONTINUATIONS + 2):
+    for number in range(MAX_CONTINUATIONS_PER_ANSWER + 2):
         books.reserve(ask(f"b{number}", "a", 1), f"b{number}", NOW)
-    paid = [settle(books, f"b{number}", 1) for number in range(MAX_CONTINUATIONS + 2)]
-    assert paid == [(0, 1)] * MAX_CONTINUATIONS + [(PROMPT, 2)] * 2
+    paid = [settle(books, f"b{number}", 1) for number in range(MAX_CONTINUATIONS_PER_ANSWER + 2)]
+    assert paid == [(0, 1)] * MAX_CONTINUATIONS_PER_ANSWER + [(PROMPT, 2)] * 2
 
 
 def test_the_minutes_bucket_is_held_against_what_ran_and_not_against_what_was_charged():
-    books = Accounts(ttl=100.0)
+    books = ReservationTable(ttl=100.0)
     books.put_tenant(Tenant(tenant_id="acme", tokens_per_minute=PROMPT + LIMIT), NOW)
     books.reserve(ask("b", "nobody", 700), "b", NOW)
     assert settle(books, "b", 10) == (PROMPT, 710)
-    assert books.get("acme").tokens_left(NOW) == LIMIT - 10
+    assert books.quota("acme").tokens_left(NOW) == LIMIT - 10
 
 
 def test_answers_are_remembered_up_to_a_bound():
-    answers = Answers()
+    answers = AnswerLedger()
     for number in range(MAX_ANSWERS + 1):
         answers.charge(ask(str(number)), PROMPT, 1, "stop")
     assert len(answers) == MAX_ANSWERS
@@ -150,14 +150,14 @@ def owed(parts) -> tuple[int, int]:
     return (PROMPT if settled else 0), sum(made for _, made in settled) + len(had - made_by_some)
 
 
-def book(parts, order) -> tuple[Accounts, list[tuple[int, int]]]:
+def book(parts, order) -> tuple[ReservationTable, list[tuple[int, int]]]:
     asks = [ask(str(number), "0" if number else "", start) for number, (start, _, _) in enumerate(parts)]
     books, charges = books_for(*asks), []
     for number in order:
         _, made, is_lost = parts[number]
         if is_lost:
-            [charge] = books.lose_edge(f"edge-{number}", NOW)
-            assert charge.outcome == LOST
+            [charge] = books.expire_edge(f"edge-{number}", NOW)
+            assert charge.outcome == OUTCOME_LOST
         else:
             charges.append(settle(books, str(number), made))
     return books, charges
@@ -200,14 +200,14 @@ def test_an_answer_told_without_a_gap_costs_its_prompt_and_its_length(makes, los
 def test_stretches_that_are_joined_cover_what_they_covered_in_as_few_as_can_be(added):
     kept, covered = (), set()
     for start, length in added:
-        kept = joined(kept, start, start + length)
+        kept = merge_intervals(kept, start, start + length)
         covered |= set(range(start, start + length))
     assert {index for start, end in kept for index in range(start, end)} == covered
     assert all(before[1] < after[0] for before, after in pairwise(kept))
 
 
 def test_names_that_run_into_one_another_name_different_answers():
-    answers = Answers()
+    answers = AnswerLedger()
     for each in (ask("b", tenant="a", fingerprint=b"c"), ask("bc", tenant="a", fingerprint=b""), ask("c", tenant="ab")):
         answers.charge(each, PROMPT, 1, "stop")
     assert len(answers) == 3

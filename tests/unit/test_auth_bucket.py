@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.auth.bucket import MINUTE, Bucket, Stretch, micros
+from penstock.auth.bucket import MINUTE_US, Bucket, TakeRun, to_micros
 
 START = 1_800_000_000.0  # s; buckets run on unix time
 
@@ -50,7 +50,7 @@ def test_giving_back_late_does_not_save_up_beyond_the_burst():
 def test_a_take_of_another_bucket_gives_nothing_back():
     bucket = Bucket(60)
     bucket.spend(60, START)
-    bucket.settle(Stretch(micros(START), 60, 1), 60)
+    bucket.settle(TakeRun(to_micros(START), 60, 1), 60)
     assert bucket.wait(1, START) == 1.0
 
 
@@ -66,14 +66,14 @@ def test_what_is_kept_over_a_restart_is_never_less_than_what_was_owed():
     bucket = Bucket(7_001)
     bucket.spend(6_500, START)
     restored = Bucket(7_001, full_at=bucket.full_at)
-    assert 0 <= micros(restored.wait(1_000, START)) - micros(bucket.wait(1_000, START)) <= 1
+    assert 0 <= to_micros(restored.wait(1_000, START)) - to_micros(bucket.wait(1_000, START)) <= 1
 
 
 def test_a_bucket_remembers_no_more_than_what_may_still_change_it():
     bucket = Bucket(60)
     for second in range(1_000):
         bucket.take(1, START + 2 * second)
-    assert len(bucket._stretches) == 1
+    assert len(bucket._runs) == 1
 
 
 STEPS = st.lists(
@@ -90,7 +90,7 @@ STEPS = st.lists(
 @settings(max_examples=400)
 @given(per_minute=st.sampled_from([30, 60, 61]), steps=STEPS)
 def test_the_bucket_is_always_as_if_each_take_had_asked_for_what_it_used(per_minute, steps):
-    bucket, at = Bucket(per_minute), micros(START)
+    bucket, at = Bucket(per_minute), to_micros(START)
     takes, unsettled = [], []  # [start in µs, amount]; their positions
     for step, first, *rest in steps:
         if step == "wait":
@@ -105,9 +105,9 @@ def test_the_bucket_is_always_as_if_each_take_had_asked_for_what_it_used(per_min
             takes[position][1] -= unused
         full_at = 0
         for start, amount in takes:
-            full_at = max(full_at, start * per_minute) + amount * MINUTE
+            full_at = max(full_at, start * per_minute) + amount * MINUTE_US
         assert max(bucket.full_at, at) == max(-(-full_at // per_minute), at)
-        assert len(bucket._stretches) <= len(unsettled) + 2
+        assert len(bucket._runs) <= len(unsettled) + 2
         assert_never_overspent(takes, per_minute)
 
 
@@ -117,22 +117,22 @@ def assert_never_overspent(takes, per_minute):
         used = 0
         for start, amount in takes[first:]:
             used += amount
-            assert used * MINUTE <= per_minute * (MINUTE + start - takes[first][0])
+            assert used * MINUTE_US <= per_minute * (MINUTE_US + start - takes[first][0])
 
 
 @pytest.mark.parametrize("seconds", [0.000_001, 1_700_000_000.123_457, START])
 def test_times_are_whole_microseconds(seconds):
-    assert micros(seconds) == round(seconds * 1_000_000)
-    assert micros(micros(seconds) / 1_000_000) == micros(seconds)
+    assert to_micros(seconds) == round(seconds * 1_000_000)
+    assert to_micros(to_micros(seconds) / 1_000_000) == to_micros(seconds)
 
 
 @given(takes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30_000_000)), max_size=6), limit=st.integers(1, 100))
 def test_what_is_left_is_what_can_be_taken_at_once_and_not_one_more(takes, limit):
-    bucket, now = Bucket(limit), micros(START)
+    bucket, now = Bucket(limit), to_micros(START)
     for amount, pause in takes:
         bucket.take(amount, now / 1_000_000)  # beyond the limit as well, as what was granted before
         now += pause
-    left = bucket.left(now / 1_000_000)
+    left = bucket.available(now / 1_000_000)
     assert 0 <= left <= limit
     assert bucket.wait(left + 1, now / 1_000_000) != 0.0
     assert not left or bucket.wait(left, now / 1_000_000) == 0.0

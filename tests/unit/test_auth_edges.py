@@ -1,43 +1,45 @@
 """Edges that come, go and stay away."""
 
-from penstock.auth.edges import Edges
+from penstock.auth.edges import EdgeSessions
 
 
 def test_an_edge_is_lost_once_its_grace_is_over():
-    edges = Edges(grace=30.0)
-    edges.came("edge-1")
-    edges.left("edge-1", now=100.0)
-    assert edges.lapsed(now=129.9) == []
-    assert edges.lapsed(now=130.0) == ["edge-1"]
-    assert edges.lapsed(now=200.0) == []
+    edges = EdgeSessions(grace=30.0)
+    edges.on_connected("edge-1")
+    edges.on_disconnected("edge-1", now=100.0)
+    assert edges.pop_expired(now=129.9) == []
+    assert edges.pop_expired(now=130.0) == ["edge-1"]
+    assert edges.pop_expired(now=200.0) == []
 
 
 def test_an_edge_that_reconnects_within_the_grace_was_never_away():
-    edges = Edges(grace=30.0)
-    edges.came("edge-1")
-    edges.left("edge-1", now=100.0)
-    edges.came("edge-1")
-    assert edges.lapsed(now=1_000.0) == []
+    edges = EdgeSessions(grace=30.0)
+    edges.on_connected("edge-1")
+    edges.on_disconnected("edge-1", now=100.0)
+    edges.on_connected("edge-1")
+    assert edges.pop_expired(now=1_000.0) == []
 
 
 def test_the_new_stream_may_come_before_the_old_one_is_given_up():
-    edges = Edges(grace=30.0)
-    edges.came("edge-1"), edges.came("edge-1")
-    edges.left("edge-1", now=100.0)
+    edges = EdgeSessions(grace=30.0)
+    edges.on_connected("edge-1"), edges.on_connected("edge-1")
+    edges.on_disconnected("edge-1", now=100.0)
     assert len(edges) == 1
-    assert edges.lapsed(now=1_000.0) == []
+    assert edges.pop_expired(now=1_000.0) == []
 
 
 def test_edges_of_the_process_before_have_one_grace_to_come_back():
-    edges = Edges(grace=30.0)
+    edges = EdgeSessions(grace=30.0)
     edges.expect("edge-1", now=100.0), edges.expect("edge-2", now=100.0)
-    edges.came("edge-2")
-    assert edges.lapsed(now=130.0) == ["edge-1"]
+    edges.on_connected("edge-2")
+    assert edges.pop_expired(now=130.0) == ["edge-1"]
 
 
 def test_an_auth_that_stood_still_gives_edges_the_time_in_which_they_could_not_reach_it():
-    edges = Edges(grace=30.0, step=1.0)
-    edges.came("edge-1")
-    edges.left("edge-1", now=100.0)
-    assert edges.lapsed(now=140.0) == []
-    assert [now for now in range(141, 180) if edges.lapsed(now=float(now))] == [169]  # a second before that, 29 after
+    edges = EdgeSessions(grace=30.0, max_gap=1.0)
+    edges.on_connected("edge-1")
+    edges.on_disconnected("edge-1", now=100.0)
+    assert edges.pop_expired(now=140.0) == []
+    assert [now for now in range(141, 180) if edges.pop_expired(now=float(now))] == [
+        169
+    ]  # a second before that, 29 after

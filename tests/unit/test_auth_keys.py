@@ -8,7 +8,7 @@ import pytest
 from penstock.auth import keys
 from penstock.auth.keys import Key, KeyRing, key_id_of, mint
 from penstock.auth.salt import cache_salt
-from penstock.auth.secret_file import secret_beside
+from penstock.auth.secret_file import load_or_create_secret
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
 
 NOW = 1_800_000_000.0  # s
@@ -128,24 +128,24 @@ def test_salts_differ_by_tenant_and_by_mesh_and_stay_the_same():
 
 def test_a_secret_is_made_once_and_only_its_owner_may_read_it(tmp_path):
     store = str(tmp_path / "auth.sqlite")
-    made = secret_beside(store, "pepper")
+    made = load_or_create_secret(store, "pepper")
     assert len(made) == 32
-    assert secret_beside(store, "pepper") == made
-    assert secret_beside(store, "mesh-secret") != made
+    assert load_or_create_secret(store, "pepper") == made
+    assert load_or_create_secret(store, "mesh-secret") != made
     assert (tmp_path / "auth.sqlite.pepper").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_secret_that_others_may_read_or_that_was_cut_short_stops_the_start(tmp_path):
     store = str(tmp_path / "auth.sqlite")
-    secret_beside(store, "pepper")
+    load_or_create_secret(store, "pepper")
     path = tmp_path / "auth.sqlite.pepper"
     path.write_text("abcd")
     with pytest.raises(ValueError, match="backup"):
-        secret_beside(store, "pepper")
+        load_or_create_secret(store, "pepper")
     path.chmod(0o644)
     with pytest.raises(ValueError, match="chmod 600"):
-        secret_beside(store, "pepper")
+        load_or_create_secret(store, "pepper")
 
 
 def test_secrets_of_a_store_in_memory_are_new_each_time():
-    assert secret_beside(":memory:", "pepper") != secret_beside(":memory:", "pepper")
+    assert load_or_create_secret(":memory:", "pepper") != load_or_create_secret(":memory:", "pepper")

@@ -3,10 +3,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import OVERTAKEN, Continuous, Naive
+from penstock.worker.engine.batching import OVERTAKEN_OLDEST_FACTOR, ContinuousBatching, StaticBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.errors import PromptTooLong, StartInvalid
-from penstock.worker.engine.interface import Admitted, Cancelled, Finished, FinishReason, SequenceSpec
+from penstock.worker.engine.interface import (
+    FinishReason,
+    SequenceAdmitted,
+    SequenceCancelled,
+    SequenceFinished,
+    SequenceSpec,
+)
 
 EOS = 9
 
@@ -14,7 +20,7 @@ EOS = 9
 def batch_of(*, blocks=64, block_size=4, slots=4, batching=None, context=64):
     return Batch(
         pool=BlockPool(blocks, block_size),
-        batching=batching or Continuous(token_budget=16),
+        policy=batching or ContinuousBatching(token_budget=16),
         slots=slots,
         context_length=context,
         eos_ids=frozenset({EOS}),
@@ -45,7 +51,7 @@ def test_a_sequence_prefills_then_decodes_to_its_length():
     results = run_out(batch)
     assert [(result.prefill_tokens, result.decode_seqs) for result in results] == [(4, 0), (0, 1), (0, 1)]
     assert [result.indexes for result in results] == [[0], [1], [2]]
-    assert results[-1].finished == [Finished(1, FinishReason.LENGTH, 3, 0)]
+    assert results[-1].finished == [SequenceFinished(1, FinishReason.LENGTH, 3, 0)]
     assert repr(batch) == "<Batch step 3: 0 running, 0 waiting, <BlockPool 0/64 used, 0 cached>>"
 
 
@@ -54,14 +60,14 @@ def test_an_end_of_sequence_id_is_emitted_and_ends_it():
     batch.add(spec(1))
     result = step(batch, token=EOS)
     assert result.tokens == [EOS]
-    assert result.finished == [Finished(1, FinishReason.STOP, 1, 0)]
+    assert result.finished == [SequenceFinished(1, FinishReason.STOP, 1, 0)]
 
 
 def test_ignore_eos_goes_on_but_heeds_the_callers_stop_ids():
     batch = batch_of()
     batch.add(spec(1, ignore_eos=True, stop_ids=frozenset({7})))
     assert step(batch, token=EOS).finished == []
-    assert step(batch, token=7).finished == [Finished(1, FinishReason.STOP, 2, 0)]
+    assert step(batch, token=7).finished == [SequenceFinished(1, FinishReason.STOP, 2, 0)]
 
 
 def test_a_resumed_sequence_numbers_its_tokens_on():
@@ -77,12 +83,12 @@ def test_sequences_join_between_the_decodes_of_others():
     batch.add(spec(2, prompt=3))
     result = step(batch)
     assert (result.decode_seqs, result.prefill_tokens) == (1, 3)
-    assert result.admitted == [Admitted(2, 0)]
+    assert result.admitted == [SequenceAdmitted(2, 0)]
     assert result.seq_ids == [1, 2]
 
 
 def test_a_long_prompt_is_chunked_beside_decodes_under_the_budget():
-    batch = batch_of(batching=Continuous(token_budget=8))
+    batch = batch_of(batching=ContinuousBatching(token_budget=8))
     batch.add(spec(1, output=9))
     step(batch)
     batch.add(spec(2, prompt=20))
@@ -91,7 +97,7 @@ def test_a_long_prompt_is_chunked_beside_decodes_under_the_budget():
 
 
 def test_a_short_prompt_overtakes_a_long_prefill_which_still_goes_on():
-    batch = batch_of(batching=Continuous(token_budget=8, oldest_share=0.25))
+    batch = batch_of(batching=ContinuousBatching(token_budget=8, oldest_share=0.25))
     batch.add(spec(1, prompt=40))
     step(batch)
     batch.add(spec(2, prompt=6))
@@ -100,7 +106,7 @@ def test_a_short_prompt_overtakes_a_long_prefill_which_still_goes_on():
 
 
 def test_urgent_prompts_go_before_shorter_ones_and_the_oldest_keeps_a_little_of_its_share():
-    batch = batch_of(batching=Continuous(token_budget=16, oldest_share=1.0))
+    batch = batch_of(batching=ContinuousBatching(token_budget=16, oldest_share=1.0))
     batch.add(spec(1, prompt=40))
     step(batch)
     batch.add(spec(2, prompt=6))
@@ -110,27 +116,27 @@ def test_urgent_prompts_go_before_shorter_ones_and_the_oldest_keeps_a_little_of_
 
 
 def test_the_oldest_of_urgent_prompts_is_sure_of_the_share_beside_shorter_ones():
-    left = Continuous(token_budget=64, oldest_share=0.25).split_prefill([500, 300, 90], 0, [False, True, True])
+    left = ContinuousBatching(token_budget=64, oldest_share=0.25).split_prefill([500, 300, 90], 0, [False, True, True])
     assert left == [2, 15, 47]
-    assert Continuous(token_budget=64, oldest_share=0.25).split_prefill([300, 90], 0, [True, True]) == [16, 48]
+    assert ContinuousBatching(token_budget=64, oldest_share=0.25).split_prefill([300, 90], 0, [True, True]) == [16, 48]
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.booleans()), min_size=1, max_size=9), st.integers(0, 40))
 def test_no_other_prompt_gets_more_than_the_oldests_share_while_an_urgent_one_lacks_tokens(prompts, decodes):
-    policy = Continuous(token_budget=32)
+    policy = ContinuousBatching(token_budget=32)
     remaining, urgent = [tokens for tokens, _ in prompts], [is_urgent for _, is_urgent in prompts]
     chunks = policy.split_prefill(remaining, decodes, urgent)
     assert sum(chunks) == min(sum(remaining), max(1, 32 - decodes))
     others = [chunk for chunk, is_urgent in zip(chunks[1:], urgent[1:], strict=True) if not is_urgent]
     lacks = any(flag and chunk < left for chunk, left, flag in zip(chunks, remaining, urgent, strict=True))
     assert not (lacks and any(others))
-    share = policy.oldest_share * (OVERTAKEN if any(urgent) and not urgent[0] else 1)
+    share = policy.oldest_share * (OVERTAKEN_OLDEST_FACTOR if any(urgent) and not urgent[0] else 1)
     assert chunks[0] >= min(remaining[0], max(1, int(share * max(1, 32 - decodes))))
 
 
 @pytest.mark.parametrize("decodes", [0, 3, 100])
 def test_no_prefill_starves_under_a_stream_of_shorter_ones(decodes):
-    policy = Continuous(token_budget=8)
+    policy = ContinuousBatching(token_budget=8)
     remaining, steps = 60, 0
     while remaining:
         remaining -= policy.split_prefill([remaining, 4, 4, 4], decodes)[0]
@@ -139,9 +145,9 @@ def test_no_prefill_starves_under_a_stream_of_shorter_ones(decodes):
 
 
 def test_a_split_spends_the_budget_and_no_more():
-    assert Continuous(token_budget=10).split_prefill([100, 3, 2], 0) == [5, 3, 2]
-    assert Continuous(token_budget=10).split_prefill([2, 1], 0) == [2, 1]
-    assert Continuous(token_budget=10).split_prefill([], 4) == []
+    assert ContinuousBatching(token_budget=10).split_prefill([100, 3, 2], 0) == [5, 3, 2]
+    assert ContinuousBatching(token_budget=10).split_prefill([2, 1], 0) == [2, 1]
+    assert ContinuousBatching(token_budget=10).split_prefill([], 4) == []
 
 
 def test_slots_bound_how_many_run():
@@ -173,7 +179,7 @@ def test_cancel_takes_effect_before_the_next_step_and_says_what_it_freed():
     assert batch.cancel(1)
     assert not batch.cancel(1)
     result = step(batch)
-    assert result.cancelled == [Cancelled(1, 2, 2)]
+    assert result.cancelled == [SequenceCancelled(1, 2, 2)]
     assert result.seq_ids == [2]
     assert result.step == 3
 
@@ -184,7 +190,7 @@ def test_a_cancelled_sequence_that_never_ran_frees_nothing():
     batch.cancel(1)
     assert batch.has_work
     result = step(batch)
-    assert (result.cancelled, result.tokens) == ([Cancelled(1, 0, 0)], [])
+    assert (result.cancelled, result.tokens) == ([SequenceCancelled(1, 0, 0)], [])
     assert not batch.has_work
 
 
@@ -254,7 +260,7 @@ def test_completions_that_come_together_prefill_their_prompt_once_and_hold_it_on
 
 
 def test_a_prompt_of_whole_blocks_and_one_token_waits_for_its_past_before_it_decodes():
-    batch = batch_of(block_size=4, batching=Continuous(token_budget=4))
+    batch = batch_of(block_size=4, batching=ContinuousBatching(token_budget=4))
     for seq_id in (1, 2):
         batch.add(spec(seq_id, prompt=9, output=3, cache_salt=b"a"))
     steps = [planned(batch) for _ in range(4)]
@@ -262,7 +268,7 @@ def test_a_prompt_of_whole_blocks_and_one_token_waits_for_its_past_before_it_dec
 
 
 def test_who_waits_for_a_prefill_that_is_cancelled_goes_on_with_it_for_all_others():
-    batch = batch_of(block_size=4, batching=Continuous(token_budget=6))
+    batch = batch_of(block_size=4, batching=ContinuousBatching(token_budget=6))
     for seq_id, prompt in ((1, 20), (2, 12), (3, 20)):
         batch.add(spec(seq_id, prompt=prompt, output=2, cache_salt=b"a"))
     assert planned(batch) == [(1, 0, 6)]
@@ -272,7 +278,7 @@ def test_who_waits_for_a_prefill_that_is_cancelled_goes_on_with_it_for_all_other
 
 
 def test_a_stranger_does_not_wait_for_the_prefill_that_others_share():
-    batch = batch_of(block_size=4, batching=Continuous(token_budget=8, oldest_share=0.5))
+    batch = batch_of(block_size=4, batching=ContinuousBatching(token_budget=8, oldest_share=0.5))
     for seq_id in (1, 2):
         batch.add(spec(seq_id, prompt=40, cache_salt=b"a"))
     batch.add(spec(3, prompt=4))
@@ -289,7 +295,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_token():
 
 
 def test_naive_batching_lets_nobody_join_until_all_have_ended():
-    batch = batch_of(batching=Naive(), slots=2)
+    batch = batch_of(batching=StaticBatching(), slots=2)
     batch.add(spec(1, output=1))
     batch.add(spec(2, output=4))
     batch.add(spec(3, output=1))
@@ -299,7 +305,7 @@ def test_naive_batching_lets_nobody_join_until_all_have_ended():
 
 
 def test_a_finished_member_of_a_static_batch_keeps_its_slot():
-    batch = batch_of(batching=Naive(), slots=2)
+    batch = batch_of(batching=StaticBatching(), slots=2)
     batch.add(spec(1, output=1))
     batch.add(spec(2, output=4))
     step(batch)
@@ -344,4 +350,4 @@ def test_settings_that_cannot_work_are_refused():
     with pytest.raises(ValueError, match="slots"):
         batch_of(slots=0)
     with pytest.raises(ValueError, match="token_budget"):
-        Continuous(token_budget=0)
+        ContinuousBatching(token_budget=0)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous, Naive
+from penstock.worker.engine.batching import ContinuousBatching, StaticBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import SequenceSpec
 
@@ -76,13 +76,13 @@ specs = st.builds(
     stops=st.lists(st.integers(0, 49), max_size=2),
 )
 events = st.lists(st.one_of(specs, st.integers(0, 12), st.none()), max_size=30)  # add, cancel, just a step
-policies = st.one_of(st.builds(Continuous, token_budget=st.integers(1, 24)), st.just(Naive()))
+policies = st.one_of(st.builds(ContinuousBatching, token_budget=st.integers(1, 24)), st.just(StaticBatching()))
 
 
 @given(events, policies, st.integers(1, 5), st.integers(7, 20))
 def test_every_sequence_gets_the_text_it_would_get_alone(events, batching, slots, blocks):
     """No deadlock, no block given twice; and the oldest goes on in every step, so whoever is preempted comes back."""
-    batch = Batch(pool=BlockPool(blocks, BLOCK_SIZE), batching=batching, slots=slots, context_length=64)
+    batch = Batch(pool=BlockPool(blocks, BLOCK_SIZE), policy=batching, slots=slots, context_length=64)
     memory = KvMemory(blocks)
     added, emitted, finished, cancelled = {}, {}, set(), set()
     pending = list(events)

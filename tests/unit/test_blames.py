@@ -4,19 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chassis.own_time import OwnTime
-from penstock.edge.flight.plan import Plan
-from penstock.edge.links.fingerprint import crash_fingerprint
-from penstock.mesh.v1.ticket_pb2 import Blame
+from penstock.chassis.own_time import StallFreeClock
+from penstock.edge.flight.plan import GenerationPlan
+from penstock.edge.links.fingerprint import poison_fingerprint
+from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue import effects as out
-from penstock.queue.blames import HEARING, MEMORY
-from penstock.queue.blames import Blames as ShardBlames
-from penstock.queue.timers import PAUSE
-from penstock.scheduler.blames import BlameBook
+from penstock.queue.blames import LOST_REPORT_TTL_S, REPORT_DELAY_S
+from penstock.queue.blames import PoisonRequests as ShardBlames
+from penstock.queue.timers import DECLINE_PAUSE_S
+from penstock.scheduler.blames import PoisonReports
 from penstock.v1.inference_pb2 import Sampling
 from penstock.worker import refusals
-from penstock.worker.blames import MAX_GUILTY, Blames
-from penstock.worker.effects import AddSequence, Ended
+from penstock.worker.blames import MAX_CONFIRMED, PoisonList
+from penstock.worker.effects import AddSequence, RunEnded
 from queue_tickets import START, Shard, entry, leased, recalls, sheds, ticket
 from worker_runs import LIMITS, expect, make_run, ready_book, refusal, running, step_of
 
@@ -26,39 +26,39 @@ SALT = b"tenant"
 def plan(**changes):
     sampling = Sampling(temperature=1.0, seed=changes.pop("seed", 1))
     given = {"model": "m", "prompt_ids": [1, 2, 3], "max_output_tokens": 4, "sampling": sampling, "transcript": None}
-    return Plan(**{**given, **changes})
+    return GenerationPlan(**{**given, **changes})
 
 
 def test_what_a_client_sends_again_has_the_same_fingerprint_whatever_its_seed_and_length():
-    first = crash_fingerprint(SALT, plan())
-    assert first == crash_fingerprint(SALT, plan(seed=2, max_output_tokens=9, resumed_ids=[7]))
+    first = poison_fingerprint(SALT, plan())
+    assert first == poison_fingerprint(SALT, plan(seed=2, max_output_tokens=9, resumed_ids=[7]))
     assert 0 < first < 2**64
 
 
 @pytest.mark.parametrize("changes", [{"prompt_ids": [1, 2]}, {"model": "n"}, {"ignore_eos": True}])
 def test_another_request_has_another_fingerprint(changes):
-    assert crash_fingerprint(SALT, plan(**changes)) != crash_fingerprint(SALT, plan())
-    assert crash_fingerprint(b"another", plan()) != crash_fingerprint(SALT, plan())
+    assert poison_fingerprint(SALT, plan(**changes)) != poison_fingerprint(SALT, plan())
+    assert poison_fingerprint(b"another", plan()) != poison_fingerprint(SALT, plan())
 
 
 def book_with_suspect(fingerprint=5):
     """A book whose engine crashed under one run."""
     book = ready_book()
-    book.trials.hold_for = 30.0
+    book.quarantine.max_wait_s = 30.0
     run = running(book)
     run.fingerprint = fingerprint
-    book.engine_lost(refusals.engine_died(), 1.0, crashed=True)
+    book.on_engine_lost(refusals.engine_died(), 1.0, crashed=True)
     return book, run
 
 
 def test_a_suspect_is_named_while_it_is_tried_and_once_it_is_found_guilty():
     book, _ = book_with_suspect()
-    assert book.trials.blamed(1.0) == [(5, False, 30.0)]
-    book.engine_ready(LIMITS)
-    assert book.trials.blamed(2.0) == [(5, False, 30.0)]
-    book.engine_lost(refusals.engine_died(), 3.0, crashed=True)
-    assert book.trials.blamed(3.0) == [(5, True, 600.0)]
-    assert book.trials.blamed(603.0) == []
+    assert book.quarantine.poison_reports(1.0) == [(5, False, 30.0)]
+    book.on_engine_ready(LIMITS)
+    assert book.quarantine.poison_reports(2.0) == [(5, False, 30.0)]
+    book.on_engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    assert book.quarantine.poison_reports(3.0) == [(5, True, 600.0)]
+    assert book.quarantine.poison_reports(603.0) == []
 
 
 def test_what_is_the_same_as_the_guilty_is_not_tried_as_well():
@@ -66,26 +66,26 @@ def test_what_is_the_same_as_the_guilty_is_not_tried_as_well():
     runs = [running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2, 3)]
     for run, fingerprint in zip(runs, (5, 5, 6), strict=True):
         run.fingerprint = fingerprint
-    book.engine_lost(refusals.engine_died(), 1.0, crashed=True)
-    book.engine_ready(LIMITS)
-    ended = book.engine_lost(refusals.engine_died(), 2.0, crashed=True)
-    told = {each.run.handle: each.outcome.reason for each in ended if isinstance(each, Ended)}
+    book.on_engine_lost(refusals.engine_died(), 1.0, crashed=True)
+    book.on_engine_ready(LIMITS)
+    ended = book.on_engine_lost(refusals.engine_died(), 2.0, crashed=True)
+    told = {each.run.handle: each.outcome.reason for each in ended if isinstance(each, RunEnded)}
     assert told == {1: "ENGINE_CRASHED", 2: "ENGINE_CRASHED"}
-    assert book.trials.probation.held == [runs[2]]
+    assert book.quarantine.isolation.pending == [runs[2]]
 
 
 def test_a_suspect_that_is_acquitted_is_named_no_more():
     book, run = book_with_suspect()
-    book.engine_ready(LIMITS)
-    book.stepped(step_of(1, run), 1.0, 2.0)
-    assert book.trials.blamed(2.0) == []
+    book.on_engine_ready(LIMITS)
+    book.on_step(step_of(1, run), 1.0, 2.0)
+    assert book.quarantine.poison_reports(2.0) == []
 
 
 def test_the_guilty_are_refused_when_they_come_again():
     book, _ = book_with_suspect()
-    book.engine_ready(LIMITS)
-    book.engine_lost(refusals.engine_died(), 3.0, crashed=True)
-    book.engine_ready(LIMITS)
+    book.on_engine_ready(LIMITS)
+    book.on_engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    book.on_engine_ready(LIMITS)
     again = make_run(book, lease="l2", ticket="t2")
     again.fingerprint = 5
     expect(book, "l2", "t2")
@@ -95,30 +95,30 @@ def test_the_guilty_are_refused_when_they_come_again():
 def test_a_suspect_is_tried_though_its_client_left_and_nobody_hears_of_it():
     book, run = book_with_suspect()
     ended, _ = book.cancel(run.stream, run.handle, 1.5)
-    assert ended.answers
+    assert ended.is_reported
     assert not book.is_idle
-    [tried] = book.engine_ready(LIMITS)
+    [tried] = book.on_engine_ready(LIMITS)
     assert isinstance(tried, AddSequence)
-    [ghost] = book.engine_lost(refusals.engine_died(), 3.0, crashed=True)
-    assert isinstance(ghost, Ended)
-    assert not ghost.answers
-    assert book.trials.blamed(3.0)[0].is_guilty
+    [ghost] = book.on_engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    assert isinstance(ghost, RunEnded)
+    assert not ghost.is_reported
+    assert book.quarantine.poison_reports(3.0)[0].is_confirmed
     assert book.is_idle
 
 
 def test_only_so_many_guilty_are_remembered():
-    blames = Blames()
-    for number in range(1, MAX_GUILTY + 3):
+    blames = PoisonList()
+    for number in range(1, MAX_CONFIRMED + 3):
         run = make_run(ready_book())
         run.fingerprint = number
-        blames.convict(run, 0.0)
-    found = {each.fingerprint for each in blames.all([], 0.0, 1.0)}
-    assert found == set(range(3, MAX_GUILTY + 3))
+        blames.confirm(run, 0.0)
+    found = {each.fingerprint for each in blames.reports([], 0.0, 1.0)}
+    assert found == set(range(3, MAX_CONFIRMED + 3))
 
 
 def said(fingerprint, *, is_guilty=False, lasts=10):
-    blame = Blame(fingerprint=fingerprint, is_guilty=is_guilty)
-    blame.lasts.seconds = lasts
+    blame = PoisonReport(fingerprint=fingerprint, is_confirmed=is_guilty)
+    blame.ttl.seconds = lasts
     return blame
 
 
@@ -127,16 +127,16 @@ def named(book):
 
 
 def test_what_a_worker_said_holds_until_it_says_something_else_or_its_time_is_over():
-    book = BlameBook()
-    assert book.hear("w0", [said(1), said(2)], 0.0)
-    assert not book.hear("w0", [said(1), said(2)], 1.0)
-    assert book.hear("w1", [said(2, is_guilty=True, lasts=20)], 1.0)
+    book = PoisonReports()
+    assert book.apply("w0", [said(1), said(2)], 0.0)
+    assert not book.apply("w0", [said(1), said(2)], 1.0)
+    assert book.apply("w1", [said(2, is_guilty=True, lasts=20)], 1.0)
     assert named(book) == {1: False, 2: True}
     assert not book.expire(10.9)
     assert book.expire(11.0)
     assert named(book) == {2: True}
-    assert book.hear("w1", [said(3)], 12.0)
-    assert book.hear("w1", [], 13.0)
+    assert book.apply("w1", [said(3)], 12.0)
+    assert book.apply("w1", [], 13.0)
     assert named(book) == {2: True}, "the process has forgotten what the one before it found out"
     assert book.expire(21.0)
     assert named(book) == {}
@@ -146,27 +146,27 @@ def shard_blames():
     """What a shard has heard of two schedulers, long after they came."""
     blames = ShardBlames()
     for scheduler in "ab":
-        blames.joined(scheduler, -60.0)
+        blames.on_scheduler_connected(scheduler, -60.0)
     return blames
 
 
 def test_a_shard_refuses_the_guilty_for_good_and_has_suspects_asked_for_again():
     blames = shard_blames()
-    assert blames.hear("a", [said(1)]) == {1: False}
-    assert blames.hear("b", [said(1, is_guilty=True), said(2)]) == {1: True, 2: False}
-    assert blames.hear("a", [said(1, is_guilty=True)]) == {}, "that is nothing new"
-    assert blames.refusal(1, 0.0).reason == "ENGINE_CRASHED"
-    assert blames.refusal(2, 0.0).reason == "SUSPECT"
-    assert blames.refusal(2, 0.0).retry_after
-    assert blames.refusal(3, 0.0) is None
+    assert blames.apply("a", [said(1)]) == {1: False}
+    assert blames.apply("b", [said(1, is_guilty=True), said(2)]) == {1: True, 2: False}
+    assert blames.apply("a", [said(1, is_guilty=True)]) == {}, "that is nothing new"
+    assert blames.rejection(1, 0.0).reason == "ENGINE_CRASHED"
+    assert blames.rejection(2, 0.0).reason == "SUSPECT"
+    assert blames.rejection(2, 0.0).retry_after
+    assert blames.rejection(3, 0.0) is None
 
 
 def test_what_a_lost_scheduler_said_holds_for_a_while_as_it_may_be_back():
     blames = shard_blames()
-    blames.hear("a", [said(1, is_guilty=True), said(2)])
-    blames.lost("a", 5.0)
-    assert [blames.refusal(key, 14.9).reason for key in (1, 2)] == ["ENGINE_CRASHED", "SUSPECT"]
-    assert blames.refusal(1, 15.0) is None
+    blames.apply("a", [said(1, is_guilty=True), said(2)])
+    blames.on_scheduler_disconnected("a", 5.0)
+    assert [blames.rejection(key, 14.9).reason for key in (1, 2)] == ["ENGINE_CRASHED", "SUSPECT"]
+    assert blames.rejection(1, 15.0) is None
 
 
 @pytest.mark.parametrize("change", ["joined", "lost"])
@@ -174,20 +174,20 @@ def test_what_a_lost_scheduler_said_holds_for_a_while_as_it_may_be_back():
 def test_a_run_that_was_lost_with_its_worker_or_edge_waits_while_some_worker_may_be_out_of_hearing(how, change):
     blames = shard_blames()
     lost, other = ticket("l", **how), ticket("o")
-    assert not blames.bar(lost, 5.0)
+    assert not blames.is_blocked(lost, 5.0)
     getattr(blames, change)("a", 5.0)
-    assert [blames.bar(each, 5.0 + HEARING - 0.01) for each in (lost, other)] == [True, False]
-    assert not blames.bar(lost, 5.0 + HEARING)
+    assert [blames.is_blocked(each, 5.0 + REPORT_DELAY_S - 0.01) for each in (lost, other)] == [True, False]
+    assert not blames.is_blocked(lost, 5.0 + REPORT_DELAY_S)
 
 
 def test_a_shard_that_stood_still_counts_from_where_it_goes_on_whom_it_may_not_have_heard():
-    blames = ShardBlames(OwnTime(0.5))
-    blames.joined("a", -60.0)
-    blames.hear("a", [said(1, is_guilty=True)])
-    blames.lost("a", 5.0)
+    blames = ShardBlames(StallFreeClock(0.5))
+    blames.on_scheduler_connected("a", -60.0)
+    blames.apply("a", [said(1, is_guilty=True)])
+    blames.on_scheduler_disconnected("a", 5.0)
     lost = ticket("l", avoid_workers=("w0",))
-    assert blames.bar(lost, 5.0 + HEARING + 20.0)
-    assert blames.refusal(1, 5.0 + MEMORY + 20.0).reason == "ENGINE_CRASHED"
+    assert blames.is_blocked(lost, 5.0 + REPORT_DELAY_S + 20.0)
+    assert blames.rejection(1, 5.0 + LOST_REPORT_TTL_S + 20.0).reason == "ENGINE_CRASHED"
 
 
 def shard_with_two_waiting():
@@ -208,7 +208,7 @@ def test_a_ticket_that_waits_is_passed_over_while_it_is_a_suspect_and_keeps_its_
     assert shard.credit(1) == ["y"]
     shard.enqueue("z")
     hear_blames(shard)
-    shard.wait(PAUSE)
+    shard.wait(DECLINE_PAUSE_S)
     assert shard.credit(1) == ["x"]
 
 
@@ -243,7 +243,7 @@ def test_a_lease_whose_scheduler_is_gone_is_taken_back_from_the_edge_that_has_it
     effects = hear_blames(shard, said(5, is_guilty=is_guilty), scheduler="t")
     assert (sheds(effects), recalls(effects)) == ({"x": reason}, [])
     shard.hear(shard.book.withdraw("e", ["x"]))
-    assert [each.ticket_id for each in shard.book.charges] == ["y"], "whom nobody runs nobody speaks of"
+    assert [each.ticket_id for each in shard.book.accounting] == ["y"], "whom nobody runs nobody speaks of"
 
 
 def test_a_lease_that_comes_for_a_ticket_that_was_blamed_meanwhile_is_given_to_nobody():
@@ -255,7 +255,7 @@ def test_a_lease_that_comes_for_a_ticket_that_was_blamed_meanwhile_is_given_to_n
     assert (recalls(placed), leased(placed)) == ([("s", ("x",))], [])
     assert leased(shard.place("y")) == ["lease"]
     hear_blames(shard, scheduler="t")
-    shard.wait(PAUSE)
+    shard.wait(DECLINE_PAUSE_S)
     assert shard.credit(1) == ["x"], "it has waited, and nothing else"
     assert leased(shard.place("x")) == ["lease"]
 
@@ -292,9 +292,9 @@ def test_nobody_is_offered_what_a_scheduler_blames_and_nobody_else_is_kept_waiti
         for each in shard.said[known:]:
             if isinstance(each, out.Offer):
                 assert not any(each.ticket.fingerprint in found for found in blamed.values())
-                assert not each.ticket.avoid_workers or shard.now >= START + HEARING
+                assert not each.ticket.avoid_workers or shard.now >= START + REPORT_DELAY_S
     for scheduler in "st":
         hear_blames(shard, scheduler=scheduler)
-    shard.wait(HEARING)
+    shard.wait(REPORT_DELAY_S)
     shard.credit(len(steps))
-    assert shard.book.shelves.waiting.tickets == 0
+    assert shard.book.model_queues.waiting.tickets == 0

@@ -4,56 +4,56 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.engine.blocks import NOBODY, BlockPool
+from penstock.worker.engine.blocks import NO_WRITER, BlockPool
 from penstock.worker.engine.prefix import chain_hash, root_hash
 
 
 def test_a_pool_gives_out_each_block_once():
     pool = BlockPool(blocks=4, block_size=16)
-    first, second = pool.open([], 2), pool.open([], 2)
+    first, second = pool.allocate([], 2), pool.allocate([], 2)
     assert sorted(first + second) == [0, 1, 2, 3]
     assert repr(pool) == "<BlockPool 4/4 used, 0 cached>"
 
 
 def test_a_block_given_back_is_the_next_to_be_used():
     pool = BlockPool(blocks=100, block_size=16)
-    table = pool.open([], 3)
+    table = pool.allocate([], 3)
     kept = list(table)
     pool.release(table)
-    assert sorted(pool.open([], 3)) == sorted(kept)
+    assert sorted(pool.allocate([], 3)) == sorted(kept)
 
 
 def test_a_table_that_does_not_fit_takes_nothing():
     pool = BlockPool(blocks=4, block_size=16)
-    assert pool.open([], 5) is None
-    assert pool.open([], 3, keep=2) is None
+    assert pool.allocate([], 5) is None
+    assert pool.allocate([], 3, min_free=2) is None
     assert pool.free == 4
 
 
 def test_a_table_cannot_grow_beyond_the_pool():
     pool = BlockPool(blocks=1, block_size=16)
-    table = pool.open([], 1)
+    table = pool.allocate([], 1)
     assert not pool.extend(table)
     assert len(table) == 1
 
 
 def test_released_content_is_found_again_under_its_name():
     pool = BlockPool(blocks=4, block_size=16)
-    table = pool.open([], 2)
+    table = pool.allocate([], 2)
     names = [b"one", b"two"]
     for block, name in zip(table, names, strict=True):
         pool.publish(block, name)
     kept = list(table)
     assert pool.release(table) == 2
-    assert pool.find([*names, b"three"]) == kept
+    assert pool.find_prefix([*names, b"three"]) == kept
     assert repr(pool) == "<BlockPool 0/4 used, 2 cached>"
 
 
 def test_a_shared_block_is_free_only_after_its_last_user():
     pool = BlockPool(blocks=4, block_size=16)
-    mine = pool.open([], 1)
+    mine = pool.allocate([], 1)
     pool.publish(mine[0], b"prompt")
-    yours = pool.open(pool.find([b"prompt"]), 1)
+    yours = pool.allocate(pool.find_prefix([b"prompt"]), 1)
     assert yours[0] == mine[0]
     assert pool.release(mine) == 0
     assert pool.release(yours) == 2
@@ -62,23 +62,23 @@ def test_a_shared_block_is_free_only_after_its_last_user():
 
 def test_reviving_cached_blocks_counts_against_what_is_free():
     pool = BlockPool(blocks=2, block_size=16)
-    table = pool.open([], 1)
+    table = pool.allocate([], 1)
     pool.publish(table[0], b"prompt")
     pool.release(table)
-    assert pool.open(pool.find([b"prompt"]), 2) is None
-    assert len(pool.open(pool.find([b"prompt"]), 1)) == 2
+    assert pool.allocate(pool.find_prefix([b"prompt"]), 2) is None
+    assert len(pool.allocate(pool.find_prefix([b"prompt"]), 1)) == 2
 
 
 def test_the_end_of_the_least_recent_chain_is_given_up_first():
     pool = BlockPool(blocks=4, block_size=16)
     for names in ([b"a1", b"a2"], [b"b1", b"b2"]):
-        table = pool.open([], 2)
+        table = pool.allocate([], 2)
         for block, name in zip(table, names, strict=True):
             pool.publish(block, name)
         pool.release(table)
-    pool.open([], 1)
-    assert len(pool.find([b"a1", b"a2"])) == 1
-    assert len(pool.find([b"b1", b"b2"])) == 2
+    pool.allocate([], 1)
+    assert len(pool.find_prefix([b"a1", b"a2"])) == 1
+    assert len(pool.find_prefix([b"b1", b"b2"])) == 2
 
 
 def test_names_differ_by_salt_and_by_what_went_before():
@@ -95,14 +95,14 @@ def test_a_pool_of_nothing_is_refused(blocks, block_size):
 
 def test_content_under_way_is_found_and_a_writer_that_leaves_is_nobody():
     pool = BlockPool(blocks=4, block_size=16)
-    mine = pool.open([], 2)
+    mine = pool.allocate([], 2)
     pool.announce(mine[0], b"first", writer=1)
     pool.announce(mine[1], b"second", writer=1)
-    yours = pool.open(pool.find([b"first", b"second"])[:1], 0)
+    yours = pool.allocate(pool.find_prefix([b"first", b"second"])[:1], 0)
     assert pool.writer(yours[0]) == 1
     pool.release(mine, writer=1)
-    assert pool.writer(yours[0]) == NOBODY
-    assert pool.find([b"first", b"second"]) == yours  # what nobody holds, nobody will fill
+    assert pool.writer(yours[0]) == NO_WRITER
+    assert pool.find_prefix([b"first", b"second"]) == yours  # what nobody holds, nobody will fill
     pool.claim(yours[0], 2)
     pool.publish(yours[0], b"first")
     assert pool.writer(yours[0]) is None
@@ -125,7 +125,7 @@ def test_no_order_of_calls_leaks_or_doubles_a_block(operations):
     for verb, which, count in operations:
         table = tables[which % len(tables)] if tables else None
         if verb == "open":
-            opened = pool.open(pool.find(f"{which}.{depth}".encode() for depth in range(count)), count % 3)
+            opened = pool.allocate(pool.find_prefix(f"{which}.{depth}".encode() for depth in range(count)), count % 3)
             tables += [opened] if opened is not None else []
         elif table and verb == "extend":
             pool.extend(table)

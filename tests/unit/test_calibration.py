@@ -13,11 +13,11 @@ from penstock.cli.__main__ import cli
 from penstock.simulator.calibration.fit import Measured, fit, fit_law
 from penstock.simulator.calibration.points import BLOCK_SIZE, blocks_for, lengths_for, points_within
 from penstock.worker.config import WorkerConfig
-from penstock.worker.engine.law_file import FIELDS, law_text, read_law
-from penstock.worker.engine.step_law import StepLaw, Work, prefill_reads
+from penstock.worker.engine.law_file import FIELD_BY_KEY, read_step_time_model, step_time_toml
+from penstock.worker.engine.step_law import StepTimeModel, StepWork, prefill_reads
 from tiny_model import write_tiny_model
 
-LAW = StepLaw(
+LAW = StepTimeModel(
     base_s=0.011,
     per_prefill_token_s=0.00025,
     per_decode_seq_s=0.00017,
@@ -25,9 +25,9 @@ LAW = StepLaw(
     per_prefill_context_token_s=1.1e-7,
 )
 WORKS = [
-    *(Work(0, seqs, seqs * context, 0) for seqs in (1, 2, 8, 32) for context in (64, 512, 4096)),
-    *(Work(chunk, 0, 0, prefill_reads(start, chunk)) for chunk in (16, 64, 512) for start in (0, 2048)),
-    *(Work(chunk, 8, 4096, prefill_reads(0, chunk)) for chunk in (32, 256)),
+    *(StepWork(0, seqs, seqs * context, 0) for seqs in (1, 2, 8, 32) for context in (64, 512, 4096)),
+    *(StepWork(chunk, 0, 0, prefill_reads(start, chunk)) for chunk in (16, 64, 512) for start in (0, 2048)),
+    *(StepWork(chunk, 8, 4096, prefill_reads(0, chunk)) for chunk in (32, 256)),
 ]
 
 ONE_PROMPT = """
@@ -43,10 +43,12 @@ Terms = st.floats(1e-7, 1e-2)
 
 
 def terms_of(law):
-    return [getattr(law, field) for field in FIELDS.values()]
+    return [getattr(law, field) for field in FIELD_BY_KEY.values()]
 
 
-@given(st.builds(StepLaw, base_s=Terms, per_prefill_token_s=Terms, per_decode_seq_s=Terms, per_context_token_s=Terms))
+@given(
+    st.builds(StepTimeModel, base_s=Terms, per_prefill_token_s=Terms, per_decode_seq_s=Terms, per_context_token_s=Terms)
+)
 def test_a_fit_finds_the_law_that_made_the_steps(law):
     found = fit_law([Measured(work, law.duration_s(work)) for work in WORKS])
     for work in WORKS:
@@ -83,8 +85,8 @@ def test_too_few_steps_are_said_to_be_too_few():
 
 def test_a_law_comes_back_from_its_file_as_it_was(tmp_path):
     path = tmp_path / "law.toml"
-    path.write_text(law_text(LAW, {"model": 'a "quoted" name', "median_error": 0.03}), encoding="utf-8")
-    assert terms_of(read_law(path)) == pytest.approx(terms_of(LAW), rel=1e-5)
+    path.write_text(step_time_toml(LAW, {"model": 'a "quoted" name', "median_error": 0.03}), encoding="utf-8")
+    assert terms_of(read_step_time_model(path)) == pytest.approx(terms_of(LAW), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +104,12 @@ def test_a_law_file_that_is_wrong_is_refused_with_its_field(tmp_path, text, mess
     path = tmp_path / "law.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        read_law(path)
+        read_step_time_model(path)
 
 
 def test_a_law_file_that_is_missing_is_said_to_be_missing():
     with pytest.raises(ValueError, match=r"nowhere\.toml cannot be read"):
-        read_law(Path("nowhere.toml"))
+        read_step_time_model(Path("nowhere.toml"))
 
 
 def invoke(*args):
@@ -122,7 +124,7 @@ def test_a_calibrated_law_goes_into_a_simulation_and_into_a_simulated_worker(tmp
     assert {point["kind"] for point in told["points"]} == {"decode", "prefill", "mixed"}
     assert told["measured"]["points"] == len(told["points"]) >= 10
     assert "<svg" in picture.read_text(encoding="utf-8")
-    assert WorkerConfig(sim_law=str(law)).engine_options().law == read_law(law)
+    assert WorkerConfig(sim_step_time_file=str(law)).engine_options().step_time == read_step_time_model(law)
 
 
 def test_a_simulation_takes_the_time_that_its_law_says(tmp_path):
@@ -136,7 +138,7 @@ def test_a_simulation_takes_the_time_that_its_law_says(tmp_path):
 
 def test_a_worker_with_a_law_file_that_is_none_does_not_start(tmp_path):
     with pytest.raises(ValueError, match="cannot be read as a law"):
-        WorkerConfig(sim_law=str(tmp_path / "nowhere.toml"))
+        WorkerConfig(sim_step_time_file=str(tmp_path / "nowhere.toml"))
 
 
 def test_neither_scenario_nor_calibration_says_what_to_do():

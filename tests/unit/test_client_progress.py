@@ -19,52 +19,52 @@ def delta(first: int, *ids: int, text: str = "", logprobs=()) -> Delta:
 
 def progress(**options) -> Progress:
     found = Progress(generate_request("Hello", **options))
-    found.take(ACCEPTED)
+    found.apply(ACCEPTED)
     return found
 
 
 def test_pieces_come_in_order_with_their_text():
     found = progress()
-    assert found.take(delta(0, 7, 8, text="ab")) == ("ab", (7, 8), 0, ())
-    assert found.take(delta(2, 9)) == ("", (9,), 2, ())
-    assert found.take(delta(3, text="c")) == ("c", (), 3, ())  # held back until the end
+    assert found.apply(delta(0, 7, 8, text="ab")) == ("ab", (7, 8), 0, ())
+    assert found.apply(delta(2, 9)) == ("", (9,), 2, ())
+    assert found.apply(delta(3, text="c")) == ("c", (), 3, ())  # held back until the end
     assert (found.text, found.token_ids) == ("abc", [7, 8, 9])
 
 
 def test_what_came_already_is_dropped_and_counted():
     found = progress()
-    found.take(delta(0, 7, 8, text="ab"))
-    assert found.take(delta(0, 7, text="a")) is None
-    assert found.take(delta(0, 7, 8, text="ab")) is None
-    assert (found.text, found.repeated) == ("ab", 3)
+    found.apply(delta(0, 7, 8, text="ab"))
+    assert found.apply(delta(0, 7, text="a")) is None
+    assert found.apply(delta(0, 7, 8, text="ab")) is None
+    assert (found.text, found.duplicate_tokens) == ("ab", 3)
 
 
 def test_text_held_back_to_the_end_is_taken_once_however_often_the_end_is_resumed():
     found = progress()
-    found.take(delta(0, 7, 8, text="a"))
-    assert found.take(delta(2, text="b")) == ("b", (), 2, ())
-    assert found.take(delta(2, text="b")) is None
+    found.apply(delta(0, 7, 8, text="a"))
+    assert found.apply(delta(2, text="b")) == ("b", (), 2, ())
+    assert found.apply(delta(2, text="b")) is None
     assert found.text == "ab"
 
 
 @pytest.mark.parametrize("wrong", [delta(3, 9), delta(1, 8, 9), delta(3, text="c")])
 def test_a_gap_or_a_delta_half_known_is_an_error(wrong):
     found = progress()
-    found.take(delta(0, 7, 8, text="ab"))
+    found.apply(delta(0, 7, 8, text="ab"))
     with pytest.raises(IndexGap, match="where 2 was next"):
-        found.take(wrong)
+        found.apply(wrong)
 
 
 def test_the_first_request_is_as_the_caller_gave_it():
     request = generate_request("Hello", model="m")
-    assert Progress(request).request() == request
+    assert Progress(request).next_request() == request
 
 
 def test_going_on_asks_for_the_rest_with_what_the_first_edge_settled():
     found = progress()
-    found.take(delta(0, 7, 8, text="ab"))
-    found.take(Accepted(request_id="other", model="other", max_output_tokens=1, seed=1))
-    request = found.request()
+    found.apply(delta(0, 7, 8, text="ab"))
+    found.apply(Accepted(request_id="other", model="other", max_output_tokens=1, seed=1))
+    request = found.next_request()
     assert request.text == "Hello"
     assert (request.request_id, request.model, request.max_output_tokens, request.sampling.seed) == ("r", "m", 8, 42)
     assert list(request.resume.token_ids) == [7, 8]
@@ -74,26 +74,26 @@ def test_an_answer_the_caller_resumes_itself_goes_on_behind_what_it_had():
     request = generate_request("Hello")
     request.resume.token_ids[:] = [5, 6]
     found = Progress(request)
-    found.take(delta(2, 7))
-    assert list(found.request().resume.token_ids) == [5, 6, 7]
+    found.apply(delta(2, 7))
+    assert list(found.next_request().resume.token_ids) == [5, 6, 7]
     assert found.token_ids == [7]
 
 
 def test_going_on_names_the_answer_even_before_its_first_token_so_that_it_is_charged_once():
     found = Progress(generate_request("Hello"))
-    found.take(Accepted(request_id="r", answer_id="a-1", model="m", max_output_tokens=8, seed=42))
-    assert found.request().resume.answer_id == "a-1"
-    found.take(delta(0, 7))
-    assert (found.request().resume.answer_id, list(found.request().resume.token_ids)) == ("a-1", [7])
+    found.apply(Accepted(request_id="r", answer_id="a-1", model="m", max_output_tokens=8, seed=42))
+    assert found.next_request().resume.answer_id == "a-1"
+    found.apply(delta(0, 7))
+    assert (found.next_request().resume.answer_id, list(found.next_request().resume.token_ids)) == ("a-1", [7])
 
 
 def test_an_edge_that_does_not_name_its_answers_is_asked_as_ever():
-    assert not progress().request().HasField("resume")
+    assert not progress().next_request().HasField("resume")
 
 
 def test_logprobs_are_given_to_who_asked_for_them():
-    assert progress(logprobs=True).take(delta(0, 7, logprobs=[-0.5])).logprobs == (-0.5,)
-    assert progress().take(delta(0, 7, logprobs=[0.0])).logprobs == ()
+    assert progress(logprobs=True).apply(delta(0, 7, logprobs=[-0.5])).logprobs == (-0.5,)
+    assert progress().apply(delta(0, 7, logprobs=[0.0])).logprobs == ()
 
 
 @given(cuts=st.lists(st.integers(0, 12), max_size=6), total=st.integers(0, 12), repeats=st.booleans())
@@ -101,10 +101,10 @@ def test_any_cuts_give_the_whole_answer_once(cuts, total, repeats):
     """Attempts that are cut anywhere, going on where the client is or saying all anew."""
     found = progress()
     for cut in [*cuts, total]:
-        start = 0 if repeats else len(found.request().resume.token_ids)
+        start = 0 if repeats else len(found.next_request().resume.token_ids)
         for index in range(start, min(cut, total)):
-            found.take(delta(index, 100 + index, text=chr(97 + index)))
-    found.take(Finished())
+            found.apply(delta(index, 100 + index, text=chr(97 + index)))
+    found.apply(Finished())
     assert found.token_ids == [100 + index for index in range(total)]
     assert found.text == "".join(chr(97 + index) for index in range(total))
 

@@ -13,15 +13,15 @@ from penstock.client import (
     Unavailable,
 )
 from penstock.client.retries import CONNECTION_LOST, RetryBudget
-from penstock.client.rotation import COOLDOWN, Rotation
+from penstock.client.rotation import FAILURE_COOLDOWN_S, TargetRotation
 
 LOST = Unavailable("cut", reason=CONNECTION_LOST)
 
 
 def test_a_lost_connection_is_tried_again_after_a_growing_spread():
     policy = RetryPolicy(backoff=(0.1, 0.3))
-    assert [policy.wait(LOST, attempt, 0.5) for attempt in (1, 2, 3, 4, 5)] == [0.05, 0.1, 0.15, 0.15, None]
-    assert policy.wait(LOST, 1, 0.0) == 0.0
+    assert [policy.delay(LOST, attempt, 0.5) for attempt in (1, 2, 3, 4, 5)] == [0.05, 0.1, 0.15, 0.15, None]
+    assert policy.delay(LOST, 1, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_a_lost_connection_is_tried_again_after_a_growing_spread():
 )
 def test_who_is_told_when_to_come_back_comes_back_then_and_not_before(error):
     policy = RetryPolicy(backoff=(0.1, 0.3))
-    assert policy.wait(error, 1, 0.0) == 2.0
-    assert policy.wait(error, 1, 0.5) == pytest.approx(2.05)
+    assert policy.delay(error, 1, 0.0) == 2.0
+    assert policy.delay(error, 1, 0.5) == pytest.approx(2.05)
 
 
 @pytest.mark.parametrize(
@@ -51,50 +51,50 @@ def test_who_is_told_when_to_come_back_comes_back_then_and_not_before(error):
     ],
 )
 def test_what_a_retry_cannot_help_or_only_late_is_told_at_once(error):
-    assert RetryPolicy().wait(error, 1, 0.0) is None
+    assert RetryPolicy().delay(error, 1, 0.0) is None
 
 
 def test_refusals_use_the_budget_up_and_successes_bring_it_back():
     budget, error = RetryBudget(RetryPolicy()), Overloaded("full", retry_after=0.5)
-    assert [budget.wait(error, 1, 0.0) for _ in range(6)] == [0.5, 0.5, 0.5, 0.5, None, None]
+    assert [budget.delay(error, 1, 0.0) for _ in range(6)] == [0.5, 0.5, 0.5, 0.5, None, None]
     for _ in range(20):
-        budget.succeeded()
+        budget.on_success()
     assert budget.level == pytest.approx(6.0)
-    budget.succeeded()
-    assert budget.wait(error, 1, 0.0) == 0.5
+    budget.on_success()
+    assert budget.delay(error, 1, 0.0) == 0.5
 
 
 def test_the_budget_is_never_more_than_its_capacity():
     budget = RetryBudget(RetryPolicy())
-    budget.succeeded()
+    budget.on_success()
     assert budget.level == 10.0
 
 
 def test_an_edge_that_dies_under_many_answers_costs_none_of_them():
     budget = RetryBudget(RetryPolicy())
-    assert all(budget.wait(LOST, 1, 0.5) is not None for _ in range(100))
+    assert all(budget.delay(LOST, 1, 0.5) is not None for _ in range(100))
 
 
 def test_what_is_not_tried_again_anyway_costs_nothing():
     budget = RetryBudget(RetryPolicy())
-    budget.wait(Unauthenticated("who?"), 1, 0.0)
+    budget.delay(Unauthenticated("who?"), 1, 0.0)
     assert budget.level == 10.0
 
 
 def test_targets_take_turns():
-    rotation = Rotation(["a", "b", "c"])
+    rotation = TargetRotation(["a", "b", "c"])
     assert [rotation.next(0.0) for _ in range(4)] == ["a", "b", "c", "a"]
 
 
 def test_a_target_that_failed_is_left_out_for_a_while():
-    rotation = Rotation(["a", "b"])
-    rotation.failed("a", 10.0)
-    assert [rotation.next(10.0 + COOLDOWN / 2) for _ in range(3)] == ["b", "b", "b"]
-    assert {rotation.next(10.0 + COOLDOWN) for _ in range(2)} == {"a", "b"}
+    rotation = TargetRotation(["a", "b"])
+    rotation.mark_failed("a", 10.0)
+    assert [rotation.next(10.0 + FAILURE_COOLDOWN_S / 2) for _ in range(3)] == ["b", "b", "b"]
+    assert {rotation.next(10.0 + FAILURE_COOLDOWN_S) for _ in range(2)} == {"a", "b"}
 
 
 def test_when_all_have_failed_the_oldest_failure_is_tried():
-    rotation = Rotation(["a", "b", "c"])
+    rotation = TargetRotation(["a", "b", "c"])
     for now, target in enumerate("bca"):
-        rotation.failed(target, 10.0 + now / 10)
+        rotation.mark_failed(target, 10.0 + now / 10)
     assert rotation.next(10.3) == "b"

@@ -1,4 +1,4 @@
-from penstock.worker.engine.cores import cores_here, quotas
+from penstock.worker.engine.cores import available_cores, cpu_quotas
 
 
 def test_the_tightest_control_group_around_a_process_counts(tmp_path):
@@ -9,9 +9,9 @@ def test_the_tightest_control_group_around_a_process_counts(tmp_path):
     (cgroups / "pods" / "cpu.max").write_text("800000 100000\n")
     (cgroups / "pods" / "worker" / "cpu.max").write_text("250000 100000\n")
     (cgroups / "cpu.max").write_text("max 100000\n")
-    assert min(quotas(membership, cgroups)) == 2.5
+    assert min(cpu_quotas(membership, cgroups)) == 2.5
 
 
 def test_without_control_groups_nothing_is_taken_away(tmp_path):
-    assert quotas(tmp_path / "none", tmp_path) == [float("inf")]
-    assert cores_here() >= 1
+    assert cpu_quotas(tmp_path / "none", tmp_path) == [float("inf")]
+    assert available_cores() >= 1

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from cuda_device import DEVICE, DTYPES
 from penstock.worker.engine.attention import attend
-from penstock.worker.engine.cuda.attention import KEYS, attend_decodes, attend_prefills, split_length
+from penstock.worker.engine.cuda.attention import TILE_KEYS, attend_decodes, attend_prefills, split_length
 from penstock.worker.engine.cuda.rows import add_norm, rotate_and_write, silu_multiply
-from penstock.worker.engine.cuda.step import Packer, StepShape, unpack
+from penstock.worker.engine.cuda.step import StepPacker, StepShape, unpack
 from penstock.worker.engine.inputs import build_inputs
 from penstock.worker.engine.interface import SequenceSpec, StepResult
 from penstock.worker.engine.kv import LayerKv
@@ -45,13 +45,13 @@ class Case:
         ]
         self.plan = StepPlan(decoding, prefilling, StepResult(1))
         shape = StepShape.decoding(len(decodes) + padding) if padding else StepShape.of(self.plan)
-        run = torch.tensor(Packer().pack(self.plan, shape), dtype=torch.int32, device=DEVICE)
+        run = torch.tensor(StepPacker().pack(self.plan, shape), dtype=torch.int32, device=DEVICE)
         self.step = unpack(run, shape)
         self.inputs = build_inputs(self.plan, block_size, dtype, DEVICE)
         cache = (sum(counts), block_size, self.kv_heads, head_size)
         self.kv = LayerKv(draw(*cache), draw(*cache))
         self.qkv = draw(shape.rows, self.heads + 2 * self.kv_heads, head_size)
-        self.split = KEYS  # the shortest there can be
+        self.split = TILE_KEYS  # the shortest there can be
 
     @staticmethod
     def _sequence(length, table):
@@ -104,7 +104,9 @@ def test_a_decodes_bits_do_not_depend_on_its_batch_mates(dtype):
     together = case.attended()
     for row, part in enumerate(case.plan.decodes):
         shape = StepShape.decoding(1)
-        run = torch.tensor(Packer().pack(StepPlan([part], [], StepResult(1)), shape), dtype=torch.int32, device=DEVICE)
+        run = torch.tensor(
+            StepPacker().pack(StepPlan([part], [], StepResult(1)), shape), dtype=torch.int32, device=DEVICE
+        )
         out = torch.empty(1, case.heads, case.head_size, dtype=dtype, device=DEVICE)
         attend_decodes(case.qkv[row : row + 1], case.kv, unpack(run, shape), out, case.split)
         assert torch.equal(out[0], together[row])
@@ -117,7 +119,7 @@ def test_a_prefills_bits_do_not_depend_on_its_chunks(dtype):
     for start, count in ((0, 1), (1, 64), (65, 85)):
         plan = StepPlan([], [Slice(sequence, start, count)], StepResult(1))
         shape = StepShape.of(plan)
-        run = torch.tensor(Packer().pack(plan, shape), dtype=torch.int32, device=DEVICE)
+        run = torch.tensor(StepPacker().pack(plan, shape), dtype=torch.int32, device=DEVICE)
         out = torch.empty(count, case.heads, case.head_size, dtype=dtype, device=DEVICE)
         attend_prefills(case.qkv[start : start + count].contiguous(), case.kv, unpack(run, shape), out)
         assert torch.equal(out, whole[start : start + count])

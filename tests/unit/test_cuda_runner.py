@@ -9,10 +9,10 @@ import torch
 from cuda_device import DEVICE, DTYPES, NEEDS_GPU
 from forwards import BLOCKS, SHAPE, logits_of, random_weights, text_of
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.cuda.runner import CudaRunner
-from penstock.worker.engine.draw import Draw
+from penstock.worker.engine.draw import RowDraw
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 from penstock.worker.engine.model import Model
 from penstock.worker.engine.runner import TorchRunner
@@ -69,7 +69,7 @@ def test_bfloat16_logits_are_as_near_to_float32_as_plain_torchs():
 
 def run_out(runner, seq_ids):
     """Text of each sequence, and how often one was preempted, with room for three blocks."""
-    batch = Batch(pool=BlockPool(3, 16), batching=Continuous(token_budget=24), slots=2, context_length=200)
+    batch = Batch(pool=BlockPool(3, 16), policy=ContinuousBatching(token_budget=24), slots=2, context_length=200)
     engine = TorchEngine(runner, batch)
     for seq_id in seq_ids:
         engine.add(SequenceSpec(seq_id=seq_id, token_ids=text_of(14, seq_id + 5), max_output_tokens=5))
@@ -93,7 +93,7 @@ class OneStep:
     """A decode step of `count` sequences, ready to be computed over and over."""
 
     def __init__(self, runner, count):
-        batch = Batch(pool=BlockPool(BLOCKS, 16), batching=Continuous(512), slots=SLOTS, context_length=200)
+        batch = Batch(pool=BlockPool(BLOCKS, 16), policy=ContinuousBatching(512), slots=SLOTS, context_length=200)
         for seq_id in range(count):
             batch.add(SequenceSpec(seq_id=seq_id, token_ids=text_of(20 + seq_id), max_output_tokens=4))
         plan = batch.plan()
@@ -117,7 +117,7 @@ def test_padding_a_batch_changes_no_rows_logits(count):
 
 @pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=NEEDS_GPU, id=str(dtype)) for dtype in DTYPES])
 def test_a_step_waits_for_the_gpu_for_its_tokens_alone(dtype):
-    draws = [Draw(SamplingParams(temperature=0.7, top_p=0.9), seed, [1, 2, 3], 3) for seed in range(3)]
+    draws = [RowDraw(SamplingParams(temperature=0.7, top_p=0.9), seed, [1, 2, 3], 3) for seed in range(3)]
     with torch.inference_mode():
         runner = runner_of(dtype)
         plan = OneStep(runner, 3).plan

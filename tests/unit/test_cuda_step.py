@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from penstock.worker.engine import build_torch
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda, requirements
-from penstock.worker.engine.cuda.step import Packer, StepShape, unpack
+from penstock.worker.engine.cuda.step import StepPacker, StepShape, unpack
 from penstock.worker.engine.interface import SequenceSpec, StepResult
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.plan import Slice, StepPlan
@@ -32,10 +32,10 @@ def test_a_step_is_its_decodes_and_then_its_chunks():
     decode = Slice(sequence_of([1, 2, 3], [7, 4]), 2, 1)
     middle = Slice(sequence_of([10, 11, 12, 13], [5, 6]), 1, 2)
     last = Slice(sequence_of([20, 21, 22], [8]), 1, 2)
-    step = packed(Packer(), StepPlan([decode], [middle, last], StepResult(1)))
+    step = packed(StepPacker(), StepPlan([decode], [middle, last], StepResult(1)))
     assert step.tokens.tolist() == [3, 11, 12, 21, 22]
     assert step.positions.tolist() == [2, 1, 2, 1, 2]
-    assert step.owners.tolist() == [0, 1, 1, 2, 2]
+    assert step.row_parts.tolist() == [0, 1, 1, 2, 2]
     assert step.first_rows.tolist() == [0, 1, 3, 5]
     assert step.sampled_rows.tolist() == [0, 4]
     assert step.table_offsets.tolist() == [0, 2, 4]
@@ -45,7 +45,7 @@ def test_a_step_is_its_decodes_and_then_its_chunks():
 
 def test_rows_that_pad_a_step_have_no_position():
     plan = StepPlan([Slice(sequence_of([1, 2, 3], [7, 4]), 2, 1)], [], StepResult(1))
-    step = packed(Packer(), plan, StepShape.decoding(4))
+    step = packed(StepPacker(), plan, StepShape.decoding(4))
     assert step.positions.tolist() == [2, -1, -1, -1]
     assert step.tokens.tolist() == [3, 0, 0, 0]
     assert step.tables.tolist() == [7, 4]
@@ -55,13 +55,13 @@ def test_rows_that_pad_a_step_have_no_position():
 def test_every_section_begins_on_sixteen_bytes(rows):
     decodes = [Slice(sequence_of([1, 2], [row]), 1, 1) for row in range(rows)]
     plan = StepPlan(decodes, [Slice(sequence_of([3], [rows]), 0, 1)], StepResult(1))
-    step = packed(Packer(), plan)
-    sections = (step.tokens, step.positions, step.owners, step.table_offsets, step.first_rows, step.sampled_rows)
+    step = packed(StepPacker(), plan)
+    sections = (step.tokens, step.positions, step.row_parts, step.table_offsets, step.first_rows, step.sampled_rows)
     assert {each.storage_offset() % 4 for each in (*sections, step.tables)} == {0}
 
 
 def test_tables_are_followed_as_they_grow_and_as_they_are_given_anew():
-    packer = Packer()
+    packer = StepPacker()
     one, two = sequence_of([1, 2, 3], [7]), sequence_of([4, 5, 6], [9, 2])
     plan = StepPlan([Slice(one, 2, 1), Slice(two, 2, 1)], [], StepResult(1))
     assert packed(packer, plan).tables.tolist() == [7, 9, 2]
@@ -72,7 +72,7 @@ def test_tables_are_followed_as_they_grow_and_as_they_are_given_anew():
 
 
 def test_tables_of_a_step_long_past_are_forgotten():
-    packer = Packer()
+    packer = StepPacker()
     for block in range(100):
         packed(packer, StepPlan([Slice(sequence_of([1], [block]), 0, 1)], [], StepResult(1)))
     assert len(packer._tables) == 1
@@ -112,16 +112,16 @@ def test_what_a_machine_lacks_is_said(able):
 def test_without_kernels_plain_torch_serves_and_says_so_once(able):
     able.setattr(requirements, "find_spec", lambda name: None)
     with capture_logs() as logs:
-        assert not build_torch._has_kernels(EngineOptions(), GPU)
+        assert not build_torch._can_use_kernels(EngineOptions(), GPU)
     assert [(line["event"], line["instead"]) for line in logs] == [("kernels_unavailable", "torch")]
 
 
 def test_kernels_demanded_and_not_to_be_had_end_the_start(able):
     able.setattr(requirements, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="Triton is not installed"):
-        build_torch._has_kernels(EngineOptions(compute="native"), GPU)
+        build_torch._can_use_kernels(EngineOptions(compute="native"), GPU)
 
 
 def test_who_asks_for_plain_torch_gets_it(able):
-    assert build_torch._has_kernels(EngineOptions(), GPU)
-    assert not build_torch._has_kernels(EngineOptions(compute="torch"), GPU)
+    assert build_torch._can_use_kernels(EngineOptions(), GPU)
+    assert not build_torch._can_use_kernels(EngineOptions(compute="torch"), GPU)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dispatch_mesh import START, Mesh, ticket_of
-from penstock.queue.blames import HEARING
+from penstock.queue.blames import REPORT_DELAY_S
 
 SIZES = [2, 16, 17, 64, 128]  # tokens
 SLOTS, KV_BLOCKS = 2, 8
@@ -85,7 +85,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def nothing_idles_beside_a_ticket_it_could_take(self):
         """Once all frames have arrived, workers could be heard again and pauses are over."""
         self.mesh.settle()
-        self.mesh.pass_time(HEARING)
+        self.mesh.pass_time(REPORT_DELAY_S)
         for _ in range(6):
             self.mesh.settle()
             self.mesh.pass_time(0.1)
@@ -107,7 +107,11 @@ class DispatchMachine(RuleBasedStateMachine):
                 assert worker.promised_blocks == sum(worker.promised.values()) <= KV_BLOCKS
                 assert len(worker.promised) <= SLOTS
                 assert worker.unstarted_tokens >= 0
-            assert all(shard.held >= 0 for credit in scheduler.credits.values() for shard in credit.shards.values())
+            assert all(
+                shard.held_tickets >= 0
+                for credit in scheduler.credit_books.values()
+                for shard in credit.shards.values()
+            )
 
     @invariant()
     def workers_hold_what_they_are_promised_for_and_no_ticket_that_avoids_them(self):
@@ -119,10 +123,13 @@ class DispatchMachine(RuleBasedStateMachine):
     @invariant()
     def counts_are_what_is_there(self):
         for book in self.mesh.shards.values():
-            there = [ticket for ticket in book.tickets.values() if not ticket.scheduler]
-            assert book.shelves.waiting == (len(there), sum(ticket.tokens for ticket in there))
-            assert sum(load.tickets for load in book.shelves.by_tenant.values()) == len(there)
-            assert sum(load.tokens for load in book.shelves.by_tenant.values()) == book.shelves.waiting.tokens
+            there = [ticket for ticket in book.tickets.values() if not ticket.offered_to]
+            assert book.model_queues.waiting == (len(there), sum(ticket.tokens for ticket in there))
+            assert sum(load.tickets for load in book.model_queues.totals_by_tenant.values()) == len(there)
+            assert (
+                sum(load.tokens for load in book.model_queues.totals_by_tenant.values())
+                == book.model_queues.waiting.tokens
+            )
 
     @invariant()
     def no_ticket_ends_twice(self):
@@ -137,11 +144,11 @@ class DispatchMachine(RuleBasedStateMachine):
             assert len(endings) == 1 or (name in self.withdrawn and not endings), name
         for book in self.mesh.shards.values():
             assert not book.tickets
-            assert book.shelves.waiting == (0, 0)
-            assert len(book.charges) == 0
+            assert book.model_queues.waiting == (0, 0)
+            assert len(book.accounting) == 0
         for scheduler in self.mesh.schedulers.values():
-            assert len(scheduler.served) == 0
-            assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.promised_blocks) == (0, 0, 0)
+            assert len(scheduler.service_reports) == 0
+            assert (len(scheduler.leases), scheduler.leases.unstarted_count, scheduler.promised_blocks) == (0, 0, 0)
             assert all(worker.unstarted_tokens == 0 for worker in scheduler.fleet)
 
 
@@ -193,7 +200,7 @@ def test_a_ticket_that_came_back_goes_to_the_scheduler_that_has_not_seen_it():
     mesh.attach("busy", "s0", slots=0)
     mesh.attach("other", "s1", slots=1)
     mesh.settle()
-    mesh.pass_time(HEARING)
+    mesh.pass_time(REPORT_DELAY_S)
     mesh.enqueue("q0", ticket_of("t", avoid=["killer"]))
     mesh.settle()
     assert mesh.expected["other"] == {"s1-1": "t"}

@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.chassis.errors import Unavailable
-from penstock.edge.catalog import Catalog
-from penstock.edge.clock import Clock
-from penstock.edge.threads import Threads
+from penstock.edge.catalog import ModelCatalog
+from penstock.edge.clock import WallMonotonicClock
+from penstock.edge.threads import TokenizerPools
 from penstock.mesh.v1.queue_pb2 import Catalog as CatalogFrame
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 
@@ -24,13 +24,13 @@ ENTRY = CatalogEntry(model="tiny", card_digest="d1", worker_address="127.0.0.1:1
     ],
 )
 async def test_an_edge_names_what_keeps_it_from_a_model_and_when_to_come_back(heard, reason, text):
-    with Threads(1) as threads:
-        catalog = Catalog(Clock(), threads, patience=0.0)
+    with TokenizerPools(1) as threads:
+        catalog = ModelCatalog(WallMonotonicClock(), threads, wait_timeout=0.0)
         for entries in heard:
             if entries is None:
-                catalog.lose("shard")
+                catalog.on_shard_unreachable("shard")
             else:
-                catalog.announce("shard", CatalogFrame(entries=entries))
+                catalog.on_catalog("shard", CatalogFrame(entries=entries))
         with pytest.raises(Unavailable) as failure:
             await catalog.find("tiny")
     assert (failure.value.reason, failure.value.message, failure.value.retry_after) == (reason, text, 1.0)

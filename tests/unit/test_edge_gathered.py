@@ -3,9 +3,9 @@
 import pytest
 
 from clockwork import Clockwork
-from penstock.edge.links.gathered import FEW, PAUSE, Gathered
+from penstock.edge.links.gathered import COALESCE_WINDOW_S, MAX_IMMEDIATE_FRAMES, FrameCoalescer
 
-CROWD = FEW + 5
+CROWD = MAX_IMMEDIATE_FRAMES + 5
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def said():
 
 @pytest.fixture
 def gathered(clockwork, said):
-    return Gathered(lambda frame: said.append((clockwork.now, frame)), clockwork)
+    return FrameCoalescer(lambda frame: said.append((clockwork.now, frame)), clockwork)
 
 
 def run_out(clockwork):
@@ -29,20 +29,20 @@ def run_out(clockwork):
 
 
 def test_a_few_are_said_at_once_and_again_after_a_pause(clockwork, said, gathered):
-    for frame in range(FEW):
+    for frame in range(MAX_IMMEDIATE_FRAMES):
         gathered.put(frame)
-    assert said == [(0.0, frame) for frame in range(FEW)]
+    assert said == [(0.0, frame) for frame in range(MAX_IMMEDIATE_FRAMES)]
     run_out(clockwork)
     gathered.put("later")
-    assert said[FEW:] == [(PAUSE, "later")]
+    assert said[MAX_IMMEDIATE_FRAMES:] == [(COALESCE_WINDOW_S, "later")]
 
 
 def test_the_rest_of_a_crowd_is_said_together_and_in_order(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
-    assert len(said) == FEW
+    assert len(said) == MAX_IMMEDIATE_FRAMES
     run_out(clockwork)
-    assert said == [(0.0 if frame < FEW else PAUSE, frame) for frame in range(CROWD)]
+    assert said == [(0.0 if frame < MAX_IMMEDIATE_FRAMES else COALESCE_WINDOW_S, frame) for frame in range(CROWD)]
 
 
 def test_a_crowd_that_goes_on_is_said_once_in_a_pause(clockwork, said, gathered):
@@ -53,7 +53,7 @@ def test_a_crowd_that_goes_on_is_said_once_in_a_pause(clockwork, said, gathered)
         gathered.put(frame)
     assert len(said) == CROWD
     run_out(clockwork)
-    assert said[CROWD:] == [(2 * PAUSE, frame) for frame in range(CROWD, 2 * CROWD)]
+    assert said[CROWD:] == [(2 * COALESCE_WINDOW_S, frame) for frame in range(CROWD, 2 * CROWD)]
 
 
 def test_what_must_not_be_overtaken_is_said_when_asked_and_once(clockwork, said, gathered):
@@ -70,7 +70,7 @@ def test_what_was_said_by_other_means_is_not_said_again(clockwork, said, gathere
         gathered.put(frame)
     gathered.forget()
     run_out(clockwork)
-    assert len(said) == FEW
+    assert len(said) == MAX_IMMEDIATE_FRAMES
 
 
 def test_nothing_comes_once_it_is_closed(clockwork, said, gathered):
@@ -78,4 +78,4 @@ def test_nothing_comes_once_it_is_closed(clockwork, said, gathered):
         gathered.put(frame)
     gathered.close()
     assert not clockwork.fire()
-    assert len(said) == FEW
+    assert len(said) == MAX_IMMEDIATE_FRAMES

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.chassis.own_time import OwnTime
+from penstock.chassis.own_time import StallFreeClock
 from penstock.edge.flight.effects import Settle
-from penstock.edge.grace.callers import Callers
-from penstock.edge.grace.silence import FORGET, Silence
-from penstock.edge.grace.unanswered import Unanswered
-from penstock.edge.grace.unbooked import Entry, Unbooked
-from penstock.edge.links.grace import STEP
+from penstock.edge.grace.callers import IdentityCache
+from penstock.edge.grace.silence import RESPONSE_TIMEOUT_S, OutageDetector
+from penstock.edge.grace.unanswered import PendingReservations
+from penstock.edge.grace.unbooked import DeferredReservation, DeferredReservations
+from penstock.edge.links.grace import MAX_COUNTED_STEP_S
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
 
@@ -21,132 +21,132 @@ ANNA = Credential(bearer="pk_anna", loopback=True)
 AFTER = 1.0  # s
 
 
-def silence() -> Silence:
+def silence() -> OutageDetector:
     """Of an auth that has answered once."""
-    found = Silence(after=AFTER)
-    found.came(0.0)
-    found.asked("first", 0.0)
-    found.heard(0.0, "first")
+    found = OutageDetector(outage_after=AFTER)
+    found.on_connected(0.0)
+    found.on_request_sent("first", 0.0)
+    found.on_response(0.0, "first")
     return found
 
 
 def test_auth_is_away_once_its_link_was_down_for_a_moment_and_not_before():
     found = silence()
-    found.went(10.0)
-    assert not found.is_away(10.999)
-    assert found.is_away(11.0)
-    assert found.lasted(15.0) == 5.0
+    found.on_disconnected(10.0)
+    assert not found.is_unreachable(10.999)
+    assert found.is_unreachable(11.0)
+    assert found.outage_duration(15.0) == 5.0
 
 
 def test_auth_that_says_it_goes_is_away_at_once():
     found = silence()
-    found.went(10.0, on_purpose=True)
-    assert found.is_away(10.0)
-    assert found.lasted(15.0) == 5.0
-    found.came(16.0)
-    assert not found.is_away(16.0)
+    found.on_disconnected(10.0, on_purpose=True)
+    assert found.is_unreachable(10.0)
+    assert found.outage_duration(15.0) == 5.0
+    found.on_connected(16.0)
+    assert not found.is_unreachable(16.0)
 
 
 def test_auth_is_away_when_it_owes_an_answer_and_says_nothing():
     found = silence()
-    found.asked("a", 10.0)
-    found.asked("b", 10.9)
-    assert (found.is_away(10.9), found.is_away(11.0)) == (False, True)
+    found.on_request_sent("a", 10.0)
+    found.on_request_sent("b", 10.9)
+    assert (found.is_unreachable(10.9), found.is_unreachable(11.0)) == (False, True)
 
 
 def test_auth_that_answers_others_is_not_away_however_long_one_waits():
     found = silence()
-    found.asked("slow", 10.0)
+    found.on_request_sent("slow", 10.0)
     for tenth in range(1, 50):
-        found.asked("quick", 10.0 + tenth / 10)
-        found.heard(10.0 + tenth / 10, "quick")
-        assert not found.is_away(10.05 + tenth / 10)
-    assert found.is_away(16.0)
+        found.on_request_sent("quick", 10.0 + tenth / 10)
+        found.on_response(10.0 + tenth / 10, "quick")
+        assert not found.is_unreachable(10.05 + tenth / 10)
+    assert found.is_unreachable(16.0)
 
 
 def test_an_answer_that_auth_forgot_while_it_gave_others_is_not_awaited_for_ever():
     found = silence()
-    found.asked("forgotten", 10.0)
-    found.asked("a", 20.0)
-    found.heard(20.0, "a")
-    assert found.is_away(21.0)
-    found.asked("b", 10.0 + FORGET)
-    found.heard(10.0 + FORGET, "b")
-    assert not found.is_away(1e9)
+    found.on_request_sent("forgotten", 10.0)
+    found.on_request_sent("a", 20.0)
+    found.on_response(20.0, "a")
+    assert found.is_unreachable(21.0)
+    found.on_request_sent("b", 10.0 + RESPONSE_TIMEOUT_S)
+    found.on_response(10.0 + RESPONSE_TIMEOUT_S, "b")
+    assert not found.is_unreachable(1e9)
 
 
 def test_auth_that_nobody_asks_owes_nothing():
     found = silence()
-    assert not found.is_away(1e9)
-    found.asked("a", 10.0)
-    found.heard(10.5, "a")
-    assert not found.is_away(1e9)
-    assert found.lasted(1e9) == 0.0
+    assert not found.is_unreachable(1e9)
+    found.on_request_sent("a", 10.0)
+    found.on_response(10.5, "a")
+    assert not found.is_unreachable(1e9)
+    assert found.outage_duration(1e9) == 0.0
 
 
 def test_an_edge_that_auth_never_answered_waits_for_it():
-    found = Silence(after=AFTER)
+    found = OutageDetector(outage_after=AFTER)
     for begin in (0.0, 10.0):
-        found.came(begin)
-        found.asked("a", begin)
-        assert not found.is_away(begin + 9.0)
-        found.went(begin + 9.0)
-        assert not found.is_away(begin + 10.0)
-    found.came(20.0)
-    found.asked("a", 20.0)
-    found.heard(20.1, "a")
-    found.went(30.0)
-    assert found.is_away(31.0)
+        found.on_connected(begin)
+        found.on_request_sent("a", begin)
+        assert not found.is_unreachable(begin + 9.0)
+        found.on_disconnected(begin + 9.0)
+        assert not found.is_unreachable(begin + 10.0)
+    found.on_connected(20.0)
+    found.on_request_sent("a", 20.0)
+    found.on_response(20.1, "a")
+    found.on_disconnected(30.0)
+    assert found.is_unreachable(31.0)
 
 
 def test_a_link_that_comes_back_gives_auth_a_moment_but_ends_no_outage():
     found = silence()
-    found.went(10.0)
-    found.came(40.0)
-    found.asked("a", 40.0)
-    assert not found.is_away(40.9)
-    found.went(40.9)
-    assert found.is_away(41.0)
-    assert found.lasted(80.0) == 70.0
-    found.came(81.0)
-    found.asked("a", 81.0)
-    found.heard(81.1, "a")
-    found.went(90.0)
-    assert found.lasted(91.0) == 1.0
+    found.on_disconnected(10.0)
+    found.on_connected(40.0)
+    found.on_request_sent("a", 40.0)
+    assert not found.is_unreachable(40.9)
+    found.on_disconnected(40.9)
+    assert found.is_unreachable(41.0)
+    assert found.outage_duration(80.0) == 70.0
+    found.on_connected(81.0)
+    found.on_request_sent("a", 81.0)
+    found.on_response(81.1, "a")
+    found.on_disconnected(90.0)
+    assert found.outage_duration(91.0) == 1.0
 
 
 def test_an_outage_in_which_nobody_asked_is_over_when_auth_was_back_for_a_while():
     found = silence()
-    found.went(10.0)
-    found.came(12.0)
-    found.asked("a", 300.0)
-    assert found.lasted(300.5) == 0.5
+    found.on_disconnected(10.0)
+    found.on_connected(12.0)
+    found.on_request_sent("a", 300.0)
+    assert found.outage_duration(300.5) == 0.5
 
 
 def test_a_silence_is_looked_at_from_when_auth_could_have_spoken_until_it_has():
-    found = Silence(after=AFTER)
-    found.came(0.0)
-    found.asked("a", 0.0)
-    assert not found.counts  # an edge that auth never answered waits, however long
-    found.heard(0.1, "a")
-    assert not found.counts
-    found.went(10.0)
-    assert found.counts
-    found.came(12.0)
-    found.look(12.9)
-    assert found.counts
-    found.look(13.0)
-    assert not found.counts
-    assert found.lasted(13.0) == 0.0
-    found.asked("b", 20.0)
-    assert found.counts
+    found = OutageDetector(outage_after=AFTER)
+    found.on_connected(0.0)
+    found.on_request_sent("a", 0.0)
+    assert not found.is_timing  # an edge that auth never answered waits, however long
+    found.on_response(0.1, "a")
+    assert not found.is_timing
+    found.on_disconnected(10.0)
+    assert found.is_timing
+    found.on_connected(12.0)
+    found.check(12.9)
+    assert found.is_timing
+    found.check(13.0)
+    assert not found.is_timing
+    assert found.outage_duration(13.0) == 0.0
+    found.on_request_sent("b", 20.0)
+    assert found.is_timing
 
 
 def away_after(looks: list[float], *, since: float) -> float | None:
     """When auth, gone at `since`, counts as away to an edge that looks then; None: not by the last look."""
-    found, ran = silence(), OwnTime(STEP)
-    found.went(ran.at(since))
-    return next((now for now in looks if found.is_away(ran.at(now))), None)
+    found, ran = silence(), StallFreeClock(MAX_COUNTED_STEP_S)
+    found.on_disconnected(ran.at(since))
+    return next((now for now in looks if found.is_unreachable(ran.at(now))), None)
 
 
 def test_an_edge_that_stood_still_counts_no_more_than_a_step_of_it_as_silence():
@@ -159,32 +159,35 @@ def test_an_edge_that_stood_still_counts_no_more_than_a_step_of_it_as_silence():
 def test_no_auth_is_away_before_the_edge_itself_has_listened_for_long_enough(gaps):
     looks = list(itertools.accumulate(gaps, initial=10.0))[1:]
     found = away_after(looks, since=10.0)
-    listened = list(itertools.accumulate(min(gap, STEP) for gap in gaps))
+    listened = list(itertools.accumulate(min(gap, MAX_COUNTED_STEP_S) for gap in gaps))
     expected = next((now for now, passed in zip(looks, listened, strict=True) if passed >= AFTER), None)
     if min(abs(passed - AFTER) for passed in listened) > 1e-9:  # but for how floats round
         assert found == expected
 
 
 def test_an_outage_of_an_edge_that_runs_lasts_as_long_as_any_clock_says():
-    found, ran = silence(), OwnTime(STEP)
-    found.went(ran.at(10.0))
+    found, ran = silence(), StallFreeClock(MAX_COUNTED_STEP_S)
+    found.on_disconnected(ran.at(10.0))
     for look in range(1, 400):
-        assert found.lasted(ran.at(10.0 + look / 8)) == look / 8
+        assert found.outage_duration(ran.at(10.0 + look / 8)) == look / 8
 
 
 def test_what_nobody_waits_for_is_asked_again_until_it_is_answered():
-    unanswered, frames = Unanswered(most=3), {each: AdmitRequest(reserve=Reserve(request_id=each)) for each in "abcd"}
+    unanswered, frames = (
+        PendingReservations(max_entries=3),
+        {each: AdmitRequest(reserve=Reserve(request_id=each)) for each in "abcd"},
+    )
     for each in "abac":
-        unanswered.asked(each, frames[each])
-    unanswered.answered("c"), unanswered.answered("unheard of")
-    assert unanswered.of_nobody("b".__contains__) == [frames["a"]]
-    assert unanswered.of_nobody("".__contains__) == [frames["b"], frames["a"]]
-    unanswered.asked("c", frames["c"]), unanswered.asked("d", frames["d"])
-    assert (len(unanswered), unanswered.of_nobody("".__contains__)) == (3, [frames[each] for each in "acd"])
+        unanswered.add(each, frames[each])
+    unanswered.remove("c"), unanswered.remove("unheard of")
+    assert unanswered.orphaned("b".__contains__) == [frames["a"]]
+    assert unanswered.orphaned("".__contains__) == [frames["b"], frames["a"]]
+    unanswered.add("c", frames["c"]), unanswered.add("d", frames["d"])
+    assert (len(unanswered), unanswered.orphaned("".__contains__)) == (3, [frames[each] for each in "acd"])
 
 
-def callers(**changes) -> Callers:
-    return Callers(**{"most": 3, "memory": 600.0, "pepper": b"p" * 32} | changes)
+def callers(**changes) -> IdentityCache:
+    return IdentityCache(**{"most": 3, "memory": 600.0, "pepper": b"p" * 32} | changes)
 
 
 def identity(tenant="acme", priority=PRIORITY_STANDARD) -> Identity:
@@ -197,7 +200,7 @@ def credential(number: int) -> Credential:
 
 def test_a_caller_is_known_by_what_it_shows_where_it_shows_it_for_a_while():
     known = callers()
-    known.met(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
     assert known.find(ANNA, PRIORITY_UNSPECIFIED, 610.0) == identity()
     assert known.find(ANNA, PRIORITY_UNSPECIFIED, 610.1) is None
     assert known.find(Credential(bearer="pk_anna"), PRIORITY_UNSPECIFIED, 10.0) is None
@@ -206,11 +209,11 @@ def test_a_caller_is_known_by_what_it_shows_where_it_shows_it_for_a_while():
 
 def test_nothing_that_is_kept_of_a_caller_shows_its_key():
     known = callers()
-    known.met(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
-    assert b"anna" not in b"".join(known._callers)
+    known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert b"anna" not in b"".join(known._identities)
     other = callers(pepper=b"q" * 32)
-    other.met(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
-    assert not known._callers.keys() & other._callers.keys()
+    other.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert not known._identities.keys() & other._identities.keys()
 
 
 @pytest.mark.parametrize(
@@ -234,24 +237,24 @@ def test_nothing_that_is_kept_of_a_caller_shows_its_key():
 def test_nobody_gets_a_higher_class_than_auth_has_granted_it(met, asked, granted):
     known = callers()
     for wish, class_then in met:
-        known.met(ANNA, identity(priority=class_then), wish, 10.0)
+        known.record_admitted(ANNA, identity(priority=class_then), wish, 10.0)
     assert known.find(ANNA, asked, 10.0).priority == granted
 
 
 def test_who_auth_refuses_is_forgotten_and_who_is_at_its_limits_gets_nothing():
     known = callers()
-    known.met(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
     known.grant("acme", 100)
-    known.exhaust(ANNA)
-    assert not known.take("acme", 1)
-    known.forget(ANNA)
+    known.revoke_grant(ANNA)
+    assert not known.acquire("acme", 1)
+    known.invalidate(ANNA)
     assert known.find(ANNA, PRIORITY_UNSPECIFIED, 10.0) is None
 
 
 def test_the_least_recently_met_is_forgotten_first():
     known = callers()
     for number in (1, 2, 3, 1, 4):
-        known.met(credential(number), identity(f"t{number}"), PRIORITY_UNSPECIFIED, 10.0)
+        known.record_admitted(credential(number), identity(f"t{number}"), PRIORITY_UNSPECIFIED, 10.0)
     assert [bool(known.find(credential(number), PRIORITY_UNSPECIFIED, 10.0)) for number in (1, 2, 3, 4)] == [
         *(True, False, True, True)
     ]
@@ -260,13 +263,13 @@ def test_the_least_recently_met_is_forgotten_first():
 def test_a_request_is_let_in_whole_or_not_at_all():
     known = callers()
     known.grant("acme", 100)
-    assert known.take("acme", 60)
-    assert not known.take("acme", 41)
-    assert known.take("acme", 40)
-    known.give_back("acme", 5)
-    assert known.take("acme", 5)
-    assert not known.take("acme", 0)
-    assert not known.take("nobody", 0)
+    assert known.acquire("acme", 60)
+    assert not known.acquire("acme", 41)
+    assert known.acquire("acme", 40)
+    known.release("acme", 5)
+    assert known.acquire("acme", 5)
+    assert not known.acquire("acme", 0)
+    assert not known.acquire("nobody", 0)
 
 
 class Outage(RuleBasedStateMachine):
@@ -277,7 +280,7 @@ class Outage(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.callers = callers()
-        self.unbooked = Unbooked(most=4)
+        self.unbooked = DeferredReservations(max_entries=4)
         self.granted = dict.fromkeys(self.TENANTS, 0)
         self.running = {}  # ticket -> tenant, tokens
         self.ended = {}  # ticket -> spent, not told yet
@@ -292,12 +295,12 @@ class Outage(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from(TENANTS), tokens=st.integers(0, 50))
     def let_in(self, tenant, tokens):
-        if self.unbooked.is_full or not self.callers.take(tenant, tokens):
+        if self.unbooked.is_full or not self.callers.acquire(tenant, tokens):
             return
         self.number += 1
         ticket = f"t{self.number}"
         frame = AdmitRequest(reserve=Reserve(request_id=ticket))
-        self.unbooked.let_in(ticket, Entry(tenant, tokens, frame))
+        self.unbooked.add(ticket, DeferredReservation(tenant, tokens, frame))
         self.running[ticket] = tenant, tokens
 
     @rule(number=st.integers(1, 30), share=st.floats(0, 1))
@@ -306,7 +309,7 @@ class Outage(RuleBasedStateMachine):
         if not tenant or f"t{number}" not in self.unbooked:
             return
         spent = Settle(0, int(tokens * share), "stop")
-        self.callers.give_back(*self.unbooked.end(f"t{number}", spent))
+        self.callers.release(*self.unbooked.settle(f"t{number}", spent))
         self.ended[f"t{number}"] = tenant, spent
 
     @rule(number=st.integers(1, 30))
@@ -316,7 +319,7 @@ class Outage(RuleBasedStateMachine):
             return
         assert f"t{number}" not in self.told
         _, spent = self.ended.pop(f"t{number}", ("", None))
-        assert entry.spent == spent
+        assert entry.settlement == spent
         self.told[f"t{number}"] = spent
 
     def _open(self, tenant):

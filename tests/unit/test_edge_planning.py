@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.catalog import Model
-from penstock.edge.planning import plan_for
+from penstock.edge.catalog import LoadedModel
+from penstock.edge.planning import plan_generation
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from
 from penstock.mesh.v1.worker_pb2 import ModelCard
@@ -23,7 +23,7 @@ CARD = ModelCard(
     chat_template=CHAT_TEMPLATE,
     tokenizer_json_zlib=zlib.compress(TOKENIZER.to_str().encode()),
 )
-MODEL = Model(
+MODEL = LoadedModel(
     name="tiny",
     digest="d1",
     context_length=64,
@@ -36,7 +36,7 @@ SPEC = RequestSpec(request_id="", model="tiny", input=TextInput("abc"))
 
 
 def plan(**asked):
-    return plan_for(
+    return plan_generation(
         replace(SPEC, **asked),
         MODEL,
         now=datetime(2026, 1, 1, tzinfo=UTC),
@@ -106,7 +106,7 @@ def test_ignored_ends_of_sequence_end_nothing():
 def test_a_resumed_answer_goes_on_in_the_middle_of_a_stop_string():
     resumed = plan(resume_ids=tuple(ids("ab")), stop=("bcd",))
     assert resumed.resumed_stop == ""
-    pieces = [resumed.transcript.push(token_id) for token_id in ids("cd")]
+    pieces = [resumed.detokenizer.push(token_id) for token_id in ids("cd")]
     assert [piece.stop_string for piece in pieces] == ["", "bcd"]
     assert "".join(piece.text for piece in pieces) == ""
 

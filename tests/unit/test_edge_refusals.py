@@ -5,40 +5,40 @@ from hypothesis import strategies as st
 
 from penstock.chassis.errors import Overloaded
 from penstock.edge.refusals import (
-    HOLD,
-    LONGEST,
-    LULL,
-    PROBE_EVERY,
-    ROUNDED,
-    SIZES,
-    SLACK,
-    Ask,
-    Closing,
-    Kind,
-    Refusals,
-    refusal_of,
+    MAX_REJECTION_TTL_S,
+    MAX_REJECTIONS_PER_CLASS,
+    PROBE_INTERVAL_S,
+    RECOVERY_IDLE_S,
+    RECOVERY_PROBE_INTERVAL_S,
+    TIMEOUT_JITTER_S,
+    TIMEOUT_ROUNDING_SHARE,
+    RejectionCache,
+    RejectionWindow,
+    RequestDemand,
+    TrafficClass,
+    cached_rejection,
 )
 
-ANNA = Kind("anna", "m", 2)
-ASK = Ask(100, 50, arrived=10.0, time=60.0)
+ANNA = TrafficClass("anna", "m", 2)
+ASK = RequestDemand(100, 50, arrived_at=10.0, time_limit=60.0)
 TOLD = Overloaded("later", reason="QUEUE_FULL", retry_after=0.4)
-SHORT = 0.5 * PROBE_EVERY  # s; no probe is due
+SHORT = 0.5 * PROBE_INTERVAL_S  # s; no probe is due
 
 
 def later(ask=ASK, by=SHORT / 2, **fields):
     """The same from somebody who comes later."""
-    return ask._replace(arrived=ask.arrived + by, **fields)
+    return ask._replace(arrived=ask.arrived_at + by, **fields)
 
 
 def refusal(ask=ASK, *, lasts=SHORT, by_deadline=False):
-    closing = Closing(lasts, ask.prompt, ask.output, by_deadline)
-    return refusal_of(ask, closing, asked_at=ask.arrived, told=TOLD, now=ask.arrived)
+    closing = RejectionWindow(lasts, ask.prompt_tokens, ask.max_output_tokens, by_deadline)
+    return cached_rejection(ask, closing, sent_at=ask.arrived_at, overload=TOLD, now=ask.arrived_at)
 
 
 def refused(*given, kind=ANNA, **fields):
-    found = Refusals(**fields)
+    found = RejectionCache(**fields)
     for each in given or (refusal(),):
-        found.note(kind, each, each.ask.arrived)
+        found.add(kind, each, each.demand.arrived_at)
     return found
 
 
@@ -51,30 +51,30 @@ def test_the_like_of_what_was_refused_is_refused_until_that_is_over():
 def test_when_a_refusal_is_over_the_others_wait_for_what_becomes_of_the_first():
     found, first = refused(), later(by=SHORT)
     assert not found.find(ANNA, first)
-    assert found.find(ANNA, later(first, by=HOLD / 2))
-    found.taken(ANNA, first)
-    assert not found.find(ANNA, later(first, by=HOLD / 2))
+    assert found.find(ANNA, later(first, by=RECOVERY_PROBE_INTERVAL_S / 2))
+    found.on_admitted(ANNA, first)
+    assert not found.find(ANNA, later(first, by=RECOVERY_PROBE_INTERVAL_S / 2))
 
 
 def test_while_the_first_is_not_answered_another_is_let_through_now_and_then():
     found = refused()
     passed = [at for at in range(300) if not found.find(ANNA, later(by=SHORT + at / 1_000))]
-    assert passed == [round(1_000 * HOLD) * each for each in range(len(passed))]
+    assert passed == [round(1_000 * RECOVERY_PROBE_INTERVAL_S) * each for each in range(len(passed))]
     assert len(passed) > 5
 
 
 def test_a_refusal_that_is_long_over_is_nothing_to_anybody():
     found = refused()
-    assert not found.find(ANNA, later(by=SHORT + LULL))
-    assert not found.find(ANNA, later(by=SHORT + LULL + 0.1 * HOLD))
+    assert not found.find(ANNA, later(by=SHORT + RECOVERY_IDLE_S))
+    assert not found.find(ANNA, later(by=SHORT + RECOVERY_IDLE_S + 0.1 * RECOVERY_PROBE_INTERVAL_S))
 
 
 def test_what_is_taken_with_no_room_behind_it_shuts_the_door_again():
     found = refused()
-    found.taken(ANNA, later())
-    closing = Closing(lasts=SHORT, prompt=50, output=1)
-    found.closed(ANNA, later(), [closing], asked_at=later().arrived, told=None, now=later().arrived)
-    error = found.find(ANNA, later(later(), prompt=50, output=1)).error(later().arrived)
+    found.on_admitted(ANNA, later())
+    closing = RejectionWindow(duration=SHORT, min_prompt_tokens=50, min_output_tokens=1)
+    found.add_windows(ANNA, later(), [closing], sent_at=later().arrived_at, overload=None, now=later().arrived_at)
+    error = found.find(ANNA, later(later(), prompt=50, output=1)).to_error(later().arrived_at)
     assert (error.reason, round(error.retry_after, 6)) == ("OVERLOADED", 0.05)
     assert not found.find(ANNA, later(later(), prompt=49))
 
@@ -92,7 +92,7 @@ def test_who_has_more_time_passes_where_it_was_time_that_lacked():
     by_time, by_promise = refused(refusal(by_deadline=True)), refused()
     patient = later(time=90.0)
     assert not by_time.find(ANNA, patient)
-    assert by_time.find(ANNA, later(time=60.0 + SLACK / 2))
+    assert by_time.find(ANNA, later(time=60.0 + TIMEOUT_JITTER_S / 2))
     assert by_promise.find(ANNA, patient)
 
 
@@ -103,69 +103,71 @@ def test_nobody_is_refused_for_another_tenant_model_or_class():
 
 
 def test_what_is_longer_than_what_passes_others_is_for_the_queue_to_judge():
-    closing = Closing(SHORT, ASK.prompt, 1, most=150)
-    found = refused(refusal_of(ASK._replace(output=1), closing, asked_at=ASK.arrived, told=TOLD, now=ASK.arrived))
+    closing = RejectionWindow(SHORT, ASK.prompt_tokens, 1, max_prompt_tokens=150)
+    found = refused(
+        cached_rejection(ASK._replace(output=1), closing, sent_at=ASK.arrived_at, overload=TOLD, now=ASK.arrived_at)
+    )
     assert found.find(ANNA, later(prompt=150))
     assert not found.find(ANNA, later(prompt=151))
-    longer = Closing(SHORT, ASK.prompt, 1)
-    found.closed(ANNA, ASK, [longer], asked_at=ASK.arrived, told=TOLD, now=ASK.arrived)
-    found.closed(ANNA, ASK, [closing], asked_at=ASK.arrived, told=TOLD, now=ASK.arrived)
+    longer = RejectionWindow(SHORT, ASK.prompt_tokens, 1)
+    found.add_windows(ANNA, ASK, [longer], sent_at=ASK.arrived_at, overload=TOLD, now=ASK.arrived_at)
+    found.add_windows(ANNA, ASK, [closing], sent_at=ASK.arrived_at, overload=TOLD, now=ASK.arrived_at)
     assert found.find(ANNA, later(prompt=151)), "it was said of all lengths"
 
 
 def test_now_and_then_one_goes_to_the_queue_all_the_same():
-    found = refused(refusal(lasts=LONGEST))
+    found = refused(refusal(lasts=MAX_REJECTION_TTL_S))
     passed = [at for at in range(1, 1_000) if not found.find(ANNA, later(by=at / 1_000))]
-    assert len(passed) == round(LONGEST / PROBE_EVERY) - 1
-    assert passed[0] <= 1_000 * PROBE_EVERY + 1
+    assert len(passed) == round(MAX_REJECTION_TTL_S / PROBE_INTERVAL_S) - 1
+    assert passed[0] <= 1_000 * PROBE_INTERVAL_S + 1
 
 
 def test_the_one_that_is_let_through_is_let_through_when_asked_of_again():
-    found, probe = refused(refusal(lasts=LONGEST)), later(by=1.5 * PROBE_EVERY)
+    found, probe = refused(refusal(lasts=MAX_REJECTION_TTL_S)), later(by=1.5 * PROBE_INTERVAL_S)
     assert [found.find(ANNA, probe), found.find(ANNA, probe._replace(prompt=120))] == [None, None]
     assert found.find(ANNA, later(probe))
 
 
 def test_what_the_queue_says_to_a_probe_counts():
-    found = refused(refusal(lasts=LONGEST))
-    found.taken(ANNA, later(prompt=120))
+    found = refused(refusal(lasts=MAX_REJECTION_TTL_S))
+    found.on_admitted(ANNA, later(prompt=120))
     assert not found.find(ANNA, later(prompt=120))
     assert len(found) == 0
 
 
 def test_a_large_one_that_is_taken_says_nothing_of_a_refusal_of_a_larger_one():
     found = refused(refusal(ASK._replace(prompt=1_000)))
-    found.taken(ANNA, later(prompt=500))
+    found.on_admitted(ANNA, later(prompt=500))
     assert found.find(ANNA, later(prompt=1_000))
 
 
 def test_no_refusal_holds_for_long_whatever_the_queue_said():
-    assert refusal(lasts=600.0).until == ASK.arrived + LONGEST
+    assert refusal(lasts=600.0).expires_at == ASK.arrived_at + MAX_REJECTION_TTL_S
 
 
 def test_the_refused_are_told_when_to_come_back_by_what_the_queue_predicted():
-    error = refusal().error(ASK.arrived + 0.1)
-    assert (error.reason, round(error.retry_after, 6), error.metadata) == ("QUEUE_FULL", 0.3, {"refused_by": "edge"})
-    assert refusal().error(ASK.arrived + 9.0).retry_after > 0
+    error = refusal().to_error(ASK.arrived_at + 0.1)
+    assert (error.reason, round(error.retry_after, 6), error.metadata) == ("QUEUE_FULL", 0.3, {"rejected_by": "edge"})
+    assert refusal().to_error(ASK.arrived_at + 9.0).retry_after > 0
 
 
 def test_sizes_and_kinds_are_bounded_in_number():
     found = refused(*(refusal(ASK._replace(prompt=100 - 2 * each, output=50 + each)) for each in range(30)), kinds=3)
     for number in range(30):
-        found.note(ANNA._replace(tenant_id=str(number)), refusal(), ASK.arrived)
+        found.add(ANNA._replace(tenant_id=str(number)), refusal(), ASK.arrived_at)
     assert len(found) == 3
-    assert SIZES < 30
+    assert MAX_REJECTIONS_PER_CLASS < 30
     assert not found.find(ANNA, later())
 
 
 def test_refusals_of_falling_sizes_leave_the_smallest_that_lasts_as_long():
     found = refused(refusal(), refusal(ASK._replace(prompt=80)))
-    assert found.find(ANNA, later(prompt=80)).ask.prompt == 80
-    assert found.find(ANNA, later()).ask.prompt == 80
+    assert found.find(ANNA, later(prompt=80)).demand.prompt_tokens == 80
+    assert found.find(ANNA, later()).demand.prompt_tokens == 80
 
 
 asks = st.builds(
-    Ask,
+    RequestDemand,
     *(st.integers(1, 4), st.integers(1, 4), st.floats(0, 2), st.sampled_from([1.0, 5.0])),
 )
 kinds = st.builds(ANNA._replace, tenant_id=st.sampled_from("ab"), priority=st.sampled_from([1, 2]))
@@ -174,29 +176,29 @@ events = st.tuples(kinds, asks, st.sampled_from(["refused", "asks", "taken"]), s
 
 @given(st.lists(events, max_size=30))
 def test_only_what_a_refusal_of_its_own_kind_covers_is_refused_and_only_while_it_lasts(said):
-    found, noted, let_through = Refusals(), [], {}
+    found, noted, let_through = RejectionCache(), [], {}
     for kind, ask, what, lasts, by_deadline in sorted(said, key=lambda event: event[1].arrived):
         if what == "refused":
             each = refusal(ask, lasts=lasts, by_deadline=by_deadline)
-            found.note(kind, each, ask.arrived)
+            found.add(kind, each, ask.arrived)
             noted.append((kind, each))
         elif what == "taken":
-            found.taken(kind, ask)
+            found.on_admitted(kind, ask)
         elif why := found.find(kind, ask):
             assert any(kind == its and each is why for its, each in noted)
-            assert ask.prompt >= why.ask.prompt
-            assert ask.output >= why.ask.output
-            assert ask.deadline >= why.ask.deadline - ROUNDED * ask.time
-            assert why.ask.arrived <= ask.arrived
-            assert ask.arrived < why.until or ask.arrived < let_through[kind] + HOLD
+            assert ask.prompt >= why.demand.prompt_tokens
+            assert ask.output >= why.demand.max_output_tokens
+            assert ask.deadline >= why.demand.deadline - TIMEOUT_ROUNDING_SHARE * ask.time
+            assert why.demand.arrived_at <= ask.arrived
+            assert ask.arrived < why.expires_at or ask.arrived < let_through[kind] + RECOVERY_PROBE_INTERVAL_S
         else:
             let_through[kind] = ask.arrived
 
 
 @given(st.lists(st.tuples(kinds, asks, st.floats(0, 5)), max_size=30), kinds)
 def test_whoever_keeps_asking_reaches_the_queue_within_the_time_between_probes(said, kind):
-    found, at = Refusals(), 2.0
+    found, at = RejectionCache(), 2.0
     for its, ask, lasts in said:
-        found.note(its, refusal(ask, lasts=lasts), min(at, ask.arrived))
+        found.add(its, refusal(ask, lasts=lasts), min(at, ask.arrived))
     came = [step / 100 for step in range(1, 13)]
-    assert not all(found.find(kind, Ask(9, 9, at + each, 9.0)) for each in came)
+    assert not all(found.find(kind, RequestDemand(9, 9, at + each, 9.0)) for each in came)

@@ -1,10 +1,10 @@
 """A session's caller is worked out once in a while, and never for long."""
 
-from penstock.edge.refusals import Kind
-from penstock.edge.standing import KEPT, Standing, Standings
+from penstock.edge.refusals import TrafficClass
+from penstock.edge.standing import CALLER_CLASS_TTL_S, CallerClass, CallerClassCache
 
-ANNA = Standing(Kind("anna", "m", 2), 1.0, "key-1", 512)
-BATCH = Standing(Kind("anna", "m", 3), 1.0, "key-1", 512)
+ANNA = CallerClass(TrafficClass("anna", "m", 2), 1.0, "key-1", 512)
+BATCH = CallerClass(TrafficClass("anna", "m", 3), 1.0, "key-1", 512)
 
 
 def asking(answers):
@@ -19,21 +19,23 @@ def asking(answers):
 
 
 def test_what_was_worked_out_counts_for_a_moment():
-    found = Standings()
+    found = CallerClassCache()
     work_out, asked = asking([ANNA, BATCH])
-    told = [found.find(0, "m", at, work_out) for at in (10.0, 10.0 + 0.9 * KEPT, 10.0 + KEPT)]
+    told = [
+        found.find(0, "m", at, work_out) for at in (10.0, 10.0 + 0.9 * CALLER_CLASS_TTL_S, 10.0 + CALLER_CLASS_TTL_S)
+    ]
     assert (told, len(asked)) == ([ANNA, ANNA, BATCH], 2)
 
 
 def test_classes_and_models_are_told_apart():
-    found = Standings()
+    found = CallerClassCache()
     work_out, asked = asking([ANNA, BATCH, ANNA])
     assert [found.find(*each, 10.0, work_out) for each in ((0, "m"), (3, "m"), (0, ""))] == [ANNA, BATCH, ANNA]
     assert len(asked) == 3
 
 
 def test_a_caller_that_is_not_known_is_looked_for_each_time():
-    found = Standings()
+    found = CallerClassCache()
     work_out, asked = asking([None, ANNA])
     assert [found.find(0, "m", 10.0, work_out) for _ in range(2)] == [None, ANNA]
     assert len(asked) == 2

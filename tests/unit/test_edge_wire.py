@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge import wire
 from penstock.edge.request import limits
-from penstock.edge.request.outline import outline_of
-from penstock.edge.wire import counted_spec_of, spec_of
+from penstock.edge.request.outline import estimate_from_spec
+from penstock.edge.wire import count_spec_of, spec_of
 from penstock.v1.inference_pb2 import (
     PRIORITY_BATCH,
     Chat,
@@ -39,7 +39,7 @@ def ids(count):
 CAPS = [
     ("request_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("request_id", "aZ9._:-", "a\n"),
-    ("model", "m" * limits.MODEL_BYTES, "m" * (limits.MODEL_BYTES + 1)),
+    ("model", "m" * limits.MODEL_NAME_BYTES, "m" * (limits.MODEL_NAME_BYTES + 1)),
     ("text", "x" * limits.TEXT_BYTES, "x" * (limits.TEXT_BYTES + 1)),
     ("chat", chat(limits.MESSAGES), chat(limits.MESSAGES + 1)),
     ("chat", chat(1, "x" * limits.TEXT_BYTES), chat(1, "x" * (limits.TEXT_BYTES + 1))),
@@ -71,9 +71,9 @@ def test_a_field_at_its_cap_is_taken_and_beyond_it_is_refused_by_name(field, at_
 
 @pytest.mark.parametrize(("field", "at_cap", "beyond"), [each for each in CAPS if each[0] in COUNTED])
 def test_counting_tokens_has_the_same_caps(field, at_cap, beyond):
-    counted_spec_of(CountTokensRequest(**({"text": "hi"} | {field: at_cap})))
+    count_spec_of(CountTokensRequest(**({"text": "hi"} | {field: at_cap})))
     with pytest.raises(InvalidArgument):
-        counted_spec_of(CountTokensRequest(**({"text": "hi"} | {field: beyond})))
+        count_spec_of(CountTokensRequest(**({"text": "hi"} | {field: beyond})))
 
 
 def test_too_many_messages_are_refused_before_any_is_copied(monkeypatch):
@@ -106,6 +106,6 @@ def test_an_outline_says_the_same_before_a_request_is_read_and_after(request, ou
         request.max_output_tokens = output
     if is_resumed:
         request.resume.answer_id = "a"
-    before, after = wire.outline_of(request), outline_of(spec_of(request))
-    assert before._replace(least_prompt=after.least_prompt) == after
-    assert before.least_prompt() == after.least_prompt()
+    before, after = wire.estimate_from_message(request), estimate_from_spec(spec_of(request))
+    assert before._replace(least_prompt=after.min_prompt_tokens) == after
+    assert before.min_prompt_tokens() == after.min_prompt_tokens()

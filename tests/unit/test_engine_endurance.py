@@ -13,13 +13,13 @@ import pytest
 
 from crowd import BLOCK_SIZE, BLOCKS, CONTEXT, SLOTS, Crowd
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.sim import SimEngine
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.sim import SimulatedEngine
+from penstock.worker.engine.step_law import StepTimeModel
 from tiny_model import write_tiny_model
 
 TORCH_REQUESTS = int(os.environ.get("ENGINE_REQUESTS", "1000"))
@@ -28,7 +28,7 @@ TORCH_REQUESTS = int(os.environ.get("ENGINE_REQUESTS", "1000"))
 def batch_of(*, blocks=BLOCKS, block_size=BLOCK_SIZE, slots=SLOTS, budget=128, context=CONTEXT):
     return Batch(
         pool=BlockPool(blocks, block_size),
-        batching=Continuous(token_budget=budget),
+        policy=ContinuousBatching(token_budget=budget),
         slots=slots,
         context_length=context,
     )
@@ -49,7 +49,7 @@ def torch_engine(folder, *, context=CONTEXT, blocks=BLOCKS, block_size=BLOCK_SIZ
 
 
 def test_a_crowd_of_ten_thousand_goes_through_a_pool_four_times_too_small_in_flat_memory():
-    crowd = Crowd(SimEngine(batch_of(), StepLaw(), range(3, 300)), 10_000)
+    crowd = Crowd(SimulatedEngine(batch_of(), StepTimeModel(), range(3, 300)), 10_000)
     crowd.run(until=1_000)
     tracemalloc.start()
     crowd.run(until=2_000)
@@ -98,7 +98,9 @@ def long_and_short(engine, *, long, budget, decodes=16):
 
 def test_no_decode_misses_a_step_beside_a_prompt_of_fifty_thousand_tokens():
     batch = batch_of(blocks=4_000, block_size=16, budget=512, context=51_200)
-    assert long_and_short(SimEngine(batch, StepLaw(), range(3, 300)), long=50_000, budget=512) == -(-50_000 // 496)
+    assert long_and_short(SimulatedEngine(batch, StepTimeModel(), range(3, 300)), long=50_000, budget=512) == -(
+        -50_000 // 496
+    )
 
 
 def test_no_decode_misses_a_step_of_a_real_engine_beside_a_long_prompt(tmp_path):
@@ -111,7 +113,7 @@ def test_no_decode_misses_a_step_of_a_real_engine_beside_a_long_prompt(tmp_path)
 @pytest.mark.parametrize("decodes", [0, 16])
 def test_a_short_prompt_beside_two_of_fifty_thousand_tokens_has_its_first_token_in_the_next_step(decodes):
     batch = batch_of(blocks=8_000, block_size=16, budget=512, context=51_200)
-    engine = SimEngine(batch, StepLaw(), range(3, 300))
+    engine = SimulatedEngine(batch, StepTimeModel(), range(3, 300))
     for seq_id in range(decodes):
         engine.add(SequenceSpec(seq_id=seq_id, token_ids=[3] * 4, max_output_tokens=600))
     for seq_id in (97, 98):
@@ -124,7 +126,7 @@ def test_a_short_prompt_beside_two_of_fifty_thousand_tokens_has_its_first_token_
 def test_a_stream_of_short_prompts_lets_two_long_ones_through_in_bounded_steps():
     """The oldest has a quarter of each step's budget, so 50,000 tokens take 391 steps of 512 at most, twice."""
     batch = batch_of(blocks=8_000, block_size=16, budget=512, context=51_200)
-    engine = SimEngine(batch, StepLaw(), range(3, 300))
+    engine = SimulatedEngine(batch, StepTimeModel(), range(3, 300))
     for seq_id in (1, 2):
         engine.add(SequenceSpec(seq_id=seq_id, token_ids=[7] * 50_000, max_output_tokens=1))
     ended, steps = {}, 0

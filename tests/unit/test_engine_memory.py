@@ -31,7 +31,7 @@ def group(folder, limit, usage, cached, *, version=2):
 
 def rooms(tmp_path, membership):
     (tmp_path / "cgroup").write_text(membership)
-    return min(memory.container_rooms(tmp_path / "cgroup", tmp_path / "fs"))
+    return min(memory.cgroup_free_bytes(tmp_path / "cgroup", tmp_path / "fs"))
 
 
 def test_a_containers_limit_counts_without_its_file_cache(tmp_path):
@@ -56,17 +56,17 @@ def test_version_1_groups_are_read_too(tmp_path):
 
 
 def test_without_control_groups_nothing_is_limited(tmp_path):
-    assert min(memory.container_rooms(tmp_path / "none", tmp_path)) > 1 << 60
+    assert min(memory.cgroup_free_bytes(tmp_path / "none", tmp_path)) > 1 << 60
 
 
 def test_a_cpu_pool_is_a_share_of_the_tighter_of_machine_and_container_up_to_a_cap(tmp_path, monkeypatch):
     (tmp_path / "cgroup").write_text("0::/\n")
-    monkeypatch.setattr(memory, "MEMBERSHIP", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP_FILE", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "CGROUP_ROOT", tmp_path)
     group(tmp_path, 64 * MEGABYTE, 0, 0)
     assert memory.cpu_pool_bytes() == 16 * MEGABYTE
     group(tmp_path, 1 << 50, 0, 0)
-    assert 16 * MEGABYTE < memory.cpu_pool_bytes() <= memory.CPU_MOST
+    assert 16 * MEGABYTE < memory.cpu_pool_bytes() <= memory.MAX_CPU_POOL_BYTES
 
 
 def test_a_pool_that_holds_the_context_leaves_the_card_alone():

@@ -5,28 +5,28 @@ from random import Random
 import pytest
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous, Naive
+from penstock.worker.engine.batching import ContinuousBatching, StaticBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.errors import PromptTooLong
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.sim import SimEngine
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.sim import SimulatedEngine
+from penstock.worker.engine.step_law import StepTimeModel
 from tiny_gguf import write_gguf
 from tiny_model import write_tiny_model
 
-LAW = StepLaw(base_s=1.0, per_prefill_token_s=0.1, per_decode_seq_s=0.01, per_context_token_s=0.0001)
+LAW = StepTimeModel(base_s=1.0, per_prefill_token_s=0.1, per_decode_seq_s=0.01, per_context_token_s=0.0001)
 PLAIN_IDS = range(20, 5000)
 
 
 def engine_of(*, blocks=64, slots=8):
     batch = Batch(
         pool=BlockPool(blocks, 4),
-        batching=Continuous(token_budget=64),
+        policy=ContinuousBatching(token_budget=64),
         slots=slots,
         context_length=256,
         eos_ids=frozenset({2}),
     )
-    return SimEngine(batch, LAW, PLAIN_IDS)
+    return SimulatedEngine(batch, LAW, PLAIN_IDS)
 
 
 def spec(seq_id=1, prompt=10, output=6, **fields):
@@ -108,8 +108,8 @@ def test_a_refused_sequence_leaves_nothing_behind():
 
 def time_for_mixed_lengths(batching):
     """Virtual seconds for answers of which few are long, as real ones are."""
-    batch = Batch(pool=BlockPool(4000, 16), batching=batching, slots=16, context_length=2048)
-    engine = SimEngine(batch, StepLaw(), PLAIN_IDS)
+    batch = Batch(pool=BlockPool(4000, 16), policy=batching, slots=16, context_length=2048)
+    engine = SimulatedEngine(batch, StepTimeModel(), PLAIN_IDS)
     random = Random(3)
     for seq_id in range(160):
         engine.add(spec(seq_id, prompt=100, output=min(1000, int(random.lognormvariate(3.5, 1.2)) + 1)))
@@ -120,7 +120,7 @@ def time_for_mixed_lengths(batching):
 
 
 def test_continuous_batching_beats_static_batches_on_mixed_lengths():
-    assert time_for_mixed_lengths(Naive()) > 2 * time_for_mixed_lengths(Continuous(token_budget=512))
+    assert time_for_mixed_lengths(StaticBatching()) > 2 * time_for_mixed_lengths(ContinuousBatching(token_budget=512))
 
 
 def test_thousands_of_sequences_in_a_pool_too_small_leave_nothing_behind():

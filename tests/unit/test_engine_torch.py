@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from naive_loop import naive_greedy, naive_logits
 from paths import STORIES
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous, Naive
+from penstock.worker.engine.batching import ContinuousBatching, StaticBatching
 from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.engine.interface import Choices, SamplingParams, SequenceSpec
-from penstock.worker.engine.kv import blocks_for
+from penstock.worker.engine.interface import AllowedChoices, SamplingParams, SequenceSpec
+from penstock.worker.engine.kv import blocks_that_fit
 from penstock.worker.engine.loaders import load
 from penstock.worker.engine.runner import TorchRunner
 from penstock.worker.engine.torch_engine import TorchEngine
@@ -42,8 +42,8 @@ def alone(prompt, count):
 
 
 def engine_of(model=None, *, blocks=64, block_size=4, slots=4, batching=None, context=CONTEXT):
-    batching = batching or Continuous(token_budget=16)
-    batch = Batch(pool=BlockPool(blocks, block_size), batching=batching, slots=slots, context_length=context)
+    batching = batching or ContinuousBatching(token_budget=16)
+    batch = Batch(pool=BlockPool(blocks, block_size), policy=batching, slots=slots, context_length=context)
     return TorchEngine(TorchRunner(model or tiny(), blocks, block_size), batch)
 
 
@@ -64,7 +64,7 @@ events = st.lists(
     st.one_of(st.tuples(prompts, st.integers(1, 12), st.sampled_from([b"", b"tenant"])), st.integers(0, 8), st.none()),
     max_size=12,
 )
-policies = st.one_of(st.builds(Continuous, token_budget=st.integers(1, 40)), st.just(Naive()))
+policies = st.one_of(st.builds(ContinuousBatching, token_budget=st.integers(1, 40)), st.just(StaticBatching()))
 
 
 @settings(max_examples=40, deadline=None)
@@ -131,7 +131,7 @@ def test_seeded_sampling_is_the_same_alone_and_in_a_crowd():
     engine = engine_of()
     engine.add(sampled_spec(0, prompt))
     single = run_out(engine)[0]
-    crowd = engine_of(batching=Continuous(token_budget=7), blocks=24)
+    crowd = engine_of(batching=ContinuousBatching(token_budget=7), blocks=24)
     for seq_id in range(1, 4):
         crowd.add(sampled_spec(seq_id, [seq_id] * 9, seed=seq_id))
         crowd.step()
@@ -176,7 +176,7 @@ def drawn_out(spec):
 
 def test_completions_that_share_a_prefill_under_way_have_the_texts_they_would_have_alone():
     prompt = list(range(100, 130))
-    crowd = engine_of(batching=Continuous(token_budget=7))
+    crowd = engine_of(batching=ContinuousBatching(token_budget=7))
     for seq_id in range(4):
         crowd.add(sampled_spec(seq_id, prompt, seed=seq_id, cache_salt=b"one request"))
     crowd.step()
@@ -190,7 +190,7 @@ def test_completions_that_share_a_prefill_under_way_have_the_texts_they_would_ha
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_an_answer_held_to_choices_is_one_of_them(temperature):
-    choices = Choices(((50, 51, 52), (50, 51), (60, 61)))
+    choices = AllowedChoices(((50, 51, 52), (50, 51), (60, 61)))
     engine = engine_of()
     for seed in range(8):
         engine.add(
@@ -235,10 +235,10 @@ def test_bfloat16_stays_close_to_float32(tmp_path):
 def test_kv_blocks_follow_from_the_memory_given():
     shape = tiny().shape
     per_block = 2 * shape.layers * shape.kv_heads * shape.head_size * 4 * 16
-    assert blocks_for(10 * per_block + 5, shape, 16, torch.float32) == 10
-    assert blocks_for(10 * per_block, shape, 16, torch.bfloat16) == 20
+    assert blocks_that_fit(10 * per_block + 5, shape, 16, torch.float32) == 10
+    assert blocks_that_fit(10 * per_block, shape, 16, torch.bfloat16) == 20
     with pytest.raises(ValueError, match="hold no block"):
-        blocks_for(per_block - 1, shape, 16, torch.float32)
+        blocks_that_fit(per_block - 1, shape, 16, torch.float32)
 
 
 @functools.cache
@@ -252,7 +252,7 @@ def test_a_trained_model_reproduces_its_golden_text_all_cases_in_one_batch():
     cases = [case for case in cases if "greedy_ids" in case]
     batch = Batch(
         pool=BlockPool(128, 16),
-        batching=Continuous(token_budget=20),
+        policy=ContinuousBatching(token_budget=20),
         slots=8,
         context_length=card.context_length,
         eos_ids=frozenset(card.eos_ids),

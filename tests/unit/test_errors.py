@@ -63,8 +63,8 @@ def test_a_status_carries_only_details_that_say_something():
 
 
 def test_pushback_is_the_retry_delay_in_ms_or_do_not_retry():
-    assert dict(Overloaded("full", retry_after=0.25).trailing_metadata())[errors.PUSHBACK_KEY] == "250"
-    assert dict(InvalidArgument("wrong").trailing_metadata())[errors.PUSHBACK_KEY] == "-1"
+    assert dict(Overloaded("full", retry_after=0.25).trailing_metadata())[errors.PUSHBACK_METADATA_KEY] == "250"
+    assert dict(InvalidArgument("wrong").trailing_metadata())[errors.PUSHBACK_METADATA_KEY] == "-1"
 
 
 def test_an_unmapped_exception_tells_the_peer_nothing():

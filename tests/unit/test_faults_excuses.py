@@ -76,9 +76,9 @@ def test_spans_that_were_merged_do_not_touch(spans):
 
 
 def test_worlds_wait_for_as_long_as_the_judge_believes():
-    planned = QueueConfig().patience, RetryPolicy().patience
+    planned = QueueConfig().unavailable_model_timeout, RetryPolicy().connect_timeout
     assert planned == (PATIENCE, PATIENCE)
-    assert EdgeConfig().patience >= PATIENCE
+    assert EdgeConfig().upstream_timeout >= PATIENCE
 
 
 def test_a_request_that_goes_on_after_a_standstill_is_waited_for_however_long_that_was():

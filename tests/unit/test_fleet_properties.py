@@ -6,10 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dispatch_mesh import MODEL
 from fleet_mesh import KV_BLOCKS, SLOTS, Fleet
-from penstock.edge.links.shards import home
-from penstock.queue.charges import SILENCE
-from penstock.queue.policies.choice import Choice
-from penstock.scheduler.served import KEPT_FOR
+from penstock.edge.links.shards import shard_for
+from penstock.queue.charges import REPORT_TIMEOUT_S
+from penstock.queue.policies.choice import PolicyConfig
+from penstock.scheduler.served import ABSENT_QUEUE_TTL_S
 
 TENANTS = [f"tenant-{number}" for number in range(6)]
 SIZES = [2, 16, 17, 64, 128]  # tokens; the last takes a whole worker
@@ -26,7 +26,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.ends = {}  # request: state it ended in
         self.has_lost_a_scheduler = False  # and with it what it had to tell
         for _ in range(shards):
-            self.fleet.add_shard(self.name("q"), new_order=Choice())
+            self.fleet.add_shard(self.name("q"), new_order=PolicyConfig())
         for _ in range(schedulers):
             self.fleet.add_scheduler(self.name("s"))
         for _ in range(workers):
@@ -114,10 +114,10 @@ class FleetMachine(RuleBasedStateMachine):
     @rule()
     def add_a_shard(self):
         """Tenants whose home it is not stay where they are."""
-        before = {tenant: home(self.fleet.shards, MODEL, tenant) for tenant in TENANTS}
+        before = {tenant: shard_for(self.fleet.shards, MODEL, tenant) for tenant in TENANTS}
         name = self.name("q")
-        self.fleet.add_shard(name, new_order=Choice())
-        now = {tenant: home(self.fleet.shards, MODEL, tenant) for tenant in TENANTS}
+        self.fleet.add_shard(name, new_order=PolicyConfig())
+        now = {tenant: shard_for(self.fleet.shards, MODEL, tenant) for tenant in TENANTS}
         assert all(now[tenant] in {before[tenant], name} for tenant in TENANTS)
 
     @precondition(lambda self: len(self.fleet.shards) > 1)
@@ -157,18 +157,18 @@ class FleetMachine(RuleBasedStateMachine):
             for worker in scheduler.fleet:
                 assert worker.promised_blocks == sum(worker.promised.values())
                 assert worker.unstarted_tokens >= 0
-                assert not worker.room or worker.promised_blocks < KV_BLOCKS
+                assert not worker.available_leases or worker.promised_blocks < KV_BLOCKS
                 assert len(worker.promised) <= SLOTS
 
     @invariant()
     def books_count_what_is_there(self):
         for book in self.fleet.shards.values():
-            there = [ticket for ticket in book.tickets.values() if not ticket.scheduler]
-            assert book.shelves.waiting == (len(there), sum(ticket.tokens for ticket in there))
+            there = [ticket for ticket in book.tickets.values() if not ticket.offered_to]
+            assert book.model_queues.waiting == (len(there), sum(ticket.tokens for ticket in there))
 
     def charged(self):
         """Tickets that shards believe to run."""
-        return [ticket.ticket_id for book in self.fleet.shards.values() for ticket in book.charges]
+        return [ticket.ticket_id for book in self.fleet.shards.values() for ticket in book.accounting]
 
     def teardown(self):
         """With workers that can take anything every request comes to its end, and everything is back at zero."""
@@ -179,19 +179,23 @@ class FleetMachine(RuleBasedStateMachine):
         fleet.run_dry()
         assert {request.state for request in fleet.requests.values()} <= ENDED
         self.what_has_ended_stays_ended()
-        for seconds in (KEPT_FOR, KEPT_FOR, SILENCE):  # in which what nobody can hear, or tell, is forgotten
+        for seconds in (
+            ABSENT_QUEUE_TTL_S,
+            ABSENT_QUEUE_TTL_S,
+            REPORT_TIMEOUT_S,
+        ):  # in which what nobody can hear, or tell, is forgotten
             fleet.settle()
             fleet.pass_time(seconds)
             fleet.settle()
-            assert seconds != KEPT_FOR or self.has_lost_a_scheduler or not self.charged()
+            assert seconds != ABSENT_QUEUE_TTL_S or self.has_lost_a_scheduler or not self.charged()
         assert not self.charged()
         for book in fleet.shards.values():
             assert repr(book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
-            assert (book.shelves.waiting, book.shelves.by_tenant) == ((0, 0), {})
-            assert not any(seat.offered or +seat.void for seat in book.seats.values())
+            assert (book.model_queues.waiting, book.model_queues.totals_by_tenant) == ((0, 0), {})
+            assert not any(seat.offered or +seat.void_offers for seat in book.schedulers.values())
         for scheduler in fleet.schedulers.values():
-            assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.promised_blocks) == (0, 0, 0)
-            assert len(scheduler.served) == 0
+            assert (len(scheduler.leases), scheduler.leases.unstarted_count, scheduler.promised_blocks) == (0, 0, 0)
+            assert len(scheduler.service_reports) == 0
             assert all(worker.unstarted_tokens == 0 for worker in scheduler.fleet)
 
 

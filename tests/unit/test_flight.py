@@ -12,7 +12,7 @@ from penstock.chassis.errors import (
 )
 from penstock.edge.flight.effects import (
     Accept,
-    Cancelled,
+    AcknowledgeCancel,
     CancelRun,
     Emit,
     Enqueue,
@@ -22,7 +22,7 @@ from penstock.edge.flight.effects import (
     Settle,
     Withdraw,
 )
-from penstock.edge.flight.flight import LATE
+from penstock.edge.flight.flight import STALL_THRESHOLD_S
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
@@ -31,7 +31,7 @@ from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 def test_a_request_that_nothing_disturbs_is_reserved_queued_run_and_settled():
     flight = running_flight()
     assert give(flight, "ab") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("b"),), 1, ())]
-    assert flight.run_finished(FINISH_REASON_STOP, 2, 2, TIMES, 20.0) == [
+    assert flight.on_run_finished(FINISH_REASON_STOP, 2, 2, TIMES, 20.0) == [
         Emit("b", (), 2, ()),
         Finish(FINISH_REASON_STOP, ""),
         Settle(3, 2, "stop"),
@@ -43,8 +43,8 @@ def test_a_request_that_nothing_disturbs_is_reserved_queued_run_and_settled():
 def test_stages_touch_and_add_up_to_the_total_exactly():
     flight = running_flight()
     give(flight, "ab", now=18.5)
-    flight.run_finished(FINISH_REASON_LENGTH, 2, 0, TIMES, 20.25)
-    timeline = flight.timeline.message(trace_id="t", worker_id="w1", attempts=1)
+    flight.on_run_finished(FINISH_REASON_LENGTH, 2, 0, TIMES, 20.25)
+    timeline = flight.timeline.to_message(trace_id="t", worker_id="w1", attempts=1)
     stages = [(stage.tier, stage.name, stage.length.ToTimedelta().total_seconds()) for stage in timeline.stages]
     assert stages == [
         ("edge", "tokenize", 1.0),
@@ -63,7 +63,7 @@ def test_stages_touch_and_add_up_to_the_total_exactly():
 def test_stages_add_up_even_when_others_claim_more_time_than_there_was():
     flight = running_flight()
     give(flight, "a", now=11.0)
-    flight.run_finished(FINISH_REASON_LENGTH, 1, 0, RunTimes(decode=timedelta(seconds=99)), 11.0)
+    flight.on_run_finished(FINISH_REASON_LENGTH, 1, 0, RunTimes(decode=timedelta(seconds=99)), 11.0)
     assert flight.timeline.total == 11.0
     assert (
         flight.timeline.seconds("worker", "decode") == 3.0
@@ -74,52 +74,56 @@ def test_stages_add_up_even_when_others_claim_more_time_than_there_was():
 def test_a_stop_string_stops_the_gpu_and_finishes_with_its_receipt():
     flight = running_flight(transcript=Letters(stop="z"))
     assert give(flight, "az") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("z"),), 1, ()), CancelRun()]
-    assert flight.token(2, ord("b"), None, 12.5) == []
-    assert flight.stopped(3, 9, TIMES, 13.0) == [Finish(FINISH_REASON_STOP, "z"), Settle(3, 2, "stop")]
+    assert flight.on_token(2, ord("b"), None, 12.5) == []
+    assert flight.on_run_stopped(3, 9, TIMES, 13.0) == [Finish(FINISH_REASON_STOP, "z"), Settle(3, 2, "stop")]
 
 
 def test_a_cancel_before_the_run_withdraws_the_ticket_and_gives_the_reservation_back():
     flight = queued_flight()
-    assert flight.client_left(3.0) == [Withdraw(), Cancelled(0, 0, 0.0, has_receipt=False), Settle(0, 0, "cancelled")]
-    assert flight.client_left(3.0) == []
+    assert flight.on_client_cancelled(3.0) == [
+        Withdraw(),
+        AcknowledgeCancel(0, 0, 0.0, is_acknowledged=False),
+        Settle(0, 0, "cancelled"),
+    ]
+    assert flight.on_client_cancelled(3.0) == []
 
 
 def test_a_lease_for_a_client_that_left_is_not_started():
     flight = queued_flight()
-    flight.client_left(3.0)
-    assert flight.leased(lease(), 4.0) == [Withdraw()]
+    flight.on_client_cancelled(3.0)
+    assert flight.on_leased(lease(), 4.0) == [Withdraw()]
 
 
 def test_a_cancel_during_the_run_waits_for_the_receipt_and_charges_what_was_made():
     flight = running_flight()
     give(flight, "ab")
-    assert flight.client_left(13.0) == [CancelRun()]
-    assert flight.token(2, ord("c"), None, 13.1) == []
-    assert flight.stopped(3, 9, TIMES, 13.25) == [
-        Cancelled(3, 9, 0.25, has_receipt=True),
+    assert flight.on_client_cancelled(13.0) == [CancelRun()]
+    assert flight.on_token(2, ord("c"), None, 13.1) == []
+    assert flight.on_run_stopped(3, 9, TIMES, 13.25) == [
+        AcknowledgeCancel(3, 9, 0.25, is_acknowledged=True),
         Settle(3, 3, "cancelled"),
     ]
 
 
 def test_a_cancel_that_is_never_answered_is_over_after_the_receipt_timeout():
     flight = running_flight()
-    flight.client_left(13.0)
+    flight.on_client_cancelled(13.0)
     assert flight.tick(17.9) == []
-    assert flight.wake_at == 18.0
-    assert [type(effect) for effect in flight.tick(18.0)] == [Cancelled, Settle]
+    assert flight.next_tick_at == 18.0
+    assert [type(effect) for effect in flight.tick(18.0)] == [AcknowledgeCancel, Settle]
 
 
 def test_an_edge_that_stood_still_hears_auth_before_it_gives_it_up():
     flight = new_flight()
-    flight.tokenized(plan(), 1.0)
+    flight.on_tokenized(plan(), 1.0)
     assert flight.tick(40.0) == []
-    assert flight.wake_at == 40.0 + LATE
-    assert flight.admitted(Identity(), "r1", 40.1) == [Enqueue()]
+    assert flight.next_tick_at == 40.0 + STALL_THRESHOLD_S
+    assert flight.on_admitted(Identity(), "r1", 40.1) == [Enqueue()]
 
 
 def test_an_edge_that_stood_still_listens_once_and_then_gives_auth_up():
     flight = new_flight()
-    flight.tokenized(plan(), 1.0)
+    flight.on_tokenized(plan(), 1.0)
     flight.tick(40.0)
     (fail,) = flight.tick(45.0)
     assert fail.error.reason == "AUTH_LOST"
@@ -127,9 +131,9 @@ def test_an_edge_that_stood_still_listens_once_and_then_gives_auth_up():
 
 def test_an_edge_that_stood_still_hears_the_receipt_of_a_cancel():
     flight = running_flight()
-    flight.client_left(13.0)
+    flight.on_client_cancelled(13.0)
     assert flight.tick(DEADLINE + 5.0) == []
-    assert flight.stopped(2, 9, TIMES, DEADLINE + 5.1)[-1] == Settle(3, 2, "cancelled")
+    assert flight.on_run_stopped(2, 9, TIMES, DEADLINE + 5.1)[-1] == Settle(3, 2, "cancelled")
 
 
 def test_a_deadline_is_kept_by_an_edge_that_stood_still_too():
@@ -139,25 +143,25 @@ def test_a_deadline_is_kept_by_an_edge_that_stood_still_too():
 
 def test_a_cancel_while_auth_is_asked_gives_back_what_auth_grants_later():
     flight = new_flight()
-    flight.tokenized(plan(), 1.0)
-    assert flight.client_left(1.5) == [Cancelled(0, 0, 0.0, has_receipt=False)]
-    assert flight.auth_up() == [Reserve()]  # the first ask may have been granted and its answer lost
-    assert flight.admitted(Identity(), "r1", 2.0) == [Settle(0, 0, "cancelled")]
-    assert flight.admitted(Identity(), "r1", 2.0) == []
+    flight.on_tokenized(plan(), 1.0)
+    assert flight.on_client_cancelled(1.5) == [AcknowledgeCancel(0, 0, 0.0, is_acknowledged=False)]
+    assert flight.on_auth_connected() == [Reserve()]  # the first ask may have been granted and its answer lost
+    assert flight.on_admitted(Identity(), "r1", 2.0) == [Settle(0, 0, "cancelled")]
+    assert flight.on_admitted(Identity(), "r1", 2.0) == []
 
 
 def test_a_refused_key_ends_the_request_with_nothing_to_settle():
     flight = new_flight()
-    flight.tokenized(plan(), 1.0)
+    flight.on_tokenized(plan(), 1.0)
     error = QuotaExceeded("over")
-    assert flight.refused(error, 2.0) == [Fail(error)]
+    assert flight.on_auth_rejected(error, 2.0) == [Fail(error)]
     assert flight.is_done
 
 
 def test_a_shed_ticket_fails_with_the_queues_own_words():
     flight = queued_flight()
     error = Overloaded("full", retry_after=2.0)
-    assert flight.shed(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
+    assert flight.on_queue_rejected(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
 
 
 @pytest.mark.parametrize("make", [queued_flight, running_flight])
@@ -171,20 +175,20 @@ def test_the_deadline_ends_a_request_wherever_it_is(make):
 
 def test_a_resumed_answer_is_numbered_on_and_its_first_part_not_charged_again():
     flight = running_flight(resumed_ids=[ord("a"), ord("b")])
-    assert flight.token(2, ord("c"), None, 11.0) == [Emit("", (ord("c"),), 2, ())]
-    *_, settle = flight.run_finished(FINISH_REASON_STOP, 1, 0, TIMES, 12.0)
+    assert flight.on_token(2, ord("c"), None, 11.0) == [Emit("", (ord("c"),), 2, ())]
+    *_, settle = flight.on_run_finished(FINISH_REASON_STOP, 1, 0, TIMES, 12.0)
     assert settle == Settle(3, 1, "stop")
 
 
 def test_a_resumed_answer_that_was_complete_needs_no_run():
     flight = new_flight()
-    flight.tokenized(plan(resumed_ids=[ord("a"), EOS]), 1.0)
-    assert flight.admitted(Identity(), "r1", 2.0) == [Accept(), Finish(FINISH_REASON_STOP, ""), Settle(0, 0, "stop")]
+    flight.on_tokenized(plan(resumed_ids=[ord("a"), EOS]), 1.0)
+    assert flight.on_admitted(Identity(), "r1", 2.0) == [Accept(), Finish(FINISH_REASON_STOP, ""), Settle(0, 0, "stop")]
 
 
 def test_a_resumed_answer_that_was_complete_still_tells_the_text_that_was_held_back():
     flight, letters = new_flight(), Letters()
     letters.push(ord("a"))  # as the client's tokens are pushed before the flight begins
-    flight.tokenized(plan(transcript=letters, resumed_ids=[ord("a")], max_output_tokens=1), 1.0)
-    told = flight.admitted(Identity(), "r1", 2.0)
+    flight.on_tokenized(plan(transcript=letters, resumed_ids=[ord("a")], max_output_tokens=1), 1.0)
+    told = flight.on_admitted(Identity(), "r1", 2.0)
     assert told == [Accept(), Emit("a", (), 1, ()), Finish(FINISH_REASON_LENGTH, ""), Settle(0, 0, "length")]

@@ -5,7 +5,7 @@ import pytest
 from flights import ENDINGS, LIMITS, TIMES, give, lease, new_flight, plan, queued_flight, running_flight
 from penstock.chassis.errors import Unavailable
 from penstock.edge.flight.effects import CancelRun, Emit, Enqueue, Settle, StartRun, Withdraw
-from penstock.edge.flight.state import State
+from penstock.edge.flight.state import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 
 LEFT = 20.0  # s
@@ -13,14 +13,14 @@ LEFT = 20.0  # s
 
 def reserving():
     flight = new_flight()
-    flight.tokenized(plan(), 1.0)
+    flight.on_tokenized(plan(), 1.0)
     return flight
 
 
 def leased():
     flight = queued_flight()
-    flight.queued()
-    assert flight.leased(lease(), 10.0) == [StartRun(lease())]
+    flight.on_queued()
+    assert flight.on_leased(lease(), 10.0) == [StartRun(lease())]
     return flight
 
 
@@ -33,20 +33,20 @@ def decoding(text="ab"):
 def migrating():
     """Half an answer is back in the queue, as its worker died."""
     flight = decoding()
-    assert flight.worker_lost(13.0, died=True) == [Enqueue()]
+    assert flight.on_worker_lost(13.0, died=True) == [Enqueue()]
     return flight
 
 
 def between_workers():
     """The next worker has its lease and has not started."""
     flight = migrating()
-    flight.leased(lease(2, "w2"), 14.0)
+    flight.on_leased(lease(2, "w2"), 14.0)
     return flight
 
 
 def waiting_for_any_worker():
     flight = migrating()
-    flight.shed(Unavailable("", reason="NO_WORKER", retry_after=5.0), 18.0)
+    flight.on_queue_rejected(Unavailable("", reason="NO_WORKER", retry_after=5.0), 18.0)
     return flight
 
 
@@ -67,7 +67,7 @@ def leave(flight, times=2):
     effects = [effect for _ in range(times) for effect in flight.client_left(LEFT)]
     effects += flight.stopped(len(flight.answer.ids), 3, TIMES, LEFT + 0.01)
     effects += flight.stopped(len(flight.answer.ids), 3, TIMES, LEFT + 0.02)
-    effects += flight.tick(LEFT + LIMITS.receipt_timeout + 1.0)
+    effects += flight.tick(LEFT + LIMITS.cancel_ack_timeout + 1.0)
     return effects
 
 
@@ -80,7 +80,7 @@ def test_a_client_that_leaves_twice_ends_once_and_is_charged_what_was_made(stage
     assert type(ending).__name__ == "Cancelled"
     assert (settled.output_tokens, settled.outcome) == (charged, "cancelled")
     assert [type(each) for each in effects].count(let_go) == 1
-    assert flight.state is State.DONE
+    assert flight.state is RequestState.DONE
 
 
 @pytest.mark.parametrize("stage", [each[0] for each in STAGES])
@@ -103,7 +103,7 @@ def test_nothing_starts_and_nothing_is_shown_for_a_client_that_left(stage):
 
 def test_what_auth_grants_to_a_client_that_left_twice_meanwhile_is_given_back_once():
     flight = reserving()
-    told = [effect for _ in range(2) for effect in flight.client_left(LEFT)]
+    told = [effect for _ in range(2) for effect in flight.on_client_cancelled(LEFT)]
     assert [type(each).__name__ for each in told] == ["Cancelled"]
-    granted = [effect for _ in range(2) for effect in flight.admitted(Identity(), "r1", LEFT + 1.0)]
+    granted = [effect for _ in range(2) for effect in flight.on_admitted(Identity(), "r1", LEFT + 1.0)]
     assert granted == [Settle(0, 0, "cancelled")]

@@ -10,7 +10,7 @@ from penstock.chassis.errors import (
     Unavailable,
 )
 from penstock.edge.flight.effects import (
-    Cancelled,
+    AcknowledgeCancel,
     CancelRun,
     Emit,
     Enqueue,
@@ -20,7 +20,7 @@ from penstock.edge.flight.effects import (
     StartRun,
     Withdraw,
 )
-from penstock.edge.flight.state import State
+from penstock.edge.flight.state import RequestState
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 
@@ -28,65 +28,65 @@ def test_a_dead_worker_is_avoided_and_the_next_run_goes_on_after_the_last_token(
     flight = running_flight()
     give(flight, "abc")
     first_enqueue = flight.enqueued_at
-    assert flight.worker_lost(13.0, died=True) == [Enqueue()]
-    assert (flight.attempt, flight.losses.avoided, flight.enqueued_at) == (2, ["w1"], first_enqueue)
-    assert flight.answer.ids == [ord("a"), ord("b"), ord("c")]
-    assert flight.queued() == []  # accepted once
-    assert flight.leased(lease(2, "w2"), 14.0) == [StartRun(lease(2, "w2"))]
-    flight.started()
-    assert flight.token(2, ord("c"), None, 15.0) == []
-    assert flight.token(3, ord("d"), None, 15.0) == [Emit("c", (ord("d"),), 3, ())]
-    assert flight.answer.repeated == 1
+    assert flight.on_worker_lost(13.0, died=True) == [Enqueue()]
+    assert (flight.attempt, flight.failed_attempts.avoided_workers, flight.enqueued_at) == (2, ["w1"], first_enqueue)
+    assert flight.output.token_ids == [ord("a"), ord("b"), ord("c")]
+    assert flight.on_queued() == []  # accepted once
+    assert flight.on_leased(lease(2, "w2"), 14.0) == [StartRun(lease(2, "w2"))]
+    flight.on_run_started()
+    assert flight.on_token(2, ord("c"), None, 15.0) == []
+    assert flight.on_token(3, ord("d"), None, 15.0) == [Emit("c", (ord("d"),), 3, ())]
+    assert flight.output.duplicate_tokens == 1
 
 
 def test_a_worker_that_drains_is_left_without_being_avoided():
     flight = running_flight()
-    assert flight.worker_lost(13.0, died=False) == [Enqueue()]
-    assert flight.losses.avoided == []
+    assert flight.on_worker_lost(13.0, died=False) == [Enqueue()]
+    assert flight.failed_attempts.avoided_workers == []
 
 
 @pytest.mark.parametrize("reason", ["LEASE_LOST", "DRAINING"])
 def test_a_refused_run_is_tried_elsewhere(reason):
     flight = running_flight()
     error = Aborted("", reason=reason) if reason == "LEASE_LOST" else Unavailable("", reason=reason)
-    assert flight.run_refused(error, 11.0) == [Enqueue()]
-    assert (flight.attempt, flight.losses.avoided) == (2, [])
+    assert flight.on_run_rejected(error, 11.0) == [Enqueue()]
+    assert (flight.attempt, flight.failed_attempts.avoided_workers) == (2, [])
 
 
 def test_a_worker_whose_engine_died_under_the_request_is_avoided():
     flight = running_flight()
-    assert flight.run_refused(Unavailable("", reason="ENGINE_DIED"), 11.0) == [Enqueue()]
-    assert flight.losses.avoided == ["w1"]
+    assert flight.on_run_rejected(Unavailable("", reason="ENGINE_DIED"), 11.0) == [Enqueue()]
+    assert flight.failed_attempts.avoided_workers == ["w1"]
 
 
 def test_a_run_refused_for_good_fails_the_request_and_charges_nothing():
     flight = running_flight()
     error = InvalidArgument("too long", reason="PROMPT_TOO_LONG")
-    assert flight.run_refused(error, 11.0) == [Fail(error), Settle(0, 0, "failed")]
+    assert flight.on_run_rejected(error, 11.0) == [Fail(error), Settle(0, 0, "failed")]
 
 
 def test_a_worker_that_never_ran_it_costs_no_attempt_and_is_not_asked_again_at_once():
     flight, now = running_flight(), 11.0
     starting_anew = Unavailable("", reason="ENGINE_DIED")
-    assert flight.run_refused(starting_anew, now, never_ran=True) == [Enqueue()]
+    assert flight.on_run_rejected(starting_anew, now, never_ran=True) == [Enqueue()]
     for attempt in range(2, 3 * LIMITS.max_attempts):
-        flight.leased(lease(attempt), now)
-        flight.started()
-        assert flight.run_refused(starting_anew, now, never_ran=True) == []
-        assert flight.tick(now + LIMITS.retry / 2) == []
-        now += LIMITS.retry
+        flight.on_leased(lease(attempt), now)
+        flight.on_run_started()
+        assert flight.on_run_rejected(starting_anew, now, never_ran=True) == []
+        assert flight.tick(now + LIMITS.retry_interval / 2) == []
+        now += LIMITS.retry_interval
         assert flight.tick(now) == [Enqueue()]
-    assert flight.losses.count == 0
+    assert flight.failed_attempts.count == 0
 
 
 def test_attempts_are_bounded():
     flight = running_flight()
     give(flight, "a")
     for attempt in (2, 3):
-        assert flight.worker_lost(20.0, died=True) == [Enqueue()]
-        flight.leased(lease(attempt), 20.0)
-        flight.started()
-    fail, settle = flight.worker_lost(21.0, died=True)
+        assert flight.on_worker_lost(20.0, died=True) == [Enqueue()]
+        flight.on_leased(lease(attempt), 20.0)
+        flight.on_run_started()
+    fail, settle = flight.on_worker_lost(21.0, died=True)
     assert fail.error.reason == "ATTEMPTS_EXHAUSTED"
     assert settle == Settle(3, 1, "failed")
 
@@ -97,7 +97,7 @@ def test_attempts_are_bounded():
 def test_a_worker_that_dies_after_the_last_token_costs_nothing(text, reason, outcome):
     flight = running_flight()
     give(flight, text)
-    held, finish, settle = flight.worker_lost(13.0, died=True)
+    held, finish, settle = flight.on_worker_lost(13.0, died=True)
     assert held.text == text[-1]
     assert finish == Finish(reason, "")
     assert settle == Settle(3, len(text), outcome)
@@ -106,16 +106,16 @@ def test_a_worker_that_dies_after_the_last_token_costs_nothing(text, reason, out
 def test_a_gap_in_the_tokens_ends_the_run_and_not_the_request():
     flight = running_flight()
     give(flight, "a")
-    assert flight.token(2, ord("c"), None, 12.0) == [CancelRun(), Enqueue()]
-    assert flight.answer.ids == [ord("a")]
+    assert flight.on_token(2, ord("c"), None, 12.0) == [CancelRun(), Enqueue()]
+    assert flight.output.token_ids == [ord("a")]
 
 
 def test_a_cancel_whose_worker_dies_is_over_all_the_same():
     flight = running_flight()
     give(flight, "ab")
-    flight.client_left(13.0)
-    assert flight.worker_lost(14.0, died=True) == [
-        Cancelled(2, 0, 1.0, has_receipt=False),
+    flight.on_client_cancelled(13.0)
+    assert flight.on_worker_lost(14.0, died=True) == [
+        AcknowledgeCancel(2, 0, 1.0, is_acknowledged=False),
         Settle(3, 2, "cancelled"),
     ]
 
@@ -123,53 +123,56 @@ def test_a_cancel_whose_worker_dies_is_over_all_the_same():
 def test_half_an_answer_waits_for_a_worker_to_come_back():
     flight = running_flight()
     give(flight, "a")
-    flight.worker_lost(13.0, died=False)
-    assert flight.shed(Unavailable("", reason="NO_WORKER", retry_after=2.0), 14.0) == []
-    assert flight.wake_at == 16.0
+    flight.on_worker_lost(13.0, died=False)
+    assert flight.on_queue_rejected(Unavailable("", reason="NO_WORKER", retry_after=2.0), 14.0) == []
+    assert flight.next_tick_at == 16.0
     assert flight.tick(16.0) == [Enqueue()]
-    assert flight.shed(Unavailable("", reason="NO_WORKER"), 17.0) == []
-    assert flight.wake_at == 17.25
+    assert flight.on_queue_rejected(Unavailable("", reason="NO_WORKER"), 17.0) == []
+    assert flight.next_tick_at == 17.25
     error = Unavailable("", reason="NO_WORKER", retry_after=8.0)
-    assert flight.shed(error, 17.0) == [Fail(error), Settle(3, 1, "shed")]  # 8 s more would pass the patience
+    assert flight.on_queue_rejected(error, 17.0) == [
+        Fail(error),
+        Settle(3, 1, "shed"),
+    ]  # 8 s more would pass the patience
 
 
 def test_a_worker_whose_stream_broke_is_asked_again_when_there_is_no_other():
     flight = running_flight()
-    flight.worker_lost(13.0, died=True)
+    flight.on_worker_lost(13.0, died=True)
     error = Unavailable("", reason="NO_WORKER", retry_after=2.0)
-    assert flight.shed(error, 14.0) == [Enqueue()]
-    assert flight.losses.avoided == []
-    assert flight.shed(error, 15.0) == []  # that nobody is there is another matter: it is waited for
-    assert flight.wake_at == 17.0
+    assert flight.on_queue_rejected(error, 14.0) == [Enqueue()]
+    assert flight.failed_attempts.avoided_workers == []
+    assert flight.on_queue_rejected(error, 15.0) == []  # that nobody is there is another matter: it is waited for
+    assert flight.next_tick_at == 17.0
 
 
 def test_a_new_request_hears_at_once_that_nobody_can_serve_it():
     flight = queued_flight()
     error = Unavailable("", reason="NO_WORKER", retry_after=2.0)
-    assert flight.shed(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
+    assert flight.on_queue_rejected(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
 
 
 def test_a_reason_that_is_over_in_a_moment_is_waited_out():
     flight = queued_flight()
-    assert flight.shed(NotFound("", reason="MODEL_UNKNOWN"), 3.0, is_passing=True) == []
-    assert flight.wake_at == 3.25
+    assert flight.on_queue_rejected(NotFound("", reason="MODEL_UNKNOWN"), 3.0, is_transient=True) == []
+    assert flight.next_tick_at == 3.25
     assert flight.tick(3.25) == [Enqueue()]
 
 
 def test_a_lost_queue_means_another_one():
     flight = queued_flight()
-    assert flight.queue_lost() == [Enqueue()]
+    assert flight.on_queue_lost() == [Enqueue()]
     assert flight.attempt == 1
-    assert flight.stranded(5.0) == []
-    assert flight.wake_at == 15.0
-    assert flight.queue_lost() == [Enqueue()]
-    flight.queued()
-    assert flight.wake_at == DEADLINE
+    assert flight.on_no_queue(5.0) == []
+    assert flight.next_tick_at == 15.0
+    assert flight.on_queue_lost() == [Enqueue()]
+    flight.on_queued()
+    assert flight.next_tick_at == DEADLINE
 
 
 def test_no_queue_at_all_is_waited_for_with_patience():
     flight = queued_flight()
-    flight.stranded(5.0)
+    flight.on_no_queue(5.0)
     withdraw, fail, settle = flight.tick(15.0)
     assert (withdraw, fail.error.reason, settle) == (Withdraw(), "QUEUE_LOST", Settle(0, 0, "failed"))
     assert fail.error.message == "no queue can be reached; retry in 1 s"
@@ -177,30 +180,30 @@ def test_no_queue_at_all_is_waited_for_with_patience():
 
 def test_a_lease_that_cannot_be_started_in_time_is_given_up():
     flight = queued_flight()
-    flight.leased(lease(), 10.0)
-    assert flight.wake_at == 14.0
+    flight.on_leased(lease(), 10.0)
+    assert flight.next_tick_at == 14.0
     assert flight.tick(14.0) == [Withdraw(), Enqueue()]
     assert flight.attempt == 2
 
 
 def test_a_lease_that_the_queue_takes_back_is_not_started_and_its_ticket_asked_for_again():
     flight = queued_flight()
-    flight.leased(lease(), 10.0)
-    assert flight.shed(Unavailable("", reason="SUSPECT", retry_after=1.0), 10.5, is_passing=True) == [
+    flight.on_leased(lease(), 10.0)
+    assert flight.on_queue_rejected(Unavailable("", reason="SUSPECT", retry_after=1.0), 10.5, is_transient=True) == [
         Withdraw(),
         Enqueue(),
     ]
-    assert (flight.state, flight.attempt, flight.losses.count) == (State.QUEUED, 2, 0)
+    assert (flight.state, flight.attempt, flight.failed_attempts.count) == (RequestState.QUEUED, 2, 0)
 
 
 def test_a_run_goes_on_whatever_the_queue_says_of_its_lease():
     flight = running_flight()
-    assert flight.shed(Unavailable("", reason="SUSPECT", retry_after=1.0), 11.0, is_passing=True) == []
-    assert flight.state is State.RUNNING
+    assert flight.on_queue_rejected(Unavailable("", reason="SUSPECT", retry_after=1.0), 11.0, is_transient=True) == []
+    assert flight.state is RequestState.RUNNING
 
 
 def test_a_lease_of_an_earlier_attempt_is_left_to_lapse():
     flight = running_flight()
-    flight.worker_lost(11.0, died=True)
-    assert flight.leased(lease(1), 12.0) == []
-    assert flight.state is State.QUEUED
+    flight.on_worker_lost(11.0, died=True)
+    assert flight.on_leased(lease(1), 12.0) == []
+    assert flight.state is RequestState.QUEUED

@@ -16,7 +16,7 @@ from penstock.edge.flight.effects import (
     Settle,
     StartRun,
 )
-from penstock.edge.flight.state import State
+from penstock.edge.flight.state import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
 
@@ -47,7 +47,7 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize(stop=st.sampled_from(["", "d"]))
     def tokenize(self, stop):
         self.stop = stop
-        self.take(self.flight.tokenized(plan(transcript=Letters(stop)), self.now))
+        self.take(self.flight.on_tokenized(plan(transcript=Letters(stop)), self.now))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 10.0]))
     def time_passes(self, seconds):
@@ -56,12 +56,12 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def admitted(self):
-        self.was_admitted |= self.flight.state is State.RESERVING
-        self.take(self.flight.admitted(Identity(), "r1", self.now))
+        self.was_admitted |= self.flight.state is RequestState.RESERVING
+        self.take(self.flight.on_admitted(Identity(), "r1", self.now))
 
     @rule()
     def refused(self):
-        self.take(self.flight.refused(QuotaExceeded(""), self.now))
+        self.take(self.flight.on_auth_rejected(QuotaExceeded(""), self.now))
 
     @rule(call=st.sampled_from(["auth_up", "queued", "queue_lost", "started"]))
     def news(self, call):
@@ -69,17 +69,17 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def stranded(self):
-        self.take(self.flight.stranded(self.now))
+        self.take(self.flight.on_no_queue(self.now))
 
     @rule(reason=st.sampled_from(["OVERLOADED", "NO_WORKER"]))
     def shed(self, reason):
-        self.take(self.flight.shed(Unavailable("", reason=reason, retry_after=1.0), self.now))
+        self.take(self.flight.on_queue_rejected(Unavailable("", reason=reason, retry_after=1.0), self.now))
 
     @rule(attempt=st.integers(1, 3), start=st.booleans())
     def leased(self, attempt, start):
-        self.take(self.flight.leased(lease(attempt, f"w{attempt}"), self.now))
+        self.take(self.flight.on_leased(lease(attempt, f"w{attempt}"), self.now))
         if start:
-            self.take(self.flight.started())
+            self.take(self.flight.on_run_started())
 
     @rule()
     def a_run_begins(self):
@@ -90,37 +90,37 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(offset=st.integers(-2, 1), count=st.integers(1, 3))
     @precondition(lambda self: self.was_admitted)
     def tokens(self, offset, count):
-        start = max(0, len(self.flight.answer.ids) + offset)
+        start = max(0, len(self.flight.output.token_ids) + offset)
         for index in range(start, start + count):
-            self.take(self.flight.token(index, ord("a") + index, None, self.now))
+            self.take(self.flight.on_token(index, ord("a") + index, None, self.now))
 
     @rule(died=st.booleans())
     def worker_lost(self, died):
-        self.take(self.flight.worker_lost(self.now, died=died))
+        self.take(self.flight.on_worker_lost(self.now, died=died))
 
     @rule()
     def finished(self):
-        self.take(self.flight.run_finished(FINISH_REASON_LENGTH, 1, 1, TIMES, self.now))
+        self.take(self.flight.on_run_finished(FINISH_REASON_LENGTH, 1, 1, TIMES, self.now))
 
     @rule()
     def stopped(self):
-        self.take(self.flight.stopped(2, 1, TIMES, self.now))
+        self.take(self.flight.on_run_stopped(2, 1, TIMES, self.now))
 
     @rule(error=st.sampled_from([Aborted("", reason="LEASE_LOST"), InvalidArgument("")]))
     def run_refused(self, error):
-        self.take(self.flight.run_refused(error, self.now))
+        self.take(self.flight.on_run_rejected(error, self.now))
 
     @rule()
     def client_left(self):
-        self.take(self.flight.client_left(self.now))
+        self.take(self.flight.on_client_cancelled(self.now))
 
     @invariant()
     def nothing_happens_twice(self):
         assert len(self.endings) <= 1
         assert len(self.settles) <= 1
         assert self.emitted == [ord("a") + index for index in range(len(self.emitted))]
-        assert self.flight.state is not State.DONE or self.endings
-        assert self.flight.wake_at >= self.now or not self.flight.is_done
+        assert self.flight.state is not RequestState.DONE or self.endings
+        assert self.flight.next_tick_at >= self.now or not self.flight.is_done
 
     def teardown(self):
         for _ in range(20):  # time alone ends every flight

@@ -6,7 +6,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 
 from penstock.worker.engine.loaders import ModelUnsupported
-from penstock.worker.engine.loaders.dequantise import fill
+from penstock.worker.engine.loaders.dequantise import read_tensor
 from penstock.worker.engine.loaders.gguf_file import GgufFile
 from tiny_gguf import write_gguf
 from tiny_model import write_tiny_model
@@ -53,7 +53,7 @@ def test_values_are_the_very_ones_that_the_package_makes_of_them(tmp_path, name,
     file = GgufFile(path)
     for dtype in (torch.float32, torch.bfloat16):
         out = torch.full(file.tensors[0].shape, torch.nan, dtype=dtype)
-        fill(out, file, file.tensors[0])
+        read_tensor(out, file, file.tensors[0])
         assert torch.equal(out, torch.from_numpy(dequantize(theirs.data, kind).copy()).to(dtype))
 
 
@@ -61,7 +61,7 @@ def test_a_tensor_can_be_read_into_rows_of_a_larger_one(tmp_path):
     array = np.arange(64, dtype=np.float32).reshape(2, 32)
     file = GgufFile(write_values(tmp_path / "values.gguf", array=array, kind=GGMLQuantizationType.F32))
     whole = torch.zeros(4, 32)
-    fill(whole[1:3], file, file.tensors[0])
+    read_tensor(whole[1:3], file, file.tensors[0])
     assert whole.sum(dim=1).tolist() == [0.0, *array.sum(axis=1), 0.0]
 
 
@@ -81,7 +81,7 @@ def test_a_file_cut_short_in_its_tensors_is_refused_when_they_are_read(tmp_path)
     path.write_bytes(whole[:-100])
     file = GgufFile(path)
     with pytest.raises(ModelUnsupported, match=r"short\.gguf cannot be read at tensor a\.weight"):
-        fill(torch.empty(2, 1024), file, file.tensors[0])
+        read_tensor(torch.empty(2, 1024), file, file.tensors[0])
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def test_the_front_is_one_port_for_all(rendered):
 def test_routing_finds_every_edge_on_both_its_ports(rendered):
     (spec,) = parse_specs(environment(the(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_EDGES"])
     edge = ports(the(rendered, "Deployment", "edge"))
-    assert spec.is_many
-    assert (spec.pattern.grpc.port, spec.pattern.http.port) == (edge["grpc"], edge["http"])
+    assert spec.is_dns_set
+    assert (spec.template.grpc.port, spec.template.http.port) == (edge["grpc"], edge["http"])
 
 
 def test_routing_tells_the_proxies_to_answer_where_their_service_sends(rendered):

@@ -2,27 +2,27 @@ import pytest
 import torch
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.engine.draw import Draw
+from penstock.worker.engine.draw import RowDraw
 from penstock.worker.engine.errors import StartInvalid
-from penstock.worker.engine.interface import AllowedTokens, Choices, FinishReason, SamplingParams, SequenceSpec
+from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, FinishReason, SamplingParams, SequenceSpec
 from penstock.worker.engine.masks import build_mask
 from penstock.worker.engine.sampler import sample
 
 END = 2
-WORDS = Choices(((10, 11), (10, 11, 12), (20,)))
+WORDS = AllowedChoices(((10, 11), (10, 11, 12), (20,)))
 
 
 def batch_with(form, **fields):
     batch = Batch(
         pool=BlockPool(8, 4),
-        batching=Continuous(token_budget=16),
+        policy=ContinuousBatching(token_budget=16),
         slots=2,
         context_length=32,
         eos_ids=frozenset({END}),
     )
-    batch.add(SequenceSpec(seq_id=1, max_output_tokens=8, form=form, **({"token_ids": [1, 2, 3]} | fields)))
+    batch.add(SequenceSpec(seq_id=1, max_output_tokens=8, constraint=form, **({"token_ids": [1, 2, 3]} | fields)))
     return batch
 
 
@@ -58,7 +58,7 @@ def test_without_a_form_all_is_allowed():
     assert batch_with(None).plan().sampled[0].allowed is None
 
 
-@pytest.mark.parametrize("form", [Choices(()), Choices(((1,), ())), AllowedTokens(frozenset()), "json"])
+@pytest.mark.parametrize("form", [AllowedChoices(()), AllowedChoices(((1,), ())), AllowedTokens(frozenset()), "json"])
 def test_a_form_that_nothing_can_have_is_refused(form):
     with pytest.raises(StartInvalid):
         batch_with(form)
@@ -71,7 +71,7 @@ def test_a_choice_that_nothing_could_end_is_refused():
 
 
 def drawn(logits, allowed, **params):
-    draws = [Draw(SamplingParams(**params), seed, [1, 2], 1, allowed) for seed in range(len(logits))]
+    draws = [RowDraw(SamplingParams(**params), seed, [1, 2], 1, allowed) for seed in range(len(logits))]
     return sample(logits, draws)
 
 

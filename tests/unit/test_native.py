@@ -29,7 +29,7 @@ SHAPES = {
 }
 
 
-HAS_BFLOAT16 = "avx512_bf16" in compiler.target_here().needs
+HAS_BFLOAT16 = "avx512_bf16" in compiler.host_target().required_flags
 DTYPES = [torch.float32, torch.bfloat16] if HAS_BFLOAT16 else [torch.float32]
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 
@@ -171,7 +171,10 @@ def test_a_cache_that_cannot_be_written_names_the_way_out(empty_cache, monkeypat
 
 
 def test_every_target_asks_for_no_less_than_the_next():
-    assert all(worse.needs < better.needs or not worse.needs for better, worse in pairwise(compiler.X86_TARGETS[:3]))
-    assert compiler.X86_TARGETS[-1].needs == frozenset()
+    assert all(
+        worse.required_flags < better.required_flags or not worse.required_flags
+        for better, worse in pairwise(compiler.X86_TARGETS[:3])
+    )
+    assert compiler.X86_TARGETS[-1].required_flags == frozenset()
     names = {compiler.library_name(target) for target in compiler.X86_TARGETS}
     assert len(names) == len(compiler.X86_TARGETS)

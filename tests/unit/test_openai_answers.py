@@ -7,13 +7,13 @@ import openai
 import pytest
 
 from penstock.chassis.errors import Internal, InvalidArgument, QuotaExceeded, Unavailable
-from penstock.edge.openai.chat_answer import ChatAnswer
+from penstock.edge.openai.chat_answer import ChatSerializer
 from penstock.edge.openai.chat_request import parse_chat
-from penstock.edge.openai.completion_answer import CompletionAnswer
+from penstock.edge.openai.completion_answer import CompletionSerializer
 from penstock.edge.openai.completion_request import parse_completion
 from penstock.edge.openai.fields import parse_body
-from penstock.edge.openai.models import model_list, one_model
-from penstock.edge.openai.response_answer import ResponseAnswer
+from penstock.edge.openai.models import model_list, model_object
+from penstock.edge.openai.response_answer import ResponsesSerializer
 from penstock.edge.openai.response_request import parse_response
 from penstock.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
@@ -36,9 +36,9 @@ CUT = Finished(reason=FINISH_REASON_LENGTH, usage=USAGE)
 LOST = Unavailable("the worker is gone; retry", reason="NO_WORKER", retry_after=1.0)
 
 SHAPES = {
-    "/v1/chat/completions": (parse_chat, ChatAnswer),
-    "/v1/completions": (parse_completion, CompletionAnswer),
-    "/v1/responses": (parse_response, ResponseAnswer),
+    "/v1/chat/completions": (parse_chat, ChatSerializer),
+    "/v1/completions": (parse_completion, CompletionSerializer),
+    "/v1/responses": (parse_response, ResponsesSerializer),
 }
 HI = [{"role": "user", "content": "hi"}]
 
@@ -87,7 +87,7 @@ def test_a_response_stream_has_every_event_in_order_and_numbered():
 
 def test_every_event_of_a_response_is_named_as_it_is_typed():
     asked = parse_response(parse_body(b'{"input":"hi"}'), "r1")
-    answer = ResponseAnswer(asked, created=1)
+    answer = ResponsesSerializer(asked, created=1)
     stream = answer.begin(ACCEPTED) + answer.delta(DELTAS[0]) + answer.finish(STOPPED)
     frames = [frame.split(b"\n") for frame in stream.removesuffix(b"\n\n").split(b"\n\n")]
     assert len(frames) == 9
@@ -140,7 +140,7 @@ def test_a_response_that_fails_midway_keeps_its_text_and_says_why():
     ],
 )
 def test_a_failed_response_has_one_of_the_api_s_own_codes(error, code):
-    answer = ResponseAnswer(parse_response(parse_body(b'{"input":"hi"}'), "r1"), created=1)
+    answer = ResponsesSerializer(parse_response(parse_body(b'{"input":"hi"}'), "r1"), created=1)
     answer.begin(ACCEPTED)
     failed = json.loads(answer.fail(error).partition(b"data: ")[2])["response"]
     assert (failed["error"]["code"], failed["output"]) == (code, [])
@@ -243,7 +243,7 @@ def test_models_are_listed_and_found_by_name():
     listed = json.loads(model_list(served, created=5))
     assert listed["object"] == "list"
     assert [each["id"] for each in listed["data"]] == ["a", "b/c"]
-    assert json.loads(one_model(served, "b/c", created=5)) == {
+    assert json.loads(model_object(served, "b/c", created=5)) == {
         "id": "b/c",
         "object": "model",
         "created": 5,

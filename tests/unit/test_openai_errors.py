@@ -5,7 +5,7 @@ import pytest
 from penstock.chassis import errors
 from penstock.edge.openai.errors import http_error
 from penstock.edge.openai.fields import BodyTooLarge
-from penstock.edge.openai.models import one_model
+from penstock.edge.openai.models import model_object
 
 CASES = [
     (errors.InvalidArgument("m"), 400, "invalid_request_error", "invalid_argument"),
@@ -64,6 +64,6 @@ def test_a_missing_key_names_its_scheme():
 
 def test_an_unknown_model_is_not_found():
     with pytest.raises(errors.NotFound) as missing:
-        one_model([], "gpt-9", created=1)
+        model_object([], "gpt-9", created=1)
     assert http_error(missing.value).status == 404
     assert "'gpt-9'" in missing.value.message

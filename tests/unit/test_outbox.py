@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.chassis import outbox as module
-from penstock.chassis.outbox import BUNDLE_FRAMES, Outbox
+from penstock.chassis.outbox import MAX_BUNDLE_FRAMES, Outbox
 from penstock.v1.inference_pb2 import SessionCancel, SessionRequest
 
 
@@ -49,7 +49,7 @@ async def writing(*, can_bundle=True):
 @pytest.fixture
 def pauses(monkeypatch):
     found = Pauses()
-    monkeypatch.setattr(module, "GAP", 3_600.0)
+    monkeypatch.setattr(module, "BUNDLE_INTERVAL_S", 3_600.0)
     monkeypatch.setattr(module.asyncio, "sleep", found.sleep)
     return found
 
@@ -71,7 +71,7 @@ async def test_a_frame_goes_at_once_and_those_that_follow_it_closely_go_together
             box.put(frame(number))
             await turns()
         assert messages == [[0], [1]]
-        assert 0 < pauses.asked[0] <= module.GAP
+        assert 0 < pauses.asked[0] <= module.BUNDLE_INTERVAL_S
         pauses.over.set()
         await box.written.wait()
         assert messages == [[0], [1], [2, 3, 4]]
@@ -81,10 +81,10 @@ async def test_a_message_that_is_full_waits_for_no_gap(pauses):
     async with writing() as (box, messages):
         box.put(frame(1))
         await box.written.wait()
-        for number in range(2, 2 + BUNDLE_FRAMES):
+        for number in range(2, 2 + MAX_BUNDLE_FRAMES):
             box.put(frame(number))
         await box.written.wait()
-        assert messages[2:] == [list(range(2, 2 + BUNDLE_FRAMES))]
+        assert messages[2:] == [list(range(2, 2 + MAX_BUNDLE_FRAMES))]
         assert pauses.asked == []
 
 

@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chassis.own_time import OwnTime
+from penstock.chassis.own_time import StallFreeClock
 
 GAPS = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=50)
 STEP = 0.25  # s
@@ -14,7 +14,7 @@ STEP = 0.25  # s
 
 @given(GAPS)
 def test_between_two_looks_a_step_passes_at_most(gaps):
-    own_time, now = OwnTime(STEP), 1_000.0
+    own_time, now = StallFreeClock(STEP), 1_000.0
     before = began = own_time.at(now)
     for gap in gaps:
         now += gap
@@ -27,18 +27,18 @@ def test_between_two_looks_a_step_passes_at_most(gaps):
 @given(st.lists(st.floats(0.0, STEP), min_size=1, max_size=50))
 def test_who_never_stands_still_has_the_time_of_the_clock(gaps):
     times = itertools.accumulate((each / 2 for each in gaps), initial=1_000.0)
-    own_time = OwnTime(STEP)
+    own_time = StallFreeClock(STEP)
     assert all(own_time.at(now) == now for now in times)
 
 
 @given(GAPS)
 def test_an_infinite_step_is_the_clock_itself(gaps):
-    own_time = OwnTime()
+    own_time = StallFreeClock()
     assert all(own_time.at(now) == now for now in itertools.accumulate(gaps, initial=1_000.0))
 
 
 def test_a_clock_that_is_set_back_takes_no_time_away():
-    own_time = OwnTime(STEP)
+    own_time = StallFreeClock(STEP)
     own_time.at(1_000.0)
     assert own_time.at(900.0) == 900.0
     assert own_time.at(900.1) == 900.1

@@ -4,11 +4,11 @@ import pytest
 
 from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
-from penstock.queue.charges import Service
+from penstock.queue.charges import ServedTicket
 from penstock.queue.frames import to_edge
-from penstock.queue.promises import Promises
-from penstock.queue.shelves import STALE
-from penstock.queue.speed import Release, Speed
+from penstock.queue.promises import TtftTargets
+from penstock.queue.shelves import MAX_POOL_STATS_AGE_S
+from penstock.queue.speed import PoolStats, SlotRelease
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, Shard, leased, only, sheds
 
 RATE = 1_000.0  # tokens/s; ten tickets
@@ -17,15 +17,15 @@ TTFT = 2.0  # s
 
 def shard_at_full_speed(**fields):
     """A shard whose workers are measured as they are with all that they can hold."""
-    shard = Shard(promises=Promises({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), **fields)
+    shard = Shard(promises=TtftTargets({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), **fields)
     shard.join()
-    shard.book.shelves["m"].forecast.rate.full = RATE
+    shard.book.model_queues["m"].forecast.service_rate.saturated = RATE
     report(shard)
     return shard
 
 
 def report(shard, scheduler="s", **fields):
-    shard.book.pace(scheduler, "m", Speed(shard.now, tokens_per_second=RATE, **fields))
+    shard.book.pace(scheduler, "m", PoolStats(shard.now, tokens_per_second=RATE, **fields))
 
 
 def enqueue_many(shard, count, **fields):
@@ -56,19 +56,19 @@ def test_a_refused_client_is_told_when_it_would_be_in_time():
 def test_a_refusal_says_for_how_long_it_holds_for_others_of_its_kind():
     shard = shard_at_full_speed()
     enqueue_many(shard, 18)
-    [by_promise] = to_edge(only(out.Shed, shard.enqueue("late", deadline=shard.now + 60))).shed.closed
-    [by_deadline] = to_edge(only(out.Shed, shard.enqueue("hurried", deadline=shard.now + 1))).shed.closed
-    assert (seconds_of(by_promise.lasts), by_promise.by_deadline) == (pytest.approx(0.1, abs=1e-6), False)
-    assert (seconds_of(by_deadline.lasts), by_deadline.by_deadline) == (pytest.approx(1.0, abs=1e-6), True)
-    assert (by_promise.prompt_tokens, by_promise.max_output_tokens) == (1, 1), "it is the line that lasts"
+    [by_promise] = to_edge(only(out.Shed, shard.enqueue("late", deadline=shard.now + 60))).shed.rejection_windows
+    [by_deadline] = to_edge(only(out.Shed, shard.enqueue("hurried", deadline=shard.now + 1))).shed.rejection_windows
+    assert (seconds_of(by_promise.duration), by_promise.is_deadline_bound) == (pytest.approx(0.1, abs=1e-6), False)
+    assert (seconds_of(by_deadline.duration), by_deadline.is_deadline_bound) == (pytest.approx(1.0, abs=1e-6), True)
+    assert (by_promise.min_prompt_tokens, by_promise.min_output_tokens) == (1, 1), "it is the line that lasts"
 
 
 def test_the_last_that_there_is_room_for_says_for_how_long_there_is_none_behind_it():
     shard = shard_at_full_speed()
     queued = [to_edge(only(out.Queued, shard.enqueue(f"t{number}"))).queued for number in range(18)]
-    assert not any(each.closed for each in queued[:-1])
-    [closed] = queued[-1].closed
-    assert to_edge(only(out.Shed, shard.enqueue("late"))).shed.closed == [closed]
+    assert not any(each.rejection_windows for each in queued[:-1])
+    [closed] = queued[-1].rejection_windows
+    assert to_edge(only(out.Shed, shard.enqueue("late"))).shed.rejection_windows == [closed]
 
 
 def test_a_refusal_holds_for_others_as_long_as_they_would_be_late_and_no_longer():
@@ -88,9 +88,9 @@ def test_a_refusal_holds_for_others_as_long_as_they_would_be_late_and_no_longer(
 
 def test_where_predictions_fall_faster_than_time_passes_a_refusal_holds_for_less():
     shard = shard_at_full_speed()
-    forecast = shard.book.shelves["m"].forecast
+    forecast = shard.book.model_queues["m"].forecast
     for _ in range(500):
-        forecast.note_ratio(1.0, 2.0)
+        forecast.record_ratio(1.0, 2.0)
     enqueue_many(shard, 10)
     [closed] = error_of(shard.enqueue("late")).closed()
     assert closed.lasts == pytest.approx((forecast.correction - 1.8) / forecast.correction)
@@ -106,7 +106,7 @@ def test_a_full_shard_is_closed_for_no_longer_than_until_a_place_comes_free():
 def test_a_ticket_that_was_let_in_and_ran_out_of_time_closes_nothing():
     shard = shard_at_full_speed()
     shard.enqueue("t", priority=BATCH, deadline=shard.now + 1.0)
-    assert not to_edge(only(out.Shed, shard.wait(1.1))).shed.closed
+    assert not to_edge(only(out.Shed, shard.wait(1.1))).shed.rejection_windows
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_can_is_not():
@@ -140,14 +140,14 @@ def test_resumed_work_and_what_another_shard_let_in_are_not_refused_for_being_la
 
 def test_without_a_fresh_report_nothing_is_refused_but_for_want_of_room():
     shard = shard_at_full_speed(max_depth=50)
-    shard.wait(STALE + 0.1)
+    shard.wait(MAX_POOL_STATS_AGE_S + 0.1)
     refused = sheds(enqueue_many(shard, 60, enqueued=shard.now))
     assert set(refused.values()) == {"QUEUE_FULL"}
     assert len(refused) == 10
 
 
 def test_before_anything_is_measured_nothing_is_refused_but_for_want_of_room():
-    shard = Shard(max_depth=50, promises=Promises({STANDARD: TTFT}))
+    shard = Shard(max_depth=50, promises=TtftTargets({STANDARD: TTFT}))
     shard.join()
     assert set(sheds(enqueue_many(shard, 60)).values()) == {"QUEUE_FULL"}
 
@@ -155,7 +155,7 @@ def test_before_anything_is_measured_nothing_is_refused_but_for_want_of_room():
 def test_frozen_reports_do_not_stop_offers():
     shard = shard_at_full_speed()
     shard.enqueue("a", priority=BATCH)
-    shard.wait(10 * STALE)
+    shard.wait(10 * MAX_POOL_STATS_AGE_S)
     assert shard.credit(1) == ["a"]
 
 
@@ -195,12 +195,12 @@ def test_what_is_predicted_learns_from_what_came():
         report(shard)
         for ticket_id in shard.credit(2):
             shard.place(ticket_id)
-    assert shard.book.shelves["m"].forecast.correction > 1.5
+    assert shard.book.model_queues["m"].forecast.correction > 1.5
 
 
 def law(shard, leases=10, every=0.1):
     """Report a worker of ten slots, of which one falls free every so many s, and for good as long a while."""
-    releases = tuple(Release(number * every, number) for number in range(1, leases + 1))
+    releases = tuple(SlotRelease(number * every, number) for number in range(1, leases + 1))
     fields = {"decode_step": 0.1, "prefill_token": 1e-6, "step_tokens": 10_000, "workers": 1}
     report(shard, slots=10, leases=leases, releases=releases, **fields)
 
@@ -222,8 +222,8 @@ def test_first_tokens_that_come_late_are_expected_and_let_fewer_in():
     before = 60 - len(sheds(enqueue_many(shard, 60)))
     for name in shard.credit(10):
         shard.place(name)
-        shard.book.served([Service(name, 90, 10, ended=True, attempt=1, first_token_after=5.0)])
-    assert shard.book.shelves["m"].forecast.correction > 1.5
+        shard.book.on_service_report([ServedTicket(name, 90, 10, has_ended=True, attempt=1, first_token_after=5.0)])
+    assert shard.book.model_queues["m"].forecast.correction > 1.5
     for name in list(shard.book.tickets):
         shard.withdraw(name)
     law(shard)
@@ -234,7 +234,7 @@ def test_a_prediction_is_told_to_the_edge():
     shard = shard_at_full_speed()
     enqueue_many(shard, 4)
     queued = only(out.Queued, shard.enqueue("a"))
-    assert (queued.ahead, queued.predicted_wait) == (4, pytest.approx(0.5))
+    assert (queued.tickets_ahead, queued.predicted_wait) == (4, pytest.approx(0.5))
 
 
 # Service.
@@ -251,7 +251,7 @@ def counter(shard, tenant="acme"):
 
 
 def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):
-    shard.book.served([Service(name, prompt, output, ended, attempt)])
+    shard.book.served([ServedTicket(name, prompt, output, ended, attempt)])
 
 
 def test_a_tenant_pays_for_what_it_was_served_in_the_end():
@@ -262,7 +262,7 @@ def test_a_tenant_pays_for_what_it_was_served_in_the_end():
     assert counter(shard) == 90 + 2 * 10, "what is on its way is paid ahead"
     served(shard, "a", prompt=30, output=5, ended=True)
     assert counter(shard) == 30 + 2 * 5
-    assert len(shard.book.charges) == 0
+    assert len(shard.book.accounting) == 0
 
 
 def test_an_end_that_is_taken_back_costs_nothing_twice():
@@ -271,9 +271,9 @@ def test_an_end_that_is_taken_back_costs_nothing_twice():
     served(shard, "a", prompt=90, output=3, ended=True)
     assert counter(shard) == 90 + 2 * 3
     served(shard, "a", prompt=90, output=4)
-    assert (counter(shard), len(shard.book.charges)) == (90 + 2 * 10, 1)
+    assert (counter(shard), len(shard.book.accounting)) == (90 + 2 * 10, 1)
     served(shard, "a", prompt=90, output=8, ended=True)
-    assert (counter(shard), len(shard.book.charges)) == (90 + 2 * 8, 0)
+    assert (counter(shard), len(shard.book.accounting)) == (90 + 2 * 8, 0)
 
 
 def test_a_recalled_lease_costs_nothing():
@@ -298,7 +298,7 @@ def test_the_end_of_an_older_attempt_ends_no_younger_one():
     served(shard, "a", prompt=90, output=4, ended=True)
     run_one(shard, "a", attempt=2)
     served(shard, "a", ended=True, attempt=1)
-    assert len(shard.book.charges) == 1
+    assert len(shard.book.accounting) == 1
     assert counter(shard) == 90 + 2 * 4 + 2 * 10, "the prompt of resumed work is free"
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from penstock.chassis.errors import Unavailable
 from penstock.queue import effects as out
-from penstock.queue.blames import HEARING
-from penstock.queue.timers import PAUSE
+from penstock.queue.blames import REPORT_DELAY_S
+from penstock.queue.timers import DECLINE_PAUSE_S
 from queue_tickets import (
     MEMORY,
     PATIENCE,
@@ -79,7 +79,7 @@ def test_a_placed_ticket_is_leased_to_its_edge_and_forgotten(shard):
     shard.now += 2.5
     placed = shard.place("a")
     assert (leased(placed), only(out.Leased, placed).waited) == (["lease"], 2.5)
-    assert only(out.Left, placed).reason == ""
+    assert only(out.TicketRemoved, placed).reason == ""
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 1 placed>"
     assert shard.book.tally.leased == 1
 
@@ -108,14 +108,14 @@ def test_credit_for_one_model_is_for_no_other(shard):
 def test_credit_given_once_comes_back_where_it_finds_no_ticket(shard):
     shard.enqueue("a")
     assert shard.credit(3, once=True) == ["a"]
-    assert shard.said[-1] == out.Returned("s", "m", 2)
+    assert shard.said[-1] == out.CreditReturned("s", "m", 2)
     assert offered(shard.enqueue("b")) == []
 
 
 def test_once_is_answered_even_when_all_was_used(shard):
     shard.enqueue("a")
     shard.credit(1, once=True)
-    assert shard.said[-1] == out.Returned("s", "m", 0)
+    assert shard.said[-1] == out.CreditReturned("s", "m", 0)
 
 
 def test_a_decline_for_lack_of_capacity_voids_the_other_credit(shard):
@@ -133,7 +133,7 @@ def test_a_ticket_that_is_declined_again_and_again_pauses_and_lets_others_by(sha
     assert shard.book.shelves.waiting.tickets == 2
     assert shard.credit(1) == ["b"]
     assert shard.credit(1) == []
-    assert offered(shard.wait(PAUSE)) == ["a"]
+    assert offered(shard.wait(DECLINE_PAUSE_S)) == ["a"]
 
 
 def test_a_pausing_ticket_can_be_withdrawn(shard):
@@ -141,7 +141,7 @@ def test_a_pausing_ticket_can_be_withdrawn(shard):
     for _ in range(2):
         shard.credit(1), shard.decline("a")
     shard.withdraw("a")
-    assert shard.wait(PAUSE) == []
+    assert shard.wait(DECLINE_PAUSE_S) == []
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
 
 
@@ -191,7 +191,7 @@ def test_a_scheduler_with_other_workers_is_asked_again_for_the_credit_it_gave(sh
 
 
 def test_what_failed_under_every_worker_hears_that_and_when_to_retry(shard):
-    shard.wait(HEARING)
+    shard.wait(REPORT_DELAY_S)
     shard.enqueue("a", avoid_workers=("w1", "w2"), attempt=3), shard.credit(1)
     error = only(out.Shed, shard.decline("a", "NO_WORKER")).error
     assert "2 workers" in error.message

@@ -2,7 +2,7 @@
 
 from penstock.chassis.errors import DeadlineExceeded, Overloaded
 from penstock.queue import effects as out
-from penstock.queue.moves import DROPS
+from penstock.queue.moves import MAX_DROPS_PER_TICK
 from queue_tickets import (
     BATCH,
     INTERACTIVE,
@@ -24,7 +24,7 @@ def test_a_full_queue_refuses_with_the_time_in_which_what_waits_is_served():
     error = only(out.Shed, shard.enqueue("c")).error
     assert isinstance(error, Overloaded)
     assert (error.reason, error.retry_after) == ("QUEUE_FULL", 3.0)
-    assert shard.book.tally.shed == {"QUEUE_FULL": 1}
+    assert shard.book.counters.shed == {"QUEUE_FULL": 1}
 
 
 def test_tokens_are_bounded_as_tickets_are():
@@ -69,7 +69,7 @@ def test_a_large_ticket_evicts_as_many_as_it_needs_of_whatever_model():
         shard.enqueue(f"t{number}", priority=BATCH, model="mn"[number % 2], enqueued=START + number)
     effects = shard.enqueue("large", tokens=250, priority=INTERACTIVE)
     assert list(sheds(effects)) == ["t9", "t8", "t7"]
-    assert shard.book.shelves.waiting.tokens == 950
+    assert shard.book.model_queues.waiting.tokens == 950
 
 
 def test_nobody_is_evicted_in_vain():
@@ -78,7 +78,7 @@ def test_nobody_is_evicted_in_vain():
     shard.enqueue("standard", tokens=900), shard.enqueue("batch", tokens=100, priority=BATCH)
     effects = shard.enqueue("large", tokens=1_001, priority=INTERACTIVE)
     assert sheds(effects) == {"large": "QUEUE_TOKENS_FULL"}
-    assert shard.book.shelves.waiting.tickets == 2
+    assert shard.book.model_queues.waiting.tickets == 2
 
 
 # Deadlines.
@@ -105,9 +105,14 @@ def test_a_ticket_that_comes_too_late_is_refused_at_once(shard):
 def test_many_deadlines_at_once_are_spread_over_ticks():
     shard = Shard(max_depth=10_000)
     shard.join()
-    for number in range(2 * DROPS + 1):
+    for number in range(2 * MAX_DROPS_PER_TICK + 1):
         shard.enqueue(f"t{number}", deadline=START + 1)
-    assert [len(sheds(shard.wait(seconds))) for seconds in (1.0, 0.05, 0.05, 0.05)] == [DROPS, DROPS, 1, 0]
+    assert [len(sheds(shard.wait(seconds))) for seconds in (1.0, 0.05, 0.05, 0.05)] == [
+        MAX_DROPS_PER_TICK,
+        MAX_DROPS_PER_TICK,
+        1,
+        0,
+    ]
 
 
 def test_deadlines_of_tickets_that_left_do_not_pile_up(shard):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.queue.charges import MOST_STEPS, SILENCE, Service
-from penstock.queue.policies.cost import cost_of, cost_so_far
+from penstock.queue.charges import MAX_UNREPORTED_STEPS, REPORT_TIMEOUT_S, ServedTicket
+from penstock.queue.policies.cost import cost_of, running_cost
 from queue_tickets import Shard, ticket
 
 
@@ -22,8 +22,8 @@ def shard():
 
 
 def test_what_nobody_speaks_of_any_more_has_ended_with_what_it_was_served(shard):
-    shard.book.served([Service("a", 90, 5, ended=False, attempt=1)])
-    shard.wait(SILENCE - 1)
+    shard.book.served([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
+    shard.wait(REPORT_TIMEOUT_S - 1)
     assert len(shard.book.charges) == 1
     shard.wait(2)
     assert len(shard.book.charges) == 0
@@ -31,16 +31,16 @@ def test_what_nobody_speaks_of_any_more_has_ended_with_what_it_was_served(shard)
 
 def test_what_is_spoken_of_runs_on(shard):
     for _ in range(4):
-        shard.wait(SILENCE / 2)
-        shard.book.served([Service("a", 90, 5, ended=False, attempt=1)])
+        shard.wait(REPORT_TIMEOUT_S / 2)
+        shard.book.served([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
     assert len(shard.book.charges) == 1
 
 
 def test_what_was_unheard_of_for_long_runs_again_once_it_is_spoken_of(shard):
-    shard.wait(SILENCE + 1)
-    shard.book.served([Service("a", 90, 5, ended=False, attempt=1)])
+    shard.wait(REPORT_TIMEOUT_S + 1)
+    shard.book.served([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
     assert len(shard.book.charges) == 1
-    shard.book.served([Service("a", 90, 10, ended=True, attempt=1)])
+    shard.book.served([ServedTicket("a", 90, 10, has_ended=True, attempt=1)])
     assert len(shard.book.charges) == 0
 
 
@@ -52,30 +52,30 @@ def decoding(name, **fields):
     shard.hear(shard.book.enqueue(long, shard.now))
     shard.credit(1)
     shard.place(name)
-    shard.book.served([Service(name, 90, 40, ended=False, attempt=1, steps=1_000)])
+    shard.book.on_service_report([ServedTicket(name, 90, 40, has_ended=False, attempt=1, worker_steps=1_000)])
     return shard, long
 
 
 def test_what_decodes_is_charged_a_token_for_each_step_that_its_worker_has_done_since():
     shard, long = decoding("a")
-    shard.book.served([], {"another": 1_030})
-    assert long.charged == cost_so_far(long, 40)
-    shard.book.served([], {"w": 1_030})
-    assert long.charged == cost_so_far(long, 70) > cost_so_far(long, 40)
+    shard.book.on_service_report([], {"another": 1_030})
+    assert long.charged_cost == running_cost(long, 40)
+    shard.book.on_service_report([], {"w": 1_030})
+    assert long.charged_cost == running_cost(long, 70) > running_cost(long, 40)
 
 
 def test_what_stands_still_in_an_engine_is_charged_for_few_steps_and_put_right_by_what_it_had():
     shard, long = decoding("a")
-    shard.book.served([], {"w": 9_999})
-    assert long.charged == cost_so_far(long, 40 + MOST_STEPS)
-    shard.book.served([Service("a", 90, 41, ended=False, attempt=1, steps=10_000)])
-    assert long.charged == cost_so_far(long, 41)
+    shard.book.on_service_report([], {"w": 9_999})
+    assert long.charged_cost == running_cost(long, 40 + MAX_UNREPORTED_STEPS)
+    shard.book.on_service_report([ServedTicket("a", 90, 41, has_ended=False, attempt=1, worker_steps=10_000)])
+    assert long.charged_cost == running_cost(long, 41)
 
 
 def test_what_has_no_token_yet_or_has_ended_is_charged_for_no_step(shard):
     [running] = shard.book.charges
     before = running.charged
-    shard.book.served([Service("a", 50, 0, ended=False, attempt=1, steps=1_000)], {"w": 1_030})
+    shard.book.served([ServedTicket("a", 50, 0, has_ended=False, attempt=1, worker_steps=1_000)], {"w": 1_030})
     assert running.charged == before
-    shard.book.served([Service("a", 90, 1, ended=True, attempt=1, steps=1_031)], {"w": 1_060})
+    shard.book.served([ServedTicket("a", 90, 1, has_ended=True, attempt=1, worker_steps=1_031)], {"w": 1_060})
     assert running.charged == cost_of(running, 90, 1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.queue.policies.choice import Choice
+from penstock.queue.policies.choice import PolicyConfig
 from penstock.scheduler import worker
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario_file import scenario_of
@@ -55,7 +55,7 @@ def test_large_tickets_of_one_shard_are_not_passed_for_ever_by_small_ones_of_ano
 def test_who_is_next_is_chosen_by_what_each_has_had_by_then(monkeypatch):
     tenants = [tenant("short", 12.0, prompt=64, output=512), tenant("long", 24.0, prompt=768, output=64)]
     by_steps = figures("fair", tenants, duration=40.0, sample_every=1.0)
-    monkeypatch.setattr(worker, "FEW_STEPS", 10**9)
+    monkeypatch.setattr(worker, "MIN_REPORTED_STEPS", 10**9)
     by_reports = figures("fair", tenants, duration=40.0, sample_every=1.0)
     assert by_steps["max_service_gap"] <= 0.75 * by_reports["max_service_gap"]
 
@@ -76,4 +76,4 @@ def test_backlogged_tenants_stay_within_the_bound_of_the_theorem(sizes, over_dec
     kv_blocks = 250
     found = figures("fair", tenants, kv_blocks=kv_blocks, slots=slots, duration=6.0, engine="exact", seed=seed)
     longest = max(prompt for prompt, _ in sizes)
-    assert found["max_service_gap"] <= 2 * max(longest, 2 * kv_blocks * BLOCK) + Choice().burst
+    assert found["max_service_gap"] <= 2 * max(longest, 2 * kv_blocks * BLOCK) + PolicyConfig().burst_tokens

@@ -4,94 +4,100 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.queue.forecast import CORRECTION_BOUNDS, SETTLING, WAITS, Forecast
-from penstock.queue.lengths import ENOUGH, PRIOR, Lengths
-from penstock.queue.outlook import Line
-from penstock.queue.speed import Release, ServiceRate, Speed
+from penstock.queue.forecast import CORRECTION_BOUNDS, MAX_RECENT_WAITS, SATURATION_DELAY_S, Forecast
+from penstock.queue.lengths import DEFAULT_OUTPUT_TOKENS, MIN_HISTORY_ANSWERS, OutputLengthPredictor
+from penstock.queue.outlook import WorkAhead
+from penstock.queue.speed import PoolStats, ServiceRate, SlotRelease
 from queue_tickets import START, ticket
 
-FULL = Speed(START, tokens_per_second=1_000.0, prefill_tokens_per_second=500.0, prefill_backlog=100, step_time=0.01)
+FULL = PoolStats(
+    START, tokens_per_second=1_000.0, prefill_tokens_per_second=500.0, next_worker_backlog=100, step_time=0.01
+)
 
 
 def measured():
     forecast = Forecast()
-    forecast.rate.full = 1_000.0
+    forecast.service_rate.saturated = 1_000.0
     return forecast
 
 
 def test_a_first_token_takes_the_wait_the_backlog_the_own_prompt_and_a_step():
-    found = measured().predict(ticket("t", tokens=60), Line(9, 900), [FULL], 0, START)
+    found = measured().predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL], 0, START)
     assert found.wait == pytest.approx(1.0), "nine tickets ahead and a place for its own"
     assert found.after_lease == pytest.approx(100 / 500 + 50 / 500 + 0.01)
-    assert found.first_token == pytest.approx(1.0 + 100 / 500 + 50 / 500 + 0.01)
+    assert found.ttft == pytest.approx(1.0 + 100 / 500 + 50 / 500 + 0.01)
 
 
 def test_free_slots_take_a_burst_at_once_however_slow_a_batch_of_one_was():
-    idle = Speed(START, tokens_per_second=20.0, free_slots=64)
-    found = Forecast().predict(ticket("t"), Line(40, 4_000), [idle], 0, START)
+    idle = PoolStats(START, tokens_per_second=20.0, free_slots=64)
+    found = Forecast().predict(ticket("t"), WorkAhead(40, 4_000), [idle], 0, START)
     assert found.wait == 0
 
 
 def test_free_slots_are_not_believed_in_once_tickets_wait_beside_them():
     forecast = measured()
-    forecast.note_waiting(3, START)
-    roomy = Speed(START, free_slots=64)
-    assert forecast.predict(ticket("t"), Line(3, 300), [roomy], 0, START + SETTLING / 2).wait == 0
-    assert forecast.predict(ticket("t"), Line(3, 300), [roomy], 0, START + 2 * SETTLING).wait == pytest.approx(0.4)
-    forecast.note_waiting(0, START + 1)
-    assert forecast.predict(ticket("t"), Line(3, 300), [roomy], 0, START + 1 + 2 * SETTLING).wait == 0
+    forecast.record_unserved(3, START)
+    roomy = PoolStats(START, free_slots=64)
+    assert forecast.predict(ticket("t"), WorkAhead(3, 300), [roomy], 0, START + SATURATION_DELAY_S / 2).wait == 0
+    assert forecast.predict(
+        ticket("t"), WorkAhead(3, 300), [roomy], 0, START + 2 * SATURATION_DELAY_S
+    ).wait == pytest.approx(0.4)
+    forecast.record_unserved(0, START + 1)
+    assert forecast.predict(ticket("t"), WorkAhead(3, 300), [roomy], 0, START + 1 + 2 * SATURATION_DELAY_S).wait == 0
 
 
 def test_nothing_is_said_of_what_was_never_measured():
-    assert Forecast().predict(ticket("t"), Line(5, 500), [], 0, START).first_token is None
-    assert Forecast().predict(ticket("t"), Line(5, 500), [FULL], 0, START).first_token is None
+    assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [], 0, START).ttft is None
+    assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [FULL], 0, START).ttft is None
 
 
 def test_the_rate_of_a_small_batch_neither_counts_nor_lowers_that_of_a_full_one():
     rate = ServiceRate()
-    rate.note([Speed(START, tokens_per_second=20.0)], is_saturated=False)
-    assert rate.full == 0
-    rate.note([Speed(START, tokens_per_second=900.0), Speed(START, tokens_per_second=100.0)], is_saturated=True)
-    rate.note([Speed(START, tokens_per_second=20.0)], is_saturated=False)
-    assert rate.full == 1_000
-    rate.note([Speed(START, tokens_per_second=1_200.0)], is_saturated=False)
-    assert rate.full == 1_200
-    rate.note([Speed(START, tokens_per_second=500.0)], is_saturated=True)
-    assert rate.full == 500
+    rate.record([PoolStats(START, tokens_per_second=20.0)], is_saturated=False)
+    assert rate.saturated == 0
+    rate.record(
+        [PoolStats(START, tokens_per_second=900.0), PoolStats(START, tokens_per_second=100.0)], is_saturated=True
+    )
+    rate.record([PoolStats(START, tokens_per_second=20.0)], is_saturated=False)
+    assert rate.saturated == 1_000
+    rate.record([PoolStats(START, tokens_per_second=1_200.0)], is_saturated=False)
+    assert rate.saturated == 1_200
+    rate.record([PoolStats(START, tokens_per_second=500.0)], is_saturated=True)
+    assert rate.saturated == 500
 
 
 @pytest.mark.parametrize("truth", [0.5, 1.0, 2.0])
 def test_predictions_that_are_off_by_a_factor_are_soon_right(truth):
     forecast = measured()
     for _ in range(300):
-        found = forecast.predict(ticket("t"), Line(9, 900), [FULL], 0, START)
-        forecast.note_wait(found.wait, found.raw_wait, truth * found.raw_wait)
+        found = forecast.predict(ticket("t"), WorkAhead(9, 900), [FULL], 0, START)
+        forecast.record_wait(found.wait, found.raw_wait, truth * found.raw_wait)
     assert forecast.correction == pytest.approx(truth, rel=0.01)
-    assert abs(forecast.waits[-1].late) < 0.02 * forecast.waits[-1].realised
+    assert abs(forecast.recent_waits[-1].lateness) < 0.02 * forecast.recent_waits[-1].realised
 
 
-LAW = Speed(
+LAW = PoolStats(
     START,
     step_time=0.03,
     slots=4,
     leases=4,
     workers=1,
-    decode_step=0.01,
-    prefill_token=0.0001,
-    step_tokens=512,
-    releases=(Release(0.1, 1), Release(0.2, 2), Release(0.3, 3), Release(0.4, 4)),
+    decode_step_time=0.01,
+    seconds_per_prefill_token=0.0001,
+    max_step_tokens=512,
+    releases=(SlotRelease(0.1, 1), SlotRelease(0.2, 2), SlotRelease(0.3, 3), SlotRelease(0.4, 4)),
 )
 
 
 def test_where_workers_tell_when_leases_end_a_ticket_waits_for_as_many_as_are_before_it():
-    found = Forecast().predict(ticket("t", tokens=60), Line(1, 5_050, 50, 5_050), [LAW], 0, START)
+    found = Forecast().predict(ticket("t", tokens=60), WorkAhead(1, 5_050, 50, 5_050), [LAW], 0, START)
     assert found.wait == pytest.approx(0.2 + 50 * 0.0001), "two slots, and the prompt that is computed meanwhile"
-    assert found.first_token == pytest.approx(found.wait + 0.01 + 50 * 0.0001), "and a step with its own"
+    assert found.ttft == pytest.approx(found.wait + 0.01 + 50 * 0.0001), "and a step with its own"
 
 
 def test_slots_are_given_anew_for_as_long_as_those_before_it_need_them():
     long, short = (
-        Forecast().predict(ticket("t"), Line(40, 40 * (90 + answer), 40 * 90), [LAW], 0, START).wait
+        Forecast().predict(ticket("t"), WorkAhead(40, 40 * (90 + answer), 40 * 90), [LAW], 0, START).wait
         for answer in (300, 1)
     )
     assert long > 20
@@ -101,17 +107,17 @@ def test_slots_are_given_anew_for_as_long_as_those_before_it_need_them():
 def test_first_tokens_that_come_later_than_by_law_are_soon_expected_later():
     forecast = Forecast()
     for _ in range(300):
-        found = forecast.predict(ticket("t"), Line(2, 200, 180, 200), [LAW], 0, START)
-        forecast.note_ratio(found.raw_first, 1.5 * found.raw_first)
+        found = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [LAW], 0, START)
+        forecast.record_ratio(found.raw_ttft, 1.5 * found.raw_ttft)
     assert forecast.correction == pytest.approx(1.5, rel=0.01)
-    again = forecast.predict(ticket("t"), Line(2, 200, 180, 200), [LAW], 0, START)
-    assert again.first_token == pytest.approx(1.5 * again.raw_first, rel=0.01)
-    assert again.wait + again.after_lease == pytest.approx(again.first_token)
+    again = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [LAW], 0, START)
+    assert again.ttft == pytest.approx(1.5 * again.raw_ttft, rel=0.01)
+    assert again.wait + again.after_lease == pytest.approx(again.ttft)
 
 
 def test_one_scheduler_without_a_law_has_all_predicted_by_rate():
     forecast = measured()
-    found = forecast.predict(ticket("t", tokens=60), Line(9, 900), [FULL, LAW], 0, START)
+    found = forecast.predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL, LAW], 0, START)
     assert found.wait == pytest.approx(1.0)
 
 
@@ -119,16 +125,16 @@ def test_one_scheduler_without_a_law_has_all_predicted_by_rate():
 def test_no_history_makes_a_correction_leave_its_bounds(waits):
     forecast = Forecast()
     for raw, realised in waits:
-        forecast.note_wait(raw, raw, realised)
+        forecast.record_wait(raw, raw, realised)
     assert CORRECTION_BOUNDS[0] <= forecast.correction <= CORRECTION_BOUNDS[1]
-    assert len(forecast.waits) <= WAITS
+    assert len(forecast.recent_waits) <= MAX_RECENT_WAITS
 
 
 def test_answers_are_predicted_as_long_as_their_tenants_were():
-    lengths = Lengths()
+    lengths = OutputLengthPredictor()
     for _ in range(50):
-        lengths.note("m", "short", 1_000, 20)
-        lengths.note("m", "long", 1_000, 600)
+        lengths.record("m", "short", 1_000, 20)
+        lengths.record("m", "long", 1_000, 600)
     assert lengths.predict("m", "short", 1_000) == 20
     assert lengths.predict("m", "long", 1_000) == 600
     assert lengths.predict("m", "long", 100) == 100, "never more than was asked for"
@@ -136,29 +142,29 @@ def test_answers_are_predicted_as_long_as_their_tenants_were():
 
 
 def test_where_callers_ask_for_what_they_need_the_bound_is_believed():
-    lengths = Lengths()
+    lengths = OutputLengthPredictor()
     for number in range(200):
-        lengths.note("m", "exact", 100 + 90 * (number % 10), (100 + 90 * (number % 10)) // 2)
+        lengths.record("m", "exact", 100 + 90 * (number % 10), (100 + 90 * (number % 10)) // 2)
     assert lengths.predict("m", "exact", 400) == pytest.approx(200, abs=2)
 
 
 def test_of_an_unknown_model_little_is_assumed():
-    assert Lengths().predict("m", "t", 100_000) == PRIOR
-    assert Lengths().predict("m", "t", 5) == 5
+    assert OutputLengthPredictor().predict("m", "t", 100_000) == DEFAULT_OUTPUT_TOKENS
+    assert OutputLengthPredictor().predict("m", "t", 5) == 5
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1)), max_size=40), st.integers(1, 10_000))
 def test_a_prediction_is_at_least_one_and_at_most_what_was_asked_for(answers, most):
-    lengths = Lengths()
+    lengths = OutputLengthPredictor()
     for asked, share in answers:
-        lengths.note("m", "t", asked, max(1, round(asked * share)))
+        lengths.record("m", "t", asked, max(1, round(asked * share)))
     assert 1 <= lengths.predict("m", "t", most) <= most
 
 
 def test_a_new_tenant_is_like_the_others_until_it_has_a_history():
-    lengths = Lengths()
+    lengths = OutputLengthPredictor()
     for _ in range(20):
-        lengths.note("m", "others", 1_000, 50)
-    for _ in range(ENOUGH):
-        lengths.note("m", "new", 1_000, 500)
+        lengths.record("m", "others", 1_000, 50)
+    for _ in range(MIN_HISTORY_ANSWERS):
+        lengths.record("m", "new", 1_000, 500)
     assert lengths.predict("m", "new", 1_000) == 500

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from penstock.queue import effects as out
 from penstock.queue.frames import to_edge
-from penstock.queue.promises import Promises
-from penstock.queue.speed import Speed
+from penstock.queue.promises import TtftTargets
+from penstock.queue.speed import PoolStats
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, Shard, only, ticket
 
 TTFT = 1.0  # s
@@ -15,11 +15,11 @@ DEPTH = 12
 
 def shard():
     made = Shard(
-        promises=Promises({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), max_depth=DEPTH, max_tokens=10_000
+        promises=TtftTargets({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), max_depth=DEPTH, max_tokens=10_000
     )
     made.join()
-    made.book.shelves["m"].forecast.rate.full = 1_000.0
-    made.book.pace("s", "m", Speed(made.now, tokens_per_second=1_000.0))
+    made.book.model_queues["m"].forecast.service_rate.saturated = 1_000.0
+    made.book.on_pool_stats("s", "m", PoolStats(made.now, tokens_per_second=1_000.0))
     return made
 
 
@@ -41,7 +41,7 @@ def test_the_answer_is_what_happens_to_the_one_that_comes_next(before, ask, mode
     said = knock(full, "asked", model=model, **ask)
     came = full.enqueue("asked", model=model, **ask)
     sheds = [each for each in came if isinstance(each, out.Shed) and each.ticket_id == "asked"]
-    if isinstance(said, out.Welcome):
+    if isinstance(said, out.WouldAdmit):
         assert not sheds
     else:
         assert to_edge(said).shed == to_edge(sheds[0]).shed
@@ -55,7 +55,7 @@ def test_nobody_waits_shorter_or_longer_for_one_that_asked(before, ask):
         said = asked.enqueue(f"t{number}", **each), quiet.enqueue(f"t{number}", **each)
         assert [type(each) for each in said[0]] == [type(each) for each in said[1]]
     assert list(asked.book.tickets) == list(quiet.book.tickets)
-    assert asked.book.shelves.waiting == quiet.book.shelves.waiting
+    assert asked.book.model_queues.waiting == quiet.book.model_queues.waiting
     assert asked.heads() == quiet.heads()
 
 
@@ -63,15 +63,15 @@ def test_of_those_refused_one_that_asked_is_one():
     full = shard()
     for number in range(20):
         full.enqueue(f"t{number}", tokens=900)
-    before = full.book.tally.shed["OVERLOADED"]
+    before = full.book.counters.shed["OVERLOADED"]
     knock(full, "late", tokens=900)
-    assert full.book.tally.shed["OVERLOADED"] == before + 1
+    assert full.book.counters.shed["OVERLOADED"] == before + 1
 
 
 def test_a_lower_class_makes_way_for_the_one_that_comes_and_not_for_the_one_that_asks():
     full = shard()
     for number in range(DEPTH):
         full.enqueue(f"b{number}", tokens=20, priority=BATCH)
-    assert isinstance(knock(full, "first", tokens=20), out.Welcome)
+    assert isinstance(knock(full, "first", tokens=20), out.WouldAdmit)
     assert len(full.book.tickets) == DEPTH
     assert only(out.Shed, full.enqueue("first", tokens=20)).error.reason == "EVICTED"

@@ -2,8 +2,8 @@
 
 from penstock.chassis.errors import NotFound
 from penstock.queue import effects as out
-from penstock.queue.moves import DROPS
-from penstock.queue.policies.order import Key
+from penstock.queue.moves import MAX_DROPS_PER_TICK
+from penstock.queue.policies.order import SortKey
 from queue_tickets import (
     INTERACTIVE,
     PATIENCE,
@@ -61,13 +61,13 @@ def test_tickets_do_not_wait_for_ever_for_a_model_that_stays_away(shard):
 def test_those_who_wait_in_vain_are_told_in_turns_and_no_more_once_the_model_is_back():
     shard = Shard(max_depth=10_000)
     shard.join()
-    for number in range(DROPS + 2):
+    for number in range(MAX_DROPS_PER_TICK + 2):
         shard.enqueue(f"t{number}")
     shard.lose("s")
-    assert len(sheds(shard.wait(PATIENCE))) == DROPS
+    assert len(sheds(shard.wait(PATIENCE))) == MAX_DROPS_PER_TICK
     shard.join("t")
     assert sheds(shard.wait(0.05)) == {}
-    assert shard.credit(5, "t") == [f"t{DROPS}", f"t{DROPS + 1}"]
+    assert shard.credit(5, "t") == [f"t{MAX_DROPS_PER_TICK}", f"t{MAX_DROPS_PER_TICK + 1}"]
 
 
 def test_once_a_model_stays_away_newcomers_hear_so_at_once(shard):
@@ -86,17 +86,17 @@ def test_an_offer_that_comes_back_after_its_model_went_waits_for_a_bounded_time(
 def test_the_catalog_is_the_union_over_schedulers_and_told_on_change_alone(shard):
     shard.said.clear()
     shard.join("t", models=("m", "n"))
-    entries = only(out.Models, shard.said).entries
+    entries = only(out.CatalogUpdate, shard.said).entries
     assert [(each.model, each.workers_hint) for each in entries] == [("m", 2), ("n", 1)]
     shard.said.clear()
     shard.serve("t", ("m", "n"))
     assert shard.said == []
     shard.lose("t")
-    assert [(each.model, each.workers_hint) for each in only(out.Models, shard.said).entries] == [("m", 1)]
+    assert [(each.model, each.workers_hint) for each in only(out.CatalogUpdate, shard.said).entries] == [("m", 1)]
 
 
 def test_an_edge_that_joins_hears_the_catalog(shard):
-    assert [each.model for each in only(out.Models, shard.book.edge_joined("new")).entries] == ["m"]
+    assert [each.model for each in only(out.CatalogUpdate, shard.book.edge_joined("new")).entries] == ["m"]
 
 
 # Heads.
@@ -105,11 +105,11 @@ def test_an_edge_that_joins_hears_the_catalog(shard):
 def test_the_head_is_told_when_it_changes_and_not_again(shard):
     shard.heads()
     shard.enqueue("a", tokens=100, enqueued=START + 1)
-    assert shard.heads() == [out.Head("s", "m", 1, 100, Key(2, 0.0, START + 1))]
+    assert shard.heads() == [out.Head("s", "m", 1, 100, SortKey(2, 0.0, START + 1))]
     shard.enqueue("a")
     assert shard.heads() == []
     shard.enqueue("b", tokens=50, priority=INTERACTIVE, enqueued=START + 2)
-    assert shard.heads() == [out.Head("s", "m", 2, 150, Key(1, 0.0, START + 2))]
+    assert shard.heads() == [out.Head("s", "m", 2, 150, SortKey(1, 0.0, START + 2))]
     shard.withdraw("a", "b")
     assert shard.heads() == [out.Head("s", "m", 0, 0, None)]
 
@@ -117,7 +117,7 @@ def test_the_head_is_told_when_it_changes_and_not_again(shard):
 def test_after_an_offer_the_head_is_told_even_where_it_looks_the_same(shard):
     shard.enqueue("a"), shard.heads()
     shard.credit(1), shard.enqueue("b")
-    assert shard.heads() == [out.Head("s", "m", 1, 100, Key(2, 110.0, START))]
+    assert shard.heads() == [out.Head("s", "m", 1, 100, SortKey(2, 110.0, START))]
 
 
 def test_tickets_that_pass_through_at_once_make_no_noise(shard):

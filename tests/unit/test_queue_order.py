@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.queue.policies.choice import Choice
+from penstock.queue.policies.choice import PolicyConfig
 from penstock.queue.policies.class_fifo import ClassFifo
-from penstock.queue.policies.lane import LOOK_PAST, MAX_PASSES
-from penstock.queue.policies.order import Ahead, Fit, Key, Load
+from penstock.queue.policies.lane import MAX_TICKETS_SCANNED, MAX_TIMES_PASSED
+from penstock.queue.policies.order import Fit, QueuePosition, SortKey, TicketTotals
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, START, Shard, ticket
 
 
@@ -83,32 +83,32 @@ def test_a_ticket_that_does_not_fit_the_credit_leaves_it_to_a_smaller_one(shard)
 
 
 def test_a_ticket_that_was_passed_often_holds_up_all_behind_it_until_it_fits():
-    shard = Shard(order=Choice(class_floor=0.0))
+    shard = Shard(order=PolicyConfig(min_class_share=0.0))
     shard.join()
     shard.enqueue("large", tokens=500)
-    for number in range(MAX_PASSES + 5):
+    for number in range(MAX_TIMES_PASSED + 5):
         shard.enqueue(f"small {number}")
     shard.enqueue("lower class", priority=BATCH)
-    assert len(shard.credit(100, max_tokens=200)) == MAX_PASSES
+    assert len(shard.credit(100, max_tokens=200)) == MAX_TIMES_PASSED
     assert shard.credit(1, max_tokens=499) == []
     assert shard.credit(1, max_tokens=500)[0] == "large"
 
 
 def test_credit_that_lay_idle_for_a_ticket_to_be_let_pass_is_used_once_that_went_elsewhere():
-    shard = Shard(order=Choice(class_floor=0.0))
+    shard = Shard(order=PolicyConfig(min_class_share=0.0))
     shard.join(), shard.join("t")
     shard.enqueue("large", tokens=500)
-    for number in range(MAX_PASSES + 5):
+    for number in range(MAX_TIMES_PASSED + 5):
         shard.enqueue(f"small {number}")
-    assert len(shard.credit(100, "s", max_tokens=200)) == MAX_PASSES
+    assert len(shard.credit(100, "s", max_tokens=200)) == MAX_TIMES_PASSED
     assert len(shard.credit(1, "t", max_tokens=500)) == 1 + 5
 
 
 def test_a_held_up_class_does_not_hold_up_those_above_it(shard):
     shard.enqueue("large", tokens=500)
-    for number in range(MAX_PASSES + 1):
+    for number in range(MAX_TIMES_PASSED + 1):
         shard.enqueue(f"small {number}")
-    shard.credit(MAX_PASSES, max_tokens=200)
+    shard.credit(MAX_TIMES_PASSED, max_tokens=200)
     shard.enqueue("above", priority=INTERACTIVE, enqueued=START + 9)
     assert shard.credit(9, max_tokens=200) == ["above"]
 
@@ -121,11 +121,11 @@ def test_no_more_than_a_few_tickets_are_looked_at_for_one_that_fits():
         return Fit.NEVER
 
     order = ClassFifo()
-    for number in range(3 * LOOK_PAST):
+    for number in range(3 * MAX_TICKETS_SCANNED):
         order.push(ticket(f"t{number}", arrival=number))
-    assert order.take(fit) is None
-    assert looked_at == [f"t{number}" for number in range(LOOK_PAST)]
-    assert order.load.tickets == 3 * LOOK_PAST
+    assert order.pop_fitting(fit) is None
+    assert looked_at == [f"t{number}" for number in range(MAX_TICKETS_SCANNED)]
+    assert order.totals.tickets == 3 * MAX_TICKETS_SCANNED
 
 
 def test_a_ticket_too_large_for_one_scheduler_goes_to_the_other(shard):
@@ -141,9 +141,9 @@ def test_what_is_ahead_counts_the_better_classes_and_the_own():
     for number, priority in enumerate([INTERACTIVE, STANDARD, STANDARD, BATCH]):
         order.push(ticket(f"t{number}", priority=priority, tokens=100, arrival=number))
     order.push(ticket("resumed", attempt=2, tokens=50, arrival=9))
-    assert order.ahead(ticket("new")) == Ahead(4, 350)
-    assert order.ahead(ticket("new", attempt=2)) == Ahead(2, 150)
-    assert order.ahead(ticket("new", priority=BATCH)) == Ahead(5, 450)
+    assert order.position_of(ticket("new")) == QueuePosition(4, 350)
+    assert order.position_of(ticket("new", attempt=2)) == QueuePosition(2, 150)
+    assert order.position_of(ticket("new", priority=BATCH)) == QueuePosition(5, 450)
 
 
 def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never():
@@ -153,40 +153,40 @@ def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never()
     order.push(ticket("resumed", priority=BATCH, enqueued=START + 2, arrival=3, attempt=2))
     order.push(ticket("better class", priority=STANDARD, enqueued=START + 3, arrival=4))
     evicted = []
-    while found := order.next_evicted(INTERACTIVE):
+    while found := order.next_victim(INTERACTIVE):
         evicted.append(found[0].ticket_id)
         order.remove(found[0])
     assert evicted == ["new", "old", "better class"]
-    assert order.evictable(INTERACTIVE) == Load(0, 0)
-    assert order.head()[1] == Key(BATCH, 0.0, START + 2)
+    assert order.evictable(INTERACTIVE) == TicketTotals(0, 0)
+    assert order.head()[1] == SortKey(BATCH, 0.0, START + 2)
 
 
 def test_nobody_makes_way_for_an_equal():
     order = ClassFifo()
     order.push(ticket("a", priority=STANDARD, arrival=1))
-    assert order.next_evicted(STANDARD) is None
-    assert order.evictable(STANDARD) == Load(0, 0)
+    assert order.next_victim(STANDARD) is None
+    assert order.evictable(STANDARD) == TicketTotals(0, 0)
 
 
 def test_a_ticket_given_back_after_an_eviction_was_considered_can_be_evicted():
     order = ClassFifo()
     first, second = ticket("first", arrival=1), ticket("second", arrival=2)
     order.push(first), order.push(second)
-    assert order.next_evicted(INTERACTIVE)[0] is second
+    assert order.next_victim(INTERACTIVE)[0] is second
     order.remove(second), order.remove(first)
     order.push(first)
-    assert order.next_evicted(INTERACTIVE)[0] is first
+    assert order.next_victim(INTERACTIVE)[0] is first
 
 
 def test_withdrawn_tickets_do_not_pile_up():
     order = ClassFifo()
-    order.next_evicted(INTERACTIVE)
+    order.next_victim(INTERACTIVE)
     kept = ticket("kept", arrival=0)
     order.push(kept)
-    order.next_evicted(INTERACTIVE)
+    order.next_victim(INTERACTIVE)
     for number in range(10_000):
         each = ticket(f"t{number}", arrival=number + 1)
         order.push(each), order.remove(each)
-    assert len(order[STANDARD].line._first) < 200
+    assert len(order[STANDARD].tenant_queue._first) < 200
     assert len(order[STANDARD]._newest) < 200
     assert order.head()[0] is kept

@@ -7,32 +7,46 @@ from hypothesis import strategies as st
 from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
 from penstock.queue.frames import to_edge
-from penstock.queue.owed import BUDGET, MOST_BROKEN, MOST_OWED, First, Owed
-from penstock.queue.promises import Promises
-from penstock.queue.speed import Speed
+from penstock.queue.owed import (
+    BREACH_BUDGET_PER_COMMITMENT,
+    MAX_BREACH_BUDGET,
+    MAX_COMMITMENTS,
+    Commitment,
+    TtftCommitments,
+)
+from penstock.queue.promises import TtftTargets
+from penstock.queue.speed import PoolStats
 from queue_tickets import STANDARD, START, Shard, only, sheds
 
-PROMISES = Promises({STANDARD: 2.0}, headroom=0.95)
-SLOW = Speed(
-    START, slots=100, workers=1, decode_step=0.1, prefill_token=0.001, step_tokens=150, step_time=0.1
+PROMISES = TtftTargets({STANDARD: 2.0}, headroom=0.95)
+SLOW = PoolStats(
+    START,
+    slots=100,
+    workers=1,
+    decode_step_time=0.1,
+    seconds_per_prefill_token=0.001,
+    max_step_tokens=150,
+    step_time=0.1,
 )  # 600 tokens/s
-LONG = First(rank=2, prompt=1_000, expected=0.6, due=1.0)
+LONG = Commitment(rank=2, prompt_tokens=1_000, expected_at=0.6, due_at=1.0)
 
 
 def owed(*firsts, budget=0.0):
-    found = Owed()
+    found = TtftCommitments()
     for first in firsts:
-        found.owe(First(first.rank, first.prompt, first.expected, first.due))
-    found.budget = budget
+        found.commit(Commitment(first.rank, first.prompt, first.expected, first.due))
+    found.breach_budget = budget
     return found
 
 
 def test_a_shorter_prompt_comes_in_for_as_long_as_longer_ones_stay_in_time():
-    assert owed(LONG).allows(2, 100, takes=0.1, begins=0.0)
+    assert owed(LONG).allows(2, 100, prefill_delay=0.1, starts_at=0.0)
     found = owed(LONG)
     for _ in range(4):
-        found.let_in(100, takes=0.09, begins=0.0, now=0.0)
-    assert not found.allows(2, 100, takes=0.09, begins=0.0), "five times 0.09 s are more than the 0.4 s there were"
+        found.delay_overtaken(100, prefill_delay=0.09, starts_at=0.0, now=0.0)
+    assert not found.allows(2, 100, prefill_delay=0.09, starts_at=0.0), (
+        "five times 0.09 s are more than the 0.4 s there were"
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,51 +59,51 @@ def test_what_it_does_not_pass_keeps_no_prompt_out(prompt, takes, begins):
 
 
 def test_a_prompt_that_waits_for_a_slot_passes_what_is_not_out_when_it_has_one():
-    assert owed(LONG).allows(2, 100, takes=0.1, begins=0.25)
-    tight = First(2, 1_000, 0.6, 0.65)
-    assert not owed(tight).allows(2, 100, takes=0.1, begins=0.25)
-    assert owed(tight).allows(2, 100, takes=0.1, begins=0.35)
+    assert owed(LONG).allows(2, 100, prefill_delay=0.1, starts_at=0.25)
+    tight = Commitment(2, 1_000, 0.6, 0.65)
+    assert not owed(tight).allows(2, 100, prefill_delay=0.1, starts_at=0.25)
+    assert owed(tight).allows(2, 100, prefill_delay=0.1, starts_at=0.35)
 
 
 def test_a_higher_class_is_not_kept_out_by_a_lower_one():
-    tight = First(LONG.rank, LONG.prompt, LONG.expected, LONG.expected + 0.01)
-    assert not owed(tight).allows(2, 100, takes=0.1, begins=0.0)
-    assert owed(tight).allows(1, 100, takes=0.1, begins=0.0)
+    tight = Commitment(LONG.rank, LONG.prompt_tokens, LONG.expected_at, LONG.expected_at + 0.01)
+    assert not owed(tight).allows(2, 100, prefill_delay=0.1, starts_at=0.0)
+    assert owed(tight).allows(1, 100, prefill_delay=0.1, starts_at=0.0)
 
 
 def test_one_long_prompt_may_be_made_late_where_many_promises_were_kept_and_holds_up_nobody_then():
-    tight = First(2, 1_000, 0.6, 0.61)
+    tight = Commitment(2, 1_000, 0.6, 0.61)
     found = owed(tight, tight, budget=1.0)
-    assert not found.allows(2, 100, takes=0.1, begins=0.0), "two would be"
+    assert not found.allows(2, 100, prefill_delay=0.1, starts_at=0.0), "two would be"
     found = owed(tight, budget=1.0)
-    assert found.allows(2, 100, takes=0.1, begins=0.0)
-    found.let_in(100, takes=0.1, begins=0.0, now=0.0)
-    assert found.budget == 0.0
-    assert found.allows(2, 100, takes=0.1, begins=0.0)
+    assert found.allows(2, 100, prefill_delay=0.1, starts_at=0.0)
+    found.delay_overtaken(100, prefill_delay=0.1, starts_at=0.0, now=0.0)
+    assert found.breach_budget == 0.0
+    assert found.allows(2, 100, prefill_delay=0.1, starts_at=0.0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4_000), st.floats(0.001, 0.2)), max_size=60), st.integers(0, 40))
 def test_no_more_promises_are_broken_than_their_share_of_those_made(prompts, kept):
     found, made, broken = owed(budget=0.0), 0, 0
     for first in [LONG] * kept:
-        found.owe(First(first.rank, first.prompt, first.expected, first.due))
+        found.commit(Commitment(first.rank, first.prompt, first.expected, first.due))
         made += 1
     for number, (prompt, takes) in enumerate(prompts):
-        now, before = number / 100, found.budget
+        now, before = number / 100, found.breach_budget
         if found.allows(2, prompt, takes, now):
-            found.let_in(prompt, takes, now, now)
-            broken += round(before - found.budget)
-            found.owe(First(2, prompt, now + takes, now + 1.0))
+            found.delay_overtaken(prompt, takes, now, now)
+            broken += round(before - found.breach_budget)
+            found.commit(Commitment(2, prompt, now + takes, now + 1.0))
             made += 1
-    assert broken <= BUDGET * made
-    assert found.budget <= MOST_BROKEN
+    assert broken <= BREACH_BUDGET_PER_COMMITMENT * made
+    assert found.breach_budget <= MAX_BREACH_BUDGET
 
 
 def test_what_is_owed_is_bounded():
-    found = Owed()
-    for number in range(5 * MOST_OWED):
-        found.owe(First(2, 100, number + 1.0, number + 2.0))
-        assert len(found) <= 2 * MOST_OWED
+    found = TtftCommitments()
+    for number in range(5 * MAX_COMMITMENTS):
+        found.commit(Commitment(2, 100, number + 1.0, number + 2.0))
+        assert len(found) <= 2 * MAX_COMMITMENTS
 
 
 def test_a_short_prompt_is_refused_where_it_would_make_a_long_one_late():
@@ -97,7 +111,7 @@ def test_a_short_prompt_is_refused_where_it_would_make_a_long_one_late():
     shard, alone = Shard(promises=PROMISES), Shard(promises=PROMISES)
     for each in (shard, alone):
         each.join()
-        each.book.pace("s", "m", SLOW)
+        each.book.on_pool_stats("s", "m", SLOW)
     assert not sheds(shard.enqueue("long", tokens=1_010))
     refused = [found for number in range(4) if sheds(found := shard.enqueue(f"short-{number}"))]
     assert 1 <= len(refused) <= 3
@@ -106,31 +120,31 @@ def test_a_short_prompt_is_refused_where_it_would_make_a_long_one_late():
 
 
 firsts = st.builds(
-    lambda prompt, expected, spare: First(2, prompt, expected, expected + spare),
+    lambda prompt, expected, spare: Commitment(2, prompt, expected, expected + spare),
     *(st.integers(50, 1_000), st.floats(0.1, 2.0), st.floats(0.0, 0.3)),
 )
 
 
-@given(st.lists(firsts, max_size=8), st.floats(0, MOST_BROKEN), st.integers(1, 500), st.floats(0, 1), st.data())
+@given(st.lists(firsts, max_size=8), st.floats(0, MAX_BREACH_BUDGET), st.integers(1, 500), st.floats(0, 1), st.data())
 def test_what_is_said_to_be_kept_out_is_for_as_long_as_is_said_and_so_are_shorter_ones(owes, budget, prompt, at, data):
     found, per_token = owed(*owes, budget=budget), 0.001
-    block = found.block(2, prompt, prompt * per_token, at)
+    block = found.blocked_range(2, prompt, prompt * per_token, at)
     assert (block is None) == found.allows(2, prompt, prompt * per_token, at)
     if block:
-        shorter = data.draw(st.integers(block.least, prompt))
-        later = at + data.draw(st.floats(0, 0.99)) * block.lasts
+        shorter = data.draw(st.integers(block.min_prompt_tokens, prompt))
+        later = at + data.draw(st.floats(0, 0.99)) * block.duration
         assert not found.allows(2, shorter, shorter * per_token, later)
 
 
 def test_one_that_is_kept_out_for_others_sake_says_which_lengths_are_and_for_how_long():
     shard = Shard(promises=PROMISES)
     shard.join()
-    shard.book.pace("s", "m", SLOW)
+    shard.book.on_pool_stats("s", "m", SLOW)
     shard.enqueue("long", tokens=1_010)
     while not (refused := sheds(said := shard.enqueue(f"short-{len(shard.said)}"))):
         pass
-    first, *longer = to_edge(only(out.Shed, said)).shed.closed
-    assert first.prompt_tokens <= 90 == first.most_prompt_tokens
-    assert 0 < seconds_of(first.lasts) < 2.0
-    assert [each.most_prompt_tokens for each in longer] == [180, 360][: len(longer)]
+    first, *longer = to_edge(only(out.Shed, said)).shed.rejection_windows
+    assert first.min_prompt_tokens <= 90 == first.max_prompt_tokens
+    assert 0 < seconds_of(first.duration) < 2.0
+    assert [each.max_prompt_tokens for each in longer] == [180, 360][: len(longer)]
     assert set(refused.values()) == {"OVERLOADED"}

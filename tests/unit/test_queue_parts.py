@@ -3,14 +3,14 @@
 import pytest
 
 from penstock.chassis.config import ConfigError, load
-from penstock.chassis.own_time import OwnTime
+from penstock.chassis.own_time import StallFreeClock
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.config import QueueConfig
-from penstock.queue.pace import Pace
-from penstock.queue.policies.choice import Between, Choice
-from penstock.queue.policies.ranks import Within
-from penstock.queue.presence import Presence, Verdict
-from penstock.queue.validation import TicketInvalid, check
+from penstock.queue.pace import Throughput
+from penstock.queue.policies.choice import PolicyConfig, TenantPolicy
+from penstock.queue.policies.ranks import TicketOrder
+from penstock.queue.presence import Availability, ModelAvailability
+from penstock.queue.validation import TicketInvalid, check_ticket
 from penstock.queue.waiting import from_frame, to_frame
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD
 from queue_tickets import PATIENCE, START, WARM_UP, ticket
@@ -55,7 +55,7 @@ def test_a_ticket_without_what_it_needs_is_invalid(name):
     frame = a_frame()
     frame.ClearField(name)
     with pytest.raises(TicketInvalid, match=name) as found:
-        check(frame)
+        check_ticket(frame)
     assert found.value.reason == "TICKET_INVALID"
 
 
@@ -64,72 +64,72 @@ def test_a_ticket_without_what_it_needs_is_invalid(name):
     [{"prefix_hashes": range(65)}, {"avoid_workers": [str(n) for n in range(17)]}, {"weight": -1.0}, {"priority": 9}],
 )
 def test_a_ticket_beyond_the_contracts_bounds_is_invalid(fields):
-    check(a_frame())
+    check_ticket(a_frame())
     with pytest.raises(TicketInvalid, match=next(iter(fields))):
-        check(a_frame(**fields))
+        check_ticket(a_frame(**fields))
 
 
 def test_a_steady_pace_is_measured_as_it_is_soon_and_later():
-    pace, now = Pace(), START
+    pace, now = Throughput(), START
     for _ in range(600):
-        pace.note(50, now)
+        pace.record(50, now)
         now += 0.1
         if now - START > 2:
             assert pace.tokens_per_second(now) == pytest.approx(500, rel=0.06)
 
 
 def test_a_pace_is_unknown_before_there_is_some_history():
-    pace = Pace()
+    pace = Throughput()
     assert pace.tokens_per_second(START) == 0
-    pace.note(50, START)
+    pace.record(50, START)
     assert pace.tokens_per_second(START + 0.5) == 0
 
 
 def test_a_pace_that_stops_fades():
-    pace = Pace()
+    pace = Throughput()
     for number in range(100):
-        pace.note(50, START + number / 10)
+        pace.record(50, START + number / 10)
     assert pace.tokens_per_second(START + 70) < 5
 
 
 def test_presence_tells_the_gone_from_the_unknown():
-    presence = Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START)
+    presence = ModelAvailability(timeout=PATIENCE, warm_up=WARM_UP, started_at=START)
     presence.update({"m"}, START + 1)
-    assert presence.verdict("m", START + 1) is Verdict.SERVED
-    assert presence.verdict("new", START + 1) is Verdict.AWAITED
-    assert presence.verdict("x", START + WARM_UP) is Verdict.UNKNOWN
+    assert presence.availability_of("m", START + 1) is Availability.SERVED
+    assert presence.availability_of("new", START + 1) is Availability.AWAITED
+    assert presence.availability_of("x", START + WARM_UP) is Availability.UNKNOWN
     presence.update({"other"}, START + 100)
-    assert presence.verdict("m", START + 101) is Verdict.AWAITED
-    assert presence.given_up(START + 100 + PATIENCE) == ["new", "m"]
-    assert presence.verdict("m", START + 100 + PATIENCE) is Verdict.UNKNOWN
+    assert presence.availability_of("m", START + 101) is Availability.AWAITED
+    assert presence.pop_timed_out(START + 100 + PATIENCE) == ["new", "m"]
+    assert presence.availability_of("m", START + 100 + PATIENCE) is Availability.UNKNOWN
 
 
 def test_where_nothing_is_served_for_long_nothing_is_awaited():
-    presence = Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START)
-    assert presence.verdict("m", START + WARM_UP + 1) is Verdict.AWAITED
-    assert presence.verdict("n", START + PATIENCE) is Verdict.GONE
+    presence = ModelAvailability(timeout=PATIENCE, warm_up=WARM_UP, started_at=START)
+    assert presence.availability_of("m", START + WARM_UP + 1) is Availability.AWAITED
+    assert presence.availability_of("n", START + PATIENCE) is Availability.UNAVAILABLE
 
 
 def test_a_shard_that_stood_still_goes_on_waiting_for_who_may_have_come_back_meanwhile():
-    presence = Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START, own_time=OwnTime(0.5))
+    presence = ModelAvailability(timeout=PATIENCE, warm_up=WARM_UP, started_at=START, clock=StallFreeClock(0.5))
     presence.update({"m", "n"}, START)
     presence.update({"n"}, START + 0.1)
     woken = START + 2 * PATIENCE
-    assert presence.given_up(woken) == []
-    assert presence.verdict("m", woken) is Verdict.AWAITED
-    assert presence.verdict("new", woken) is Verdict.AWAITED  # nobody may have named it yet
+    assert presence.pop_timed_out(woken) == []
+    assert presence.availability_of("m", woken) is Availability.AWAITED
+    assert presence.availability_of("new", woken) is Availability.AWAITED  # nobody may have named it yet
     looks = (woken + look / 4 for look in range(8 * int(PATIENCE)))
-    given_up = {model: now for now in looks for model in presence.given_up(now)}
+    given_up = {model: now for now in looks for model in presence.pop_timed_out(now)}
     assert given_up == {"m": woken + PATIENCE - 0.5, "new": woken + PATIENCE}
 
 
 def test_a_model_that_is_back_is_served_again():
-    presence = Presence(patience=PATIENCE, warm_up=WARM_UP, started_at=START)
+    presence = ModelAvailability(timeout=PATIENCE, warm_up=WARM_UP, started_at=START)
     presence.update({"m"}, START)
     presence.update(set(), START + 50)
     presence.update({"m"}, START + 55)
-    assert presence.given_up(START + 500) == []
-    assert presence.verdict("m", START + 500) is Verdict.SERVED
+    assert presence.pop_timed_out(START + 500) == []
+    assert presence.availability_of("m", START + 500) is Availability.SERVED
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,10 @@ def test_settings_that_make_no_sense_are_refused(setting):
 def test_the_order_is_chosen_by_settings():
     chosen = {"BETWEEN_TENANTS": "none", "WITHIN_TENANT": "token_aware", "AGEING_BOUND": "3", "CLASS_FLOOR": "0.1"}
     config = load(QueueConfig, "queue", {f"PENSTOCK_QUEUE_{name}": value for name, value in chosen.items()})
-    assert config.order == Choice(Between.NONE, Within.TOKEN_AWARE, class_floor=0.1, ageing_bound=3.0)
-    assert load(QueueConfig, "queue", {}).order == Choice()
+    assert config.policy == PolicyConfig(
+        TenantPolicy.NONE, TicketOrder.TOKEN_AWARE, min_class_share=0.1, ageing_bound=3.0
+    )
+    assert load(QueueConfig, "queue", {}).policy == PolicyConfig()
 
 
 def test_shared_names_are_kept_once():

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.queue.policies.choice import Between, Choice
-from penstock.queue.policies.cost import AHEAD, cost_of, cost_so_far, predicted_cost
-from penstock.queue.policies.lane import MAX_PASSES, Lane
+from penstock.queue.policies.choice import PolicyConfig, TenantPolicy
+from penstock.queue.policies.cost import PREPAID_OUTPUT_TOKENS, cost_of, predicted_cost, running_cost
+from penstock.queue.policies.lane import MAX_TIMES_PASSED, RankedQueue
 from penstock.queue.policies.order import Fit
-from penstock.queue.policies.ranks import EarliestDeadline, TokenAware, Within
-from penstock.queue.policies.tenants import LEAD, SAMPLE, SWEEP, FairTenants
+from penstock.queue.policies.ranks import EarliestDeadline, TicketOrder, TokenAware
+from penstock.queue.policies.tenants import MAX_LEAD_COST_SHARE, MIN_SWEEP_ACCOUNTS, TENANT_SAMPLE_SIZE, WeightedVtc
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, START, ticket
 
 LARGEST = 110  # tokens of any ticket here; 210 weighted
@@ -43,28 +43,28 @@ def served(order, count):
 
 
 def test_tenants_take_turns_however_much_one_of_them_sends():
-    order = Choice()()
+    order = PolicyConfig()()
     filled(order, ["greedy"], 500)
     filled(order, ["modest"], 50, enqueued=START + 9)
     assert served(order, 60) == {"greedy": 30, "modest": 30}
 
 
 def test_without_fairness_whoever_came_first_goes_first():
-    order = Choice(between=Between.NONE)()
+    order = PolicyConfig(tenant_policy=TenantPolicy.NONE)()
     filled(order, ["greedy"], 50)
     filled(order, ["modest"], 50, enqueued=START + 9)
     assert served(order, 50) == {"greedy": 50}
 
 
 def test_a_weight_of_four_gets_four_times_the_completions_within_two_percent():
-    order = Choice()()
+    order = PolicyConfig()()
     filled(order, ["heavy"], 320, weight=4.0)
     filled(order, ["light"], 320, weight=1.0)
     assert served(order, 320)["heavy"] == pytest.approx(256, abs=0.02 * 320)
 
 
 def test_a_tenant_that_returns_has_neither_credit_nor_debt():
-    line = filled(FairTenants(), ["steady"], 200)
+    line = filled(WeightedVtc(), ["steady"], 200)
     served(line_order := _Wrapped(line), 100)
     filled(line, ["back"], 50)
     assert line.counter("back") == line.counter("steady")
@@ -72,7 +72,7 @@ def test_a_tenant_that_returns_has_neither_credit_nor_debt():
 
 
 def test_a_tenant_below_its_share_catches_up_by_its_burst_and_no_more():
-    line = filled(FairTenants(burst=300.0), ["rare", "steady"], 1)
+    line = filled(WeightedVtc(burst_tokens=300.0), ["rare", "steady"], 1)
     order = _Wrapped(line)
     served(order, 2)
     filled(line, ["steady"], 200)
@@ -83,21 +83,21 @@ def test_a_tenant_below_its_share_catches_up_by_its_burst_and_no_more():
 
 
 def test_a_prediction_that_was_too_high_is_refunded_and_one_too_low_charged():
-    order = Choice()()
+    order = PolicyConfig()()
     filled(order, ["a", "b"], 40)
     first, second = take_whole(order), take_whole(order)
     assert {first.tenant_id, second.tenant_id} == {"a", "b"}
-    order.charge(first, first.charged - 330)  # three tickets' worth
+    order.charge(first, first.charged_cost - 330)  # three tickets' worth
     assert [take_whole(order).tenant_id for _ in range(3)] == [first.tenant_id] * 3
-    order.charge(second, second.charged - 330)
-    order.charge(second, second.charged + 330)
+    order.charge(second, second.charged_cost - 330)
+    order.charge(second, second.charged_cost + 330)
     assert served(order, 20)["a"] == 10
 
 
 def test_a_ticket_that_is_given_back_costs_its_tenant_nothing():
-    line = filled(FairTenants(), ["a", "b"], 3)
+    line = filled(WeightedVtc(), ["a", "b"], 3)
     before = line.counter("a"), line.counter("b")
-    taken = [line.take(anything).ticket for _ in range(6)]
+    taken = [line.pop_fitting(anything).ticket for _ in range(6)]
     for each in taken:
         line.push(each)
     assert (line.counter("a"), line.counter("b")) == before
@@ -111,22 +111,22 @@ def test_a_fault_costs_its_tenant_no_second_prompt():
 
 
 def test_tenants_of_whom_nothing_waits_are_forgotten_once_others_have_passed_them():
-    line = FairTenants()
-    for number in range(50 * SWEEP):
+    line = WeightedVtc()
+    for number in range(50 * MIN_SWEEP_ACCOUNTS):
         each = ticket(f"t{number}", tenant_id=f"tenant-{number}", arrival=number)
         line.push(each)
-        assert line.take(anything).ticket is each
-    assert len(line) <= 2 * SWEEP
+        assert line.pop_fitting(anything).ticket is each
+    assert len(line) <= 2 * MIN_SWEEP_ACCOUNTS
 
 
 def test_one_tenants_large_tickets_do_not_keep_small_ones_of_others_from_a_slot():
-    line = filled(FairTenants(), ["large"], 100, tokens=LARGEST)
+    line = filled(WeightedVtc(), ["large"], 100, tokens=LARGEST)
     filled(line, ["small"], 1, tokens=50)
-    assert line.take(lambda each: Fit.LATER if each.tokens > 60 else Fit.NOW).ticket.tenant_id == "small"
+    assert line.pop_fitting(lambda each: Fit.LATER if each.tokens > 60 else Fit.NOW).ticket.tenant_id == "small"
 
 
 def test_a_lower_class_keeps_its_share_while_a_higher_one_never_ends():
-    order = Choice(class_floor=0.05)()
+    order = PolicyConfig(min_class_share=0.05)()
     filled(order, ["chat"], 2_000, priority=INTERACTIVE)
     filled(order, ["night"], 200, priority=BATCH)
     filled(order, ["day"], 200, priority=STANDARD)
@@ -136,51 +136,51 @@ def test_a_lower_class_keeps_its_share_while_a_higher_one_never_ends():
 
 
 def test_a_floor_of_nothing_is_strict():
-    order = Choice(class_floor=0.0)()
+    order = PolicyConfig(min_class_share=0.0)()
     filled(order, ["chat"], 300, priority=INTERACTIVE)
     filled(order, ["night"], 10, priority=BATCH)
     assert served(order, 300) == {"chat": 300}
 
 
 def test_shortest_work_goes_first_but_nothing_is_passed_for_longer_than_the_bound():
-    lane = Lane(TokenAware(tokens_per_second=100.0, bound=5.0))
+    lane = RankedQueue(TokenAware(tokens_per_second=100.0, max_delay_s=5.0))
     lane.push(ticket("long", tokens=10_000, enqueued=START, arrival=1))
     for number in range(20):
         lane.push(ticket(f"short {number}", tokens=100, enqueued=START + number, arrival=number + 2))
-    went = [lane.take(anything).ticket.ticket_id for _ in range(21)]
+    went = [lane.pop_fitting(anything).ticket.ticket_id for _ in range(21)]
     assert went.index("long") == 4, "those that came 4 s later and before, none of 5 s later"
 
 
 def test_earliest_deadline_goes_first_and_none_counts_as_a_late_one():
-    lane = Lane(EarliestDeadline(default=30.0))
+    lane = RankedQueue(EarliestDeadline(default_deadline_s=30.0))
     for number, deadline in enumerate([0.0, START + 50, START + 10]):
         lane.push(ticket(f"t{number}", deadline=deadline, arrival=number))
-    assert [lane.take(anything).ticket.ticket_id for _ in range(3)] == ["t2", "t0", "t1"]
+    assert [lane.pop_fitting(anything).ticket.ticket_id for _ in range(3)] == ["t2", "t0", "t1"]
 
 
 def test_what_is_ahead_in_the_own_lane_follows_the_rank():
-    lane = Lane(TokenAware(tokens_per_second=100.0, bound=60.0))
+    lane = RankedQueue(TokenAware(tokens_per_second=100.0, max_delay_s=60.0))
     for number in range(10):
         lane.push(ticket(f"t{number}", tokens=100 * (number + 1), arrival=number))
-    assert lane.ahead(ticket("new", tokens=350)).tickets == 3
+    assert lane.position_of(ticket("new", tokens=350)).tickets == 3
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    counts=st.lists(st.integers(1, 30), min_size=1, max_size=SAMPLE),
-    sizes=st.lists(st.integers(11, LARGEST), min_size=SAMPLE, max_size=SAMPLE),
+    counts=st.lists(st.integers(1, 30), min_size=1, max_size=TENANT_SAMPLE_SIZE),
+    sizes=st.lists(st.integers(11, LARGEST), min_size=TENANT_SAMPLE_SIZE, max_size=TENANT_SAMPLE_SIZE),
     already=st.integers(0, 40),
-    within=st.sampled_from([Within.FIFO, Within.DEADLINE]),
+    within=st.sampled_from([TicketOrder.FIFO, TicketOrder.DEADLINE]),
 )
 def test_what_is_said_to_be_ahead_is_what_goes_first(counts, sizes, already, within):
-    order = Choice(within=within, class_floor=0.0)()
+    order = PolicyConfig(ticket_order=within, min_class_share=0.0)()
     for place, (count, size) in enumerate(zip(counts, sizes, strict=False)):
         for number in range(count):
             order.push(ticket(f"{place}/{number}", tenant_id=f"{place}", tokens=size, arrival=100 * place + number))
     for _ in range(min(already, sum(counts) - 1)):
         take_whole(order)
     new = ticket("new", tenant_id="0", tokens=50, arrival=10_000)
-    expected = order.ahead(new)
+    expected = order.position_of(new)
     order.push(new)
     before = 0
     while (taken := take_whole(order)) is not new:
@@ -192,7 +192,7 @@ def test_what_is_said_to_be_ahead_is_what_goes_first(counts, sizes, already, wit
 @given(st.data())
 def test_backlogged_tenants_differ_by_no_more_than_two_tickets_whatever_comes_and_goes(data):
     """The bound of VTC's theorem, 2 max(wp Lin, wq M), for charges: here they are whole tickets."""
-    order = Choice()()
+    order = PolicyConfig()()
     number = 0
     paid = Counter()
     for tenant in "abc":
@@ -201,9 +201,9 @@ def test_backlogged_tenants_differ_by_no_more_than_two_tickets_whatever_comes_an
         match data.draw(st.sampled_from(["serve", "serve and give back", "come"])):
             case "serve":
                 taken = take_whole(order)
-                paid[taken.tenant_id] += taken.charged
+                paid[taken.tenant_id] += taken.charged_cost
             case "serve and give back":
-                order.push(order.take(anything))
+                order.push(order.pop_fitting(anything))
             case _:
                 number += 1
                 size = data.draw(st.integers(11, LARGEST))
@@ -218,7 +218,7 @@ class _Wrapped:
     def __init__(self, line):
         self._line = line
 
-    def take(self, fit):
+    def pop_fitting(self, fit):
         return self._line.take(fit).ticket
 
     def charge(self, ticket, cost):
@@ -226,7 +226,7 @@ class _Wrapped:
 
 
 def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_a_part_of_what_it_costs():
-    line = FairTenants()
+    line = WeightedVtc()
     line.push(ticket("large", tenant_id="large", tokens=10_000, arrival=1))
     filled(line, ["small"], 200)
 
@@ -234,26 +234,28 @@ def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_a_par
         return Fit.NOW if each.tenant_id == "small" else Fit.LATER
 
     went = 0
-    while (found := line.take(small_fits)).ticket:
+    while (found := line.pop_fitting(small_fits)).ticket:
         line.charge(found.ticket, predicted_cost(found.ticket))
-        found.passed()
+        found.record_passes()
         went += 1
-    assert went == LEAD * 10_010 // LARGEST + 1, "a part of what one costs of the other's, and the one that goes beyond"
+    assert went == MAX_LEAD_COST_SHARE * 10_010 // LARGEST + 1, (
+        "a part of what one costs of the other's, and the one that goes beyond"
+    )
 
 
 def test_lower_classes_pass_a_ticket_that_does_not_fit_yet_only_so_often():
-    order = Choice(class_floor=0.0)()
+    order = PolicyConfig(min_class_share=0.0)()
     order.push(ticket("large", tokens=10_000, priority=INTERACTIVE, arrival=1))
-    filled(order, ["small"], 2 * MAX_PASSES, priority=BATCH)
+    filled(order, ["small"], 2 * MAX_TIMES_PASSED, priority=BATCH)
 
     def small_fits(each):
         return Fit.NOW if each.tenant_id == "small" else Fit.LATER
 
     went = 0
-    while order.take(small_fits):
+    while order.pop_fitting(small_fits):
         went += 1
-    assert went == MAX_PASSES
-    assert order.take(anything).ticket_id == "large"
+    assert went == MAX_TIMES_PASSED
+    assert order.pop_fitting(anything).ticket_id == "large"
 
 
 @given(most=st.integers(1, 2_000), output=st.integers(0, 2_000), attempt=st.integers(1, 2))
@@ -261,5 +263,5 @@ def test_what_is_charged_ahead_is_little_and_can_still_come(most, output, attemp
     each = ticket("t", attempt=attempt)
     each.max_output_tokens = most
     output = min(output, most)
-    ahead = cost_so_far(each, output) - cost_of(each, each.prompt_tokens, output)
-    assert ahead == 2 * min(AHEAD, most - output)
+    ahead = running_cost(each, output) - cost_of(each, each.prompt_tokens, output)
+    assert ahead == 2 * min(PREPAID_OUTPUT_TOKENS, most - output)

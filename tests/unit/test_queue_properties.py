@@ -9,12 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.chassis.errors import Overloaded
 from penstock.queue import effects as out
-from penstock.queue.charges import Service
+from penstock.queue.charges import ServedTicket
 from penstock.queue.policies.cost import predicted_cost
-from penstock.queue.policies.order import Load
-from penstock.queue.promises import Promises
-from penstock.queue.shelves import RETRY_BOUNDS
-from penstock.queue.speed import Speed
+from penstock.queue.policies.order import TicketTotals
+from penstock.queue.promises import TtftTargets
+from penstock.queue.shelves import RETRY_AFTER_BOUNDS_S
+from penstock.queue.speed import PoolStats
 from queue_tickets import PATIENCE, Shard, entry
 
 MODELS = ("m", "n")
@@ -29,7 +29,7 @@ class Mesh(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.shard = Shard(max_depth=8, max_tokens=2_000, promises=Promises({1: 2.0, 2: 10.0}))
+        self.shard = Shard(max_depth=8, max_tokens=2_000, promises=TtftTargets({1: 2.0, 2: 10.0}))
         self.running = {}  # ticket: attempt, as schedulers believe
         self.held = {edge: {} for edge in EDGES}  # ticket: attempt, as each edge believes the shard to have
         self.unanswered = {}  # scheduler: offers in order
@@ -48,11 +48,11 @@ class Mesh(RuleBasedStateMachine):
                     ticket = effect.ticket
                     assert ticket.ticket_id in self.held[ticket.edge], "offered for nobody"
                     self.unanswered[effect.scheduler].append(ticket.ticket_id)
-                    credit = self.urgent_credit if effect.uses_urgent_credit else self.credit
-                    assert ticket.goes_first or not effect.uses_urgent_credit, "it is kept for others"
+                    credit = self.urgent_credit if effect.uses_express_credit else self.credit
+                    assert ticket.is_expedited or not effect.uses_express_credit, "it is kept for others"
                     credit[effect.scheduler, ticket.model] -= 1
                     assert credit[effect.scheduler, ticket.model] >= 0, "offered without credit"
-                case out.Returned():
+                case out.CreditReturned():
                     self.credit[effect.scheduler, effect.model] -= effect.tickets
                     assert self.credit[effect.scheduler, effect.model] == 0
                 case out.Leased():
@@ -62,7 +62,9 @@ class Mesh(RuleBasedStateMachine):
                     assert self.held[effect.edge].pop(effect.ticket_id), "shed one that did not wait"
                     assert effect.error.reason
                     if isinstance(effect.error, Overloaded):
-                        assert RETRY_BOUNDS[0] <= effect.error.retry_after <= RETRY_BOUNDS[1], "it says when to retry"
+                        assert RETRY_AFTER_BOUNDS_S[0] <= effect.error.retry_after <= RETRY_AFTER_BOUNDS_S[1], (
+                            "it says when to retry"
+                        )
                 case out.Queued():
                     assert effect.ticket_id in self.held[effect.edge]
                 case _:
@@ -110,8 +112,8 @@ class Mesh(RuleBasedStateMachine):
     @rule(edge=st.sampled_from(EDGES))
     def lose_edge(self, edge):
         self.held[edge].clear()
-        self.hear(self.shard.book.edge_lost(edge))
-        self.hear(self.shard.book.edge_joined(edge))
+        self.hear(self.shard.book.on_edge_disconnected(edge))
+        self.hear(self.shard.book.on_edge_connected(edge))
 
     @rule(scheduler=st.sampled_from(SCHEDULERS), models=st.sets(st.sampled_from(MODELS)))
     def serve(self, scheduler, models):
@@ -119,9 +121,9 @@ class Mesh(RuleBasedStateMachine):
             self.unanswered[scheduler] = []
             self.credit |= {(scheduler, model): 0 for model in MODELS}
             self.urgent_credit |= {(scheduler, model): 0 for model in MODELS}
-            self.hear(self.shard.book.scheduler_joined(scheduler, self.shard.now))
+            self.hear(self.shard.book.on_scheduler_connected(scheduler, self.shard.now))
         entries = [entry(model) for model in models]
-        self.hear(self.shard.book.catalog(scheduler, entries, self.shard.now))
+        self.hear(self.shard.book.on_catalog(scheduler, entries, self.shard.now))
 
     @precondition(lambda self: self.unanswered)
     @rule(
@@ -155,9 +157,9 @@ class Mesh(RuleBasedStateMachine):
             attempt = known.attempt if known else 1
             self.hear(self.shard.place(ticket_id, scheduler, f"lease {self.lease_ids}", attempt))
             return
-        if answer == "NO_CAPACITY" and ticket_id in self.shard.book.seats[scheduler].offered:
+        if answer == "NO_CAPACITY" and ticket_id in self.shard.book.schedulers[scheduler].offered:
             model = self.shard.book.tickets[ticket_id].model
-            if not self.shard.book.seats[scheduler].void[ticket_id]:
+            if not self.shard.book.schedulers[scheduler].void_offers[ticket_id]:
                 self.credit[scheduler, model] = self.urgent_credit[scheduler, model] = 0
         self.hear(self.shard.decline(ticket_id, answer, scheduler))
 
@@ -170,14 +172,16 @@ class Mesh(RuleBasedStateMachine):
     )
     def report(self, data, model, rate, free):
         scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
-        speed = Speed(self.shard.now, rate, rate, prefill_backlog=100, step_time=0.05, free_slots=free)
-        self.hear(self.shard.book.pace(scheduler, model, speed))
+        speed = PoolStats(self.shard.now, rate, rate, next_worker_backlog=100, step_time=0.05, free_slots=free)
+        self.hear(self.shard.book.on_pool_stats(scheduler, model, speed))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), prompt=st.integers(0, 900), output=st.integers(0, 40), ended=st.booleans())
     def tell_served(self, data, prompt, output, ended):
         ticket_id = data.draw(st.sampled_from(sorted(self.running)))
-        self.hear(self.shard.book.served([Service(ticket_id, prompt, output, ended, self.running[ticket_id])]))
+        self.hear(
+            self.shard.book.on_service_report([ServedTicket(ticket_id, prompt, output, ended, self.running[ticket_id])])
+        )
 
     @precondition(lambda self: self.unanswered)
     @rule(data=st.data())
@@ -204,27 +208,29 @@ class Mesh(RuleBasedStateMachine):
         book = self.shard.book
         stands = Counter()
         for model in MODELS:
-            for each in book.shelves[model].order._classes.values():
+            for each in book.model_queues[model].policy._classes.values():
                 stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.urgent, *each.line))
-        stands.update(entry[-1].ticket_id for entry in book._moves.timers.pauses)
-        for seat in book.seats.values():
+        stands.update(entry[-1].ticket_id for entry in book._transitions.expirations.pauses)
+        for seat in book.schedulers.values():
             stands.update(seat.offered)
         assert stands == Counter(book.tickets.keys())
 
     @invariant()
     def what_is_counted_is_there(self):
         book = self.shard.book
-        waiting = [ticket for ticket in book.tickets.values() if not ticket.scheduler]
-        assert book.shelves.waiting == Load(len(waiting), sum(ticket.tokens for ticket in waiting))
-        assert +Counter(book.shelves.by_class) == Counter(ticket.priority for ticket in waiting)
+        waiting = [ticket for ticket in book.tickets.values() if not ticket.offered_to]
+        assert book.model_queues.waiting == TicketTotals(len(waiting), sum(ticket.tokens for ticket in waiting))
+        assert +Counter(book.model_queues.tickets_by_class) == Counter(ticket.priority for ticket in waiting)
         for model in MODELS:
             listed = [ticket for ticket in waiting if ticket.model == model and ticket.is_listed]
-            assert book.shelves[model].order.load == Load(len(listed), sum(ticket.tokens for ticket in listed))
+            assert book.model_queues[model].policy.totals == TicketTotals(
+                len(listed), sum(ticket.tokens for ticket in listed)
+            )
 
     @invariant()
     def each_line_counts_what_is_in_it(self):
         for model in MODELS:
-            for each in self.shard.book.shelves[model].order._classes.values():
+            for each in self.shard.book.model_queues[model].policy._classes.values():
                 for line in (each.resumed, each.urgent, each.line):
                     tickets = list(line)
                     assert (line.tickets, line.work) == (len(tickets), sum(ticket.work for ticket in tickets))
@@ -235,26 +241,28 @@ class Mesh(RuleBasedStateMachine):
 
     @invariant()
     def nothing_that_waits_has_been_charged_for(self):
-        assert not any(ticket.charged for ticket in self.shard.book.tickets.values() if not ticket.scheduler)
+        assert not any(ticket.charged_cost for ticket in self.shard.book.tickets.values() if not ticket.offered_to)
 
     @invariant()
     def nothing_past_its_due_time_is_offered(self):
-        assert not any(isinstance(each, out.Offer) and 0 < each.ticket.due <= self.shard.now for each in self.told)
+        assert not any(
+            isinstance(each, out.Offer) and 0 < each.ticket.lease_deadline <= self.shard.now for each in self.told
+        )
 
     @invariant()
     def credit_is_as_the_schedulers_believe(self):
         for scheduler in self.unanswered:
-            for model, credit in self.shard.book.seats[scheduler].credits.items():
+            for model, credit in self.shard.book.schedulers[scheduler].credits.items():
                 assert credit.tickets == self.credit[scheduler, model]
-                assert credit.urgent == self.urgent_credit[scheduler, model]
+                assert credit.express_tickets == self.urgent_credit[scheduler, model]
 
     @invariant()
     def no_credit_lies_idle_beside_a_ticket_it_fits(self):
         book = self.shard.book
-        for seat in book.seats.values():
+        for seat in book.schedulers.values():
             for model, credit in seat.credits.items():
-                if credit.tickets and credit.largest is None:
-                    head = book.shelves[model].order.head()
+                if credit.tickets and credit.largest_fitting_tokens is None:
+                    head = book.model_queues[model].policy.head()
                     assert head is None or head[0].refused_by
 
     def teardown(self):
@@ -269,12 +277,12 @@ class Mesh(RuleBasedStateMachine):
             for ticket_id in self.shard.credit(100, "last", model=model):
                 self.hear(self.shard.place(ticket_id, "last", attempt=self.shard.book.tickets[ticket_id].attempt))
         for ticket_id, attempt in self.running.items():
-            self.shard.book.served([Service(ticket_id, 0, 0, ended=True, attempt=attempt)])
-        assert len(self.shard.book.charges) == 0, "whatever ran has ended"
+            self.shard.book.on_service_report([ServedTicket(ticket_id, 0, 0, has_ended=True, attempt=attempt)])
+        assert len(self.shard.book.accounting) == 0, "whatever ran has ended"
         self.shard.wait(PATIENCE)
         assert repr(self.shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
-        assert self.shard.book.shelves.waiting == Load(0, 0)
-        assert not self.shard.book._moves.refused
+        assert self.shard.book.model_queues.waiting == TicketTotals(0, 0)
+        assert not self.shard.book._transitions.refused_tickets
 
 
 Mesh.TestCase.settings = settings(

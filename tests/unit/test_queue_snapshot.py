@@ -2,18 +2,18 @@
 
 from dispatch_mesh import MODEL, START, book_of, ticket_of
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
-from penstock.queue.charges import Service
-from penstock.queue.margin import FIRST
+from penstock.queue.charges import ServedTicket
+from penstock.queue.margin import INITIAL_USABLE_SHARE
 from penstock.queue.seats import Credit
-from penstock.queue.snapshot import MAX_TENANTS, prediction_figures, tables
+from penstock.queue.snapshot import MAX_TENANT_ROWS, prediction_figures, tables
 from penstock.queue.waiting import from_frame
 
 
 def book():
     found = book_of()
-    found.edge_joined("edge")
-    found.scheduler_joined("s", START)
-    found.catalog("s", [CatalogEntry(model=MODEL)], START)
+    found.on_edge_connected("edge")
+    found.on_scheduler_connected("s", START)
+    found.on_catalog("s", [CatalogEntry(model=MODEL)], START)
     return found
 
 
@@ -35,53 +35,53 @@ def test_depth_is_counted_by_class_and_tenant_and_forgotten_at_zero():
     ]
     shard.withdraw("edge", ["a", "b", "c"])
     assert tables(shard)["depth"] == []
-    assert shard.shelves.by_tenant == {}
+    assert shard.model_queues.totals_by_tenant == {}
 
 
 def test_what_runs_is_counted_for_its_tenant_until_it_has_ended():
     shard = book()
     enqueue(shard, "a", "acme")
-    shard.credit("s", MODEL, Credit(1), START, once=False)
-    shard.place("s", Lease(lease_id="l", ticket_id="a", attempt=1), START)
+    shard.on_credit("s", MODEL, Credit(1), START, return_unused=False)
+    shard.on_place("s", Lease(lease_id="l", ticket_id="a", attempt=1), START)
     row = {"model": MODEL, "class": "standard", "tenant_id": "acme", "waiting": 0, "waiting_tokens": 0, "running": 1}
     assert tables(shard)["depth"] == [row]
     of_model = {"model": MODEL, "waiting": 0, "waiting_tokens": 0, "credit": 0, "leased": 1}
     assert tables(shard)["models"] == [of_model | {"running": 1}]
-    shard.served([Service("a", 31, 1, ended=True, attempt=1)])
+    shard.on_service_report([ServedTicket("a", 31, 1, has_ended=True, attempt=1)])
     assert tables(shard)["depth"] == []
     assert tables(shard)["models"] == [of_model | {"running": 0}]
 
 
 def test_only_the_deepest_tenants_are_shown():
     shard = book()
-    for number in range(MAX_TENANTS + 10):
+    for number in range(MAX_TENANT_ROWS + 10):
         for each in range(1 + number % 2):
             enqueue(shard, f"{number}/{each}", f"tenant-{number}")
     rows = tables(shard)["depth"]
-    assert len(rows) == MAX_TENANTS
+    assert len(rows) == MAX_TENANT_ROWS
     assert [row["waiting"] for row in rows] == [2] * 30 + [1] * 20
 
 
 def test_predictions_are_told_beside_what_came_of_them():
     shard = book()
     enqueue(shard, "a", "acme")
-    assert prediction_figures(shard.shelves) == {}
-    forecast = shard.shelves[MODEL].forecast
+    assert prediction_figures(shard.model_queues) == {}
+    forecast = shard.model_queues[MODEL].forecast
     for realised in range(100, 200):
-        forecast.note_wait(100.0, 100.0, float(realised))
+        forecast.record_wait(100.0, 100.0, float(realised))
     row = tables(shard)["predictions"][0]
-    assert (row["model"], row["waits"], row["headroom"]) == (MODEL, 100, FIRST)
+    assert (row["model"], row["waits"], row["headroom"]) == (MODEL, 100, INITIAL_USABLE_SHARE)
     assert (row["waited_s_p50"], row["waited_s_p95"]) == (150.0, 195.0)
     assert (row["late_s_p5"], row["late_s_p50"], row["late_s_p95"]) == (5.0, 50.0, 95.0)
-    assert prediction_figures(shard.shelves) == {"wait_error_s_p50": 50.0, "wait_error_s_p95": 95.0}
+    assert prediction_figures(shard.model_queues) == {"wait_error_s_p50": 50.0, "wait_error_s_p95": 95.0}
 
 
 def test_a_lease_that_comes_early_is_late_by_less_than_nothing():
     shard = book()
     enqueue(shard, "a", "acme")
-    shard.shelves[MODEL].forecast.note_wait(0.5, 0.5, 0.125)
+    shard.model_queues[MODEL].forecast.record_wait(0.5, 0.5, 0.125)
     assert tables(shard)["predictions"][0]["late_s_p50"] == -0.375
-    assert prediction_figures(shard.shelves)["wait_error_s_p50"] == 0.375
+    assert prediction_figures(shard.model_queues)["wait_error_s_p50"] == 0.375
 
 
 def test_sheds_are_counted_by_class_and_reason():

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.queue import effects as out
-from penstock.queue.policies.choice import Choice
+from penstock.queue.policies.choice import PolicyConfig
 from penstock.queue.policies.cost import predicted_cost
 from penstock.queue.policies.order import Fit
-from penstock.queue.policies.urgency import MOST, Clock
+from penstock.queue.policies.urgency import MAX_CREDIT_TICKETS, VirtualClock
 from queue_tickets import START, Shard, offered, ticket
 
 COST = 30.0  # weighted tokens of one ticket here: ten in, ten out
@@ -16,7 +16,7 @@ COST = 30.0  # weighted tokens of one ticket here: ten in, ten out
 
 def ask(order, name, tenant, *, weight=1.0, **fields):
     asked = ticket(name, tenant_id=tenant, tokens=20, weight=weight, **fields)
-    asked.is_urgent = order.is_urgent(asked)
+    asked.is_express = order.is_urgent(asked)
     order.push(asked)
     return asked
 
@@ -27,7 +27,7 @@ def serve(order, tickets=1):
 
 def beside_a_backlog(served=40):
     """A loud tenant was served so much of its backlog while no other came."""
-    order = Choice()()
+    order = PolicyConfig()()
     for number in range(200):
         ask(order, f"loud-{number}", "loud", enqueued=START + number)
     if served:
@@ -39,13 +39,13 @@ def beside_a_backlog(served=40):
 def urgent(order, tenant, tickets, **fields):
     """Count those of a burst that are urgent."""
     asked = [ask(order, f"{tenant}-{at}", tenant, enqueued=START + 600 + at, **fields) for at in range(tickets)]
-    return sum(each.is_urgent for each in asked)
+    return sum(each.is_express for each in asked)
 
 
 def test_a_tenant_that_left_its_share_to_others_goes_before_their_backlog():
     order = beside_a_backlog()
     quiet = ask(order, "quiet", "quiet", enqueued=START + 1_000)
-    assert quiet.is_urgent
+    assert quiet.is_express
     assert order.head()[0] is quiet
     assert serve(order) == [quiet]
     assert serve(order)[0].tenant_id == "loud"
@@ -58,10 +58,10 @@ def test_whoever_has_a_backlog_or_comes_for_the_first_time_has_no_credit():
 
 
 def test_while_nobody_has_a_backlog_nobody_has_credit():
-    order = Choice()()
+    order = PolicyConfig()()
     for number in range(50):
         for tenant in ("often", "often", "often", "seldom"):
-            assert not ask(order, f"{tenant}-{number}", tenant).is_urgent
+            assert not ask(order, f"{tenant}-{number}", tenant).is_express
             serve(order)
 
 
@@ -69,7 +69,7 @@ def test_a_burst_is_urgent_as_far_as_credit_covers_it():
     order = beside_a_backlog(served=8)
     found = urgent(order, "quiet", 100)
     assert 1 <= found <= 16, "no more than went to the loud tenant meanwhile"
-    assert urgent(beside_a_backlog(served=90), "quiet", 100) == MOST
+    assert urgent(beside_a_backlog(served=90), "quiet", 100) == MAX_CREDIT_TICKETS
 
 
 def test_of_twice_the_weight_twice_as_much_is_covered():
@@ -82,25 +82,25 @@ def test_an_urgent_ticket_that_is_given_back_is_urgent_and_charged_nothing():
     quiet = ask(order, "quiet", "quiet", enqueued=START + 1_000)
     serve(order)
     order.push(quiet)
-    assert not quiet.charged
+    assert not quiet.charged_cost
     assert serve(order) == [quiet]
 
 
 def test_urgent_tickets_make_way_for_a_higher_class_like_others():
     order = beside_a_backlog()
     quiet = ask(order, "quiet", "quiet", enqueued=START + 1_000)
-    assert order.next_evicted(1)[0] is quiet
+    assert order.next_victim(1)[0] is quiet
     order.remove(quiet)
-    assert order.next_evicted(1)[0].tenant_id == "loud"
+    assert order.next_victim(1)[0].tenant_id == "loud"
 
 
 def test_the_clock_of_credit_stands_still_while_nobody_waits():
-    clock = Clock()
-    clock.begin(100.0)
+    clock = VirtualClock()
+    clock.start(100.0)
     assert clock.now(130.0) == 30.0
-    clock.end(140.0)
+    clock.stop(140.0)
     assert clock.now(999.0) == 40.0
-    clock.begin(200.0)
+    clock.start(200.0)
     assert clock.now(201.0) == 41.0
 
 
@@ -110,17 +110,17 @@ def test_the_clock_of_credit_stands_still_while_nobody_waits():
 )
 def test_no_pattern_of_bursts_wins_a_tenant_more_than_its_share_and_its_credit(bursts, weight):
     """Its share is what a tenant with a backlog is served, times the weight; the credit is bounded."""
-    order, spent, loud, comes = Choice()(), 0.0, 0.0, 0
+    order, spent, loud, comes = PolicyConfig()(), 0.0, 0.0, 0
     for number in range(400):
         ask(order, f"loud-{number}", "loud", enqueued=START + number)
     for size, served in bursts:
         for _ in range(size):
             comes += 1
             asked = ask(order, f"bursty-{comes}", "bursty", weight=weight, enqueued=START + comes)
-            spent += predicted_cost(asked) if asked.is_urgent else 0.0
+            spent += predicted_cost(asked) if asked.is_express else 0.0
         for went in serve(order, served):
             loud += COST if went.tenant_id == "loud" else 0.0
-        assert spent <= weight * (loud + COST) + MOST * COST
+        assert spent <= weight * (loud + COST) + MAX_CREDIT_TICKETS * COST
 
 
 # What schedulers keep for them.
@@ -128,7 +128,7 @@ def test_no_pattern_of_bursts_wins_a_tenant_more_than_its_share_and_its_credit(b
 
 @pytest.fixture
 def shard():
-    found = Shard(max_depth=1_000, max_tokens=1_000_000, order=Choice())
+    found = Shard(max_depth=1_000, max_tokens=1_000_000, order=PolicyConfig())
     found.join()
     for number in range(60):
         found.enqueue(f"loud-{number}", tenant_id="loud")
@@ -140,7 +140,7 @@ def shard():
 def test_credit_that_is_kept_is_used_for_what_is_urgent_and_nothing_else(shard):
     assert shard.credit(0, urgent=2) == []
     effects = shard.enqueue("quiet", tenant_id="quiet")
-    assert [each for each in effects if isinstance(each, out.Offer) and each.uses_urgent_credit]
+    assert [each for each in effects if isinstance(each, out.Offer) and each.uses_express_credit]
     assert offered(effects) == ["quiet"]
     assert shard.book.seats["s"].credits["m"].urgent == 1
 

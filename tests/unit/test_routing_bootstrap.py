@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from penstock.routing.bootstrap import bootstrap
-from penstock.routing.edge import BadEdge
+from penstock.routing.edge import InvalidEdge
 
 
 def told(**what):
@@ -44,7 +44,7 @@ def test_the_guard_against_early_cancels_is_raised():
 
 
 def test_an_address_nobody_can_dial_is_refused():
-    with pytest.raises(BadEdge):
+    with pytest.raises(InvalidEdge):
         bootstrap("routing", "127.0.0.1:9901")
 
 

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.routing.delta import DeltaAsk, DeltaSubscription
+from penstock.routing.delta import DeltaRequest, DeltaSubscription
 from penstock.routing.resource import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot
-from penstock.routing.sotw import SotwAsk, SotwSubscription
+from penstock.routing.sotw import SotwRequest, SotwSubscription
 
 KIND = ResourceType.ENDPOINT
 NAMES = ("a", "b", "c")
@@ -28,7 +28,7 @@ steps = st.lists(
 def snapshot_of(named):
     refers = frozenset((KIND, name) for name in named)
     resources = [Resource(type=KIND, name=name, body=body) for name, body in named.items()]
-    return Snapshot.of([*resources, Resource(type=ResourceType.CLUSTER, name="all", body=b"", refers=refers)])
+    return Snapshot.of([*resources, Resource(type=ResourceType.CLUSTER, name="all", body=b"", references=refers)])
 
 
 class DeltaProxy:
@@ -42,18 +42,18 @@ class DeltaProxy:
     def connect(self):
         self.server, self.way = DeltaSubscription(KIND), []
         versions = {name: version for name, (version, _) in self.holds.items()}
-        self.server.receive(DeltaAsk(type=KIND, subscribe=tuple(self.wanted), initial_versions=versions))
+        self.server.receive(DeltaRequest(type=KIND, subscribe=tuple(self.wanted), initial_versions=versions))
 
     def want(self, wanted):
         added, left = wanted - self.wanted, self.wanted - wanted
-        self.server.receive(DeltaAsk(type=KIND, subscribe=tuple(added), unsubscribe=tuple(left)))
+        self.server.receive(DeltaRequest(type=KIND, subscribe=tuple(added), unsubscribe=tuple(left)))
         self.holds = {name: held for name, held in self.holds.items() if name in wanted}
         self.wanted = wanted
 
     def take(self, answer):
         sent = {each.name: (each.version, each.body) for each in answer.resources if each.name in self.wanted}
         self.holds = {name: held for name, held in self.holds.items() if name not in answer.removed} | sent
-        self.server.receive(DeltaAsk(type=KIND, nonce=answer.nonce))
+        self.server.receive(DeltaRequest(type=KIND, nonce=answer.nonce))
 
 
 class SotwProxy:
@@ -67,7 +67,7 @@ class SotwProxy:
         self.tell()
 
     def tell(self):
-        self.server.receive(SotwAsk(type=KIND, names=tuple(self.wanted), nonce=self.nonce))
+        self.server.receive(SotwRequest(type=KIND, names=tuple(self.wanted), nonce=self.nonce))
 
     def want(self, wanted):
         self.wanted = wanted

@@ -1,42 +1,42 @@
 import pytest
 
-from penstock.routing.edge import Address, BadEdge, Edge, EdgeSpec, Locality, parse_specs
+from penstock.routing.edge import Address, Edge, EdgeSpec, InvalidEdge, Locality, parse_specs
 
 
 def test_an_edge_is_two_addresses():
     spec = EdgeSpec.parse("10.0.0.1:7001/10.0.0.1:7080")
     assert spec == EdgeSpec(
-        pattern=Edge(grpc=Address("10.0.0.1", 7001), http=Address("10.0.0.1", 7080)),
-        is_many=False,
+        template=Edge(grpc=Address("10.0.0.1", 7001), http=Address("10.0.0.1", 7080)),
+        is_dns_set=False,
     )
 
 
 def test_an_edge_may_have_a_place_a_priority_and_be_draining():
-    edge = EdgeSpec.parse("a:1/b:2@eu-west/eu-west-1b;1;draining").pattern
+    edge = EdgeSpec.parse("a:1/b:2@eu-west/eu-west-1b;1;draining").template
     assert edge.locality == Locality("eu-west", "eu-west-1b")
     assert (edge.priority, edge.is_draining) == (1, True)
 
 
 def test_a_region_needs_no_zone():
-    assert EdgeSpec.parse("a:1/b:2@eu").pattern.locality == Locality("eu", "")
+    assert EdgeSpec.parse("a:1/b:2@eu").template.locality == Locality("eu", "")
 
 
 def test_a_dns_name_stands_for_many_edges_on_two_ports():
     spec = EdgeSpec.parse("dns:///edge.penstock:7001/7080@eu")
-    assert spec.is_many
-    assert (spec.pattern.grpc, spec.pattern.http) == (Address("edge.penstock", 7001), Address("edge.penstock", 7080))
+    assert spec.is_dns_set
+    assert (spec.template.grpc, spec.template.http) == (Address("edge.penstock", 7001), Address("edge.penstock", 7080))
 
 
 def test_ipv6_hosts_are_bracketed():
     spec = EdgeSpec.parse("[::1]:7001/[::1]:7080")
-    assert spec.pattern.grpc == Address("::1", 7001)
-    assert str(spec.pattern.grpc) == "[::1]:7001"
-    assert spec.pattern.grpc.is_literal
+    assert spec.template.grpc == Address("::1", 7001)
+    assert str(spec.template.grpc) == "[::1]:7001"
+    assert spec.template.grpc.is_literal
 
 
 def test_many_edges_are_parted_by_commas_or_lines_with_comments():
     specs = parse_specs("a:1/a:2, b:1/b:2\n# the spare\nc:1/c:2;1  # far away\n\n")
-    assert [spec.pattern.grpc.host for spec in specs] == ["a", "b", "c"]
+    assert [spec.template.grpc.host for spec in specs] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -57,5 +57,5 @@ def test_many_edges_are_parted_by_commas_or_lines_with_comments():
     ],
 )
 def test_what_nobody_can_dial_is_refused(text):
-    with pytest.raises(BadEdge):
+    with pytest.raises(InvalidEdge):
         parse_specs(text)

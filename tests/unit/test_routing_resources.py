@@ -8,7 +8,7 @@ from envoy_data_plane.envoy.config.route.v3 import RouteConfiguration
 
 from penstock.routing.edge import Address, parse_specs
 from penstock.routing.resource import ResourceType
-from penstock.routing.resources import Front, front_snapshot
+from penstock.routing.resources import ProxyConfig, build_snapshot
 
 CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 MESSAGES = {CLUSTER: Cluster, ENDPOINT: ClusterLoadAssignment, LISTENER: Listener, ROUTE: RouteConfiguration}
@@ -16,8 +16,8 @@ HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 def snapshot(edges="127.0.0.1:7001/127.0.0.1:7080", **front):
-    return front_snapshot(
-        Front(listen=Address("127.0.0.1", 8080), **front), [spec.pattern for spec in parse_specs(edges)]
+    return build_snapshot(
+        ProxyConfig(listen=Address("127.0.0.1", 8080), **front), [spec.template for spec in parse_specs(edges)]
     )
 
 
@@ -133,7 +133,7 @@ def test_a_new_edge_changes_endpoints_and_nothing_else():
 
 
 def test_no_edge_at_all_is_still_a_front_that_answers():
-    empty = front_snapshot(Front(listen=Address("127.0.0.1", 8080)), [])
+    empty = build_snapshot(ProxyConfig(listen=Address("127.0.0.1", 8080)), [])
     assert ClusterLoadAssignment.parse(empty.by_type[ENDPOINT]["edge_grpc"].body).to_dict() == {
         "clusterName": "edge_grpc"
     }

@@ -7,7 +7,7 @@ CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 
 
 def resource(kind, name, *refers, body=b""):
-    return Resource(type=kind, name=name, body=body, refers=frozenset(refers))
+    return Resource(type=kind, name=name, body=body, references=frozenset(refers))
 
 
 WHOLE = (

@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock.routing.delta import DeltaAsk, DeltaSubscription
+from penstock.routing.delta import DeltaRequest, DeltaSubscription
 from penstock.routing.resource import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot
-from penstock.routing.sotw import SotwAsk, SotwSubscription
+from penstock.routing.sotw import SotwRequest, SotwSubscription
 from penstock.routing.stream import XdsStream
-from penstock.routing.subscription import Verdict
+from penstock.routing.subscription import RequestKind
 
 CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 
@@ -17,7 +17,7 @@ def snapshot_of(**bodies):
     resources = []
     for name, body in bodies.items():
         refers = frozenset({(ENDPOINT, name)})
-        resources.append(Resource(type=CLUSTER, name=name, body=b"cluster", refers=refers))
+        resources.append(Resource(type=CLUSTER, name=name, body=b"cluster", references=refers))
         resources.append(Resource(type=ENDPOINT, name=name, body=body))
     return Snapshot.of(resources)
 
@@ -32,9 +32,9 @@ def names(answer):
 def sotw(kind, snapshot, *wanted):
     """A subscription that has had its first answer and accepted it."""
     subscription = SotwSubscription(kind)
-    subscription.receive(SotwAsk(type=kind, names=wanted))
+    subscription.receive(SotwRequest(type=kind, names=wanted))
     answer = subscription.due(snapshot)
-    subscription.receive(SotwAsk(type=kind, names=wanted, nonce=answer.nonce))
+    subscription.receive(SotwRequest(type=kind, names=wanted, nonce=answer.nonce))
     return subscription, answer
 
 
@@ -63,10 +63,10 @@ def test_an_accepted_version_is_not_sent_again():
 
 def test_a_refused_version_is_not_sent_again_but_the_next_one_is():
     subscription = SotwSubscription(ENDPOINT)
-    subscription.receive(SotwAsk(type=ENDPOINT, names=("a",)))
+    subscription.receive(SotwRequest(type=ENDPOINT, names=("a",)))
     answer = subscription.due(snapshot_of(a=b"bad"))
-    refusal = SotwAsk(type=ENDPOINT, names=("a",), nonce=answer.nonce, error="no such port")
-    assert subscription.receive(refusal) is Verdict.NACK
+    refusal = SotwRequest(type=ENDPOINT, names=("a",), nonce=answer.nonce, error="no such port")
+    assert subscription.receive(refusal) is RequestKind.NACK
     assert subscription.due(snapshot_of(a=b"bad")) is None
     assert names(subscription.due(snapshot_of(a=b"good"))) == ["a"]
 
@@ -74,15 +74,17 @@ def test_a_refused_version_is_not_sent_again_but_the_next_one_is():
 def test_a_stale_nonce_changes_nothing():
     subscription, first = sotw(ENDPOINT, snapshot_of(a=b"1"), "a")
     second = subscription.due(snapshot_of(a=b"2"))
-    assert subscription.receive(SotwAsk(type=ENDPOINT, names=("b",), nonce=first.nonce)) is Verdict.STALE
+    assert subscription.receive(SotwRequest(type=ENDPOINT, names=("b",), nonce=first.nonce)) is RequestKind.STALE
     assert subscription.names == {"a"}
-    assert subscription.receive(SotwAsk(type=ENDPOINT, names=("a",), nonce=second.nonce)) is Verdict.ACK
+    assert subscription.receive(SotwRequest(type=ENDPOINT, names=("a",), nonce=second.nonce)) is RequestKind.ACK
 
 
 def test_a_new_name_is_answered_though_the_version_is_the_same():
     snapshot = snapshot_of(a=b"1", b=b"1")
     subscription, answer = sotw(ENDPOINT, snapshot, "a")
-    assert subscription.receive(SotwAsk(type=ENDPOINT, names=("a", "b"), nonce=answer.nonce)) is Verdict.ASK
+    assert (
+        subscription.receive(SotwRequest(type=ENDPOINT, names=("a", "b"), nonce=answer.nonce)) is RequestKind.SUBSCRIBE
+    )
     again = subscription.due(snapshot)
     assert names(again) == ["a", "b"]
     assert again.version == answer.version
@@ -91,13 +93,13 @@ def test_a_new_name_is_answered_though_the_version_is_the_same():
 def test_fewer_names_are_no_reason_to_answer():
     snapshot = snapshot_of(a=b"1", b=b"1")
     subscription, answer = sotw(ENDPOINT, snapshot, "a", "b")
-    subscription.receive(SotwAsk(type=ENDPOINT, names=("a",), nonce=answer.nonce))
+    subscription.receive(SotwRequest(type=ENDPOINT, names=("a",), nonce=answer.nonce))
     assert subscription.due(snapshot) is None
 
 
 def test_no_names_after_some_means_nothing():
     subscription, answer = sotw(ENDPOINT, snapshot_of(a=b"1"), "a")
-    subscription.receive(SotwAsk(type=ENDPOINT, names=(), nonce=answer.nonce))
+    subscription.receive(SotwRequest(type=ENDPOINT, names=(), nonce=answer.nonce))
     assert subscription.due(snapshot_of(a=b"2")) is None
 
 
@@ -111,14 +113,14 @@ def test_a_name_that_does_not_exist_is_answered_by_its_absence():
     assert names(answer) == []
 
 
-@pytest.mark.parametrize(("subscription", "ask"), [(SotwSubscription, SotwAsk), (DeltaSubscription, DeltaAsk)])
+@pytest.mark.parametrize(("subscription", "ask"), [(SotwSubscription, SotwRequest), (DeltaSubscription, DeltaRequest)])
 def test_one_answer_is_in_flight_and_changes_meanwhile_become_one_more(subscription, ask):
     mine = subscription(CLUSTER)
     mine.receive(ask(type=CLUSTER))
     first = mine.due(snapshot_of(a=b"1"))
     assert mine.due(snapshot_of(a=b"1", b=b"1")) is None
     assert mine.due(snapshot_of(a=b"1", b=b"1", c=b"1")) is None
-    assert mine.receive(ask(type=CLUSTER, nonce=first.nonce)) is Verdict.ACK
+    assert mine.receive(ask(type=CLUSTER, nonce=first.nonce)) is RequestKind.ACK
     second = mine.due(snapshot_of(a=b"1", b=b"1", c=b"1"))
     assert {"b", "c"} <= set(names(second))
     assert mine.due(snapshot_of(a=b"1", b=b"1", c=b"1")) is None
@@ -130,13 +132,13 @@ def test_one_answer_is_in_flight_and_changes_meanwhile_become_one_more(subscript
 def delta(kind, snapshot, *wanted, initial_versions=None):
     """A subscription whose first answer, if it was owed one, is accepted."""
     subscription = DeltaSubscription(kind)
-    subscription.receive(DeltaAsk(type=kind, subscribe=wanted, initial_versions=initial_versions or {}))
+    subscription.receive(DeltaRequest(type=kind, subscribe=wanted, initial_versions=initial_versions or {}))
     return subscription, settle(subscription, snapshot)
 
 
 def settle(subscription, snapshot):
     if answer := subscription.due(snapshot):
-        assert subscription.receive(DeltaAsk(type=subscription.type, nonce=answer.nonce)) is Verdict.ACK
+        assert subscription.receive(DeltaRequest(type=subscription.type, nonce=answer.nonce)) is RequestKind.ACK
     return answer
 
 
@@ -190,19 +192,19 @@ def test_a_wildcard_is_answered_once_even_when_there_is_nothing():
 def test_subscribing_again_sends_the_resource_again():
     snapshot = snapshot_of(a=b"1", b=b"1")
     subscription, _ = delta(ENDPOINT, snapshot, "a", "b")
-    subscription.receive(DeltaAsk(type=ENDPOINT, subscribe=("a",)))
+    subscription.receive(DeltaRequest(type=ENDPOINT, subscribe=("a",)))
     assert names(settle(subscription, snapshot)) == ["a"]
 
 
 def test_what_is_unsubscribed_is_neither_sent_nor_removed():
     subscription, _ = delta(ENDPOINT, snapshot_of(a=b"1", b=b"1"), "a", "b")
-    subscription.receive(DeltaAsk(type=ENDPOINT, unsubscribe=("a",)))
+    subscription.receive(DeltaRequest(type=ENDPOINT, unsubscribe=("a",)))
     assert subscription.due(snapshot_of(b=b"1")) is None
 
 
 def test_leaving_the_wildcard_keeps_the_names_asked_for():
     subscription, _ = delta(CLUSTER, snapshot_of(a=b"1", b=b"1"), "*", "a")
-    subscription.receive(DeltaAsk(type=CLUSTER, unsubscribe=("*",)))
+    subscription.receive(DeltaRequest(type=CLUSTER, unsubscribe=("*",)))
     assert subscription.due(snapshot_of(a=b"1", c=b"1")) is None
     assert settle(subscription, snapshot_of(c=b"1")).removed == ("a",)
 
@@ -210,15 +212,15 @@ def test_leaving_the_wildcard_keeps_the_names_asked_for():
 def test_a_name_left_under_a_wildcard_is_said_again():
     snapshot = snapshot_of(a=b"1")
     subscription, _ = delta(CLUSTER, snapshot, "*", "a")
-    subscription.receive(DeltaAsk(type=CLUSTER, unsubscribe=("a",)))
+    subscription.receive(DeltaRequest(type=CLUSTER, unsubscribe=("a",)))
     assert names(settle(subscription, snapshot)) == ["a"]
 
 
 def test_a_refused_resource_is_not_sent_again_until_it_changes():
     subscription = DeltaSubscription(ENDPOINT)
-    subscription.receive(DeltaAsk(type=ENDPOINT, subscribe=("a",)))
+    subscription.receive(DeltaRequest(type=ENDPOINT, subscribe=("a",)))
     answer = subscription.due(snapshot_of(a=b"bad"))
-    assert subscription.receive(DeltaAsk(type=ENDPOINT, nonce=answer.nonce, error="no")) is Verdict.NACK
+    assert subscription.receive(DeltaRequest(type=ENDPOINT, nonce=answer.nonce, error="no")) is RequestKind.NACK
     assert subscription.due(snapshot_of(a=b"bad")) is None
     assert names(settle(subscription, snapshot_of(a=b"good"))) == ["a"]
 
@@ -226,9 +228,9 @@ def test_a_refused_resource_is_not_sent_again_until_it_changes():
 def test_names_that_come_with_a_stale_nonce_still_count():
     subscription, first = delta(ENDPOINT, snapshot_of(a=b"1", b=b"1"), "a")
     second = subscription.due(snapshot_of(a=b"2", b=b"1"))
-    stale = DeltaAsk(type=ENDPOINT, nonce=first.nonce, subscribe=("b",))
-    assert subscription.receive(stale) is Verdict.STALE
-    assert subscription.receive(DeltaAsk(type=ENDPOINT, nonce=second.nonce)) is Verdict.ACK
+    stale = DeltaRequest(type=ENDPOINT, nonce=first.nonce, subscribe=("b",))
+    assert subscription.receive(stale) is RequestKind.STALE
+    assert subscription.receive(DeltaRequest(type=ENDPOINT, nonce=second.nonce)) is RequestKind.ACK
     assert names(settle(subscription, snapshot_of(a=b"2", b=b"1"))) == ["b"]
 
 
@@ -238,14 +240,14 @@ def test_names_that_come_with_a_stale_nonce_still_count():
 def test_a_stream_answers_what_is_referred_to_before_what_refers_to_it():
     stream = XdsStream(DeltaSubscription)
     for kind in (ROUTE, LISTENER, ENDPOINT, CLUSTER):
-        assert stream.receive(DeltaAsk(type=kind)) is Verdict.ASK
+        assert stream.receive(DeltaRequest(type=kind)) is RequestKind.SUBSCRIBE
     assert [answer.type for answer in stream.due(snapshot_of(a=b"1"))] == [CLUSTER, ENDPOINT, LISTENER, ROUTE]
 
 
 def test_each_type_has_its_own_nonces():
     stream = XdsStream(SotwSubscription)
-    stream.receive(SotwAsk(type=CLUSTER))
-    stream.receive(SotwAsk(type=ENDPOINT, names=("a",)))
+    stream.receive(SotwRequest(type=CLUSTER))
+    stream.receive(SotwRequest(type=ENDPOINT, names=("a",)))
     clusters, endpoints = stream.due(snapshot_of(a=b"1"))
-    assert stream.receive(SotwAsk(type=CLUSTER, nonce=clusters.nonce)) is Verdict.ACK
-    assert stream.receive(SotwAsk(type=ENDPOINT, names=("a",), nonce=endpoints.nonce)) is Verdict.ACK
+    assert stream.receive(SotwRequest(type=CLUSTER, nonce=clusters.nonce)) is RequestKind.ACK
+    assert stream.receive(SotwRequest(type=ENDPOINT, names=("a",), nonce=endpoints.nonce)) is RequestKind.ACK

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.engine import sampler_cuda
-from penstock.worker.engine.draw import Draw
+from penstock.worker.engine.draw import RowDraw
 from penstock.worker.engine.interface import SamplingParams
-from penstock.worker.engine.noise import MOST_NOISE, gumbel_noise, noise_key
+from penstock.worker.engine.noise import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
 from penstock.worker.engine.sampler import sample
 
 VOCAB = 600
@@ -22,7 +22,7 @@ def logits_of(rows, seed=0):
 
 def draw_at(position, *, seed=7, prompt=None, **params):
     ids = [1] * position if prompt is None else prompt
-    return Draw(SamplingParams(**params), seed, ids, len(ids))
+    return RowDraw(SamplingParams(**params), seed, ids, len(ids))
 
 
 def draws_of_many_positions(logits, count=4000, **params):
@@ -133,7 +133,7 @@ def test_penalties_count_the_output_alone_and_repetition_counts_the_prompt_too()
     ids = [0, 1, 1]  # prompt: 0; output: 1, 1
 
     def token(**params):
-        return sample(logits, [Draw(SamplingParams(**params), 0, ids, 1)])[0][0]
+        return sample(logits, [RowDraw(SamplingParams(**params), 0, ids, 1)])[0][0]
 
     assert token() == 0
     assert token(presence_penalty=2.0) == 0
@@ -146,7 +146,8 @@ def test_frequency_penalty_grows_with_each_occurrence():
     logits = torch.zeros(1, VOCAB)
     logits[0, :2] = torch.tensor([5.0, 4.0])
     tokens = [
-        sample(logits, [Draw(SamplingParams(frequency_penalty=0.4), 0, [9, *[0] * times], 1)])[0][0] for times in (2, 3)
+        sample(logits, [RowDraw(SamplingParams(frequency_penalty=0.4), 0, [9, *[0] * times], 1)])[0][0]
+        for times in (2, 3)
     ]
     assert tokens == [0, 1]
 
@@ -168,7 +169,7 @@ def test_logprobs_are_the_models_own_and_only_for_those_who_ask():
 
 def test_no_noise_is_above_what_the_sampler_reckons_with():
     largest = np.float32(2**23 - 0.5) * np.float32(2.0**-23)
-    assert 0 < MOST_NOISE + np.log(-np.log(largest)) < 0.1
+    assert 0 < MAX_GUMBEL_NOISE + np.log(-np.log(largest)) < 0.1
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 30), st.sampled_from([0.05, 0.7, 1.0, 2.0]))
@@ -195,7 +196,7 @@ def test_all_rows_together_draw_what_each_draws_by_itself(rows, seed):
     logits = logits_of(len(rows), seed)
     draws = [draw_at(3, seed=seed + row, **each) for row, each in enumerate(rows)]
     tokens, logprobs = sample(logits, draws)
-    together = sampler_cuda.sample_together(logits, draws)
+    together = sampler_cuda.sample_batch(logits, draws)
     assert together == (tokens, pytest.approx(logprobs, abs=1e-4))
 
 

@@ -3,193 +3,193 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.credit import STANDING, CreditBook, Grant, Space
+from penstock.scheduler.credit import MAX_IDLE_CREDIT_TICKETS, CreditBook, CreditGrant, FreeCapacity
 from shard_heads import LARGE, SMALL, grants, head, offered
 
 
 def test_while_nothing_waits_every_shard_holds_credit_for_all_that_is_free():
     book = CreditBook("ab")
-    assert grants(book, 3, LARGE) == [Grant("a", 3), Grant("b", 3)]
+    assert grants(book, 3, LARGE) == [CreditGrant("a", 3), CreditGrant("b", 3)]
     assert grants(book, 3, LARGE) == []
     assert repr(book) == "<CreditBook 6 held by 2 shards, 0 waiting>"
 
 
 def test_standing_credit_is_filled_up_to_a_bound_once_half_of_it_is_used():
     book = CreditBook("a")
-    assert grants(book, 10_000, LARGE) == [Grant("a", STANDING)]
-    for _ in range(STANDING // 2 - 1):
+    assert grants(book, 10_000, LARGE) == [CreditGrant("a", MAX_IDLE_CREDIT_TICKETS)]
+    for _ in range(MAX_IDLE_CREDIT_TICKETS // 2 - 1):
         offered(book, "a", head(0))
         assert grants(book, 10_000, LARGE) == []
     offered(book, "a", head(0))
-    assert grants(book, 10_000, LARGE) == [Grant("a", STANDING // 2)]
+    assert grants(book, 10_000, LARGE) == [CreditGrant("a", MAX_IDLE_CREDIT_TICKETS // 2)]
 
 
 def test_standing_credit_is_filled_up_where_its_tokens_run_low_or_much_larger_tickets_fit_by_now():
     book = CreditBook("a")
-    assert book.grants(Space(8, 1_000, 300)) == [Grant("a", 8, 1_000)]
-    book.offered("a", 450)
-    assert book.grants(Space(7, 1_000, 599)) == []
-    assert book.grants(Space(8, 1_200, 300)) == [Grant("a", 1, 650)]
-    book.offered("a", 10)
-    assert book.grants(Space(8, 1_200, 600)) == [Grant("a", 1, 10)]
+    assert book.grants(FreeCapacity(8, 1_000, 300)) == [CreditGrant("a", 8, 1_000)]
+    book.on_offer("a", 450)
+    assert book.grants(FreeCapacity(7, 1_000, 599)) == []
+    assert book.grants(FreeCapacity(8, 1_200, 300)) == [CreditGrant("a", 1, 650)]
+    book.on_offer("a", 10)
+    assert book.grants(FreeCapacity(8, 1_200, 600)) == [CreditGrant("a", 1, 10)]
 
 
 def test_the_one_shard_that_waits_gets_what_is_free_and_no_more_than_waits():
     book = CreditBook("a")
-    book.head("a", head(3))
-    assert grants(book, 2, LARGE) == [Grant("a", 2)]
+    book.on_head("a", head(3))
+    assert grants(book, 2, LARGE) == [CreditGrant("a", 2)]
     assert grants(book, 2, LARGE) == []
-    assert grants(book, 9, LARGE) == [Grant("a", 1)]
+    assert grants(book, 9, LARGE) == [CreditGrant("a", 1)]
 
 
 def test_scarce_capacity_is_taken_back_from_shards_where_nothing_waits():
     book = CreditBook("ab")
     grants(book, 4, LARGE)
-    book.head("a", head(9))
-    assert Grant("b", 0, once=True) in grants(book, 4, LARGE)
+    book.on_head("a", head(9))
+    assert CreditGrant("b", 0, return_unused=True) in grants(book, 4, LARGE)
     assert grants(book, 4, LARGE) == []  # asked once
-    book.returned("b", 4)
-    assert book.held == 4
+    book.on_credit_returned("b", 4)
+    assert book.held_tickets == 4
 
 
 def test_plentiful_capacity_leaves_others_their_standing_credit():
     book = CreditBook("ab")
     grants(book, 4, LARGE)
-    book.head("a", head(2))
+    book.on_head("a", head(2))
     assert grants(book, 4, LARGE) == []
-    assert book.shards["b"].held == 4
+    assert book.shards["b"].held_tickets == 4
 
 
 def test_among_shards_that_wait_the_most_urgent_head_gets_the_turn():
     book = CreditBook("abc")
-    book.head("a", head(5, priority=2, at=1))
-    book.head("b", head(5, priority=1, at=9))
-    book.head("c", head(5, priority=1, at=8))
-    assert grants(book, 1, LARGE) == [Grant("c", 1, once=True)]
+    book.on_head("a", head(5, priority=2, at=1))
+    book.on_head("b", head(5, priority=1, at=9))
+    book.on_head("c", head(5, priority=1, at=8))
+    assert grants(book, 1, LARGE) == [CreditGrant("c", 1, return_unused=True)]
 
 
 def test_within_a_class_the_tenant_served_least_comes_before_the_one_that_came_first():
     book = CreditBook("ab")
     for virtual in 0, 1:
-        book.head("a", head(5, at=1, virtual=10.0 * virtual))
-        book.head("b", head(5, at=9, virtual=5.0 * virtual))
-    assert grants(book, 1, LARGE) == [Grant("b", 1, once=True)]
+        book.on_head("a", head(5, at=1, virtual=10.0 * virtual))
+        book.on_head("b", head(5, at=9, virtual=5.0 * virtual))
+    assert grants(book, 1, LARGE) == [CreditGrant("b", 1, return_unused=True)]
 
 
 def test_the_next_turn_waits_for_the_offer_and_for_the_head_behind_it():
     book = CreditBook("ab")
-    book.head("a", head(5, at=1))
-    book.head("b", head(5, at=2))
-    assert grants(book, 1, LARGE) == [Grant("a", 1, once=True)]
+    book.on_head("a", head(5, at=1))
+    book.on_head("b", head(5, at=2))
+    assert grants(book, 1, LARGE) == [CreditGrant("a", 1, return_unused=True)]
     assert grants(book, 2, LARGE) == []
-    book.offered("a", 10)
-    book.returned("a", 0)
+    book.on_offer("a", 10)
+    book.on_credit_returned("a", 0)
     assert grants(book, 2, LARGE) == []  # its head is of before the offer
-    book.head("a", head(4, at=3))
-    assert grants(book, 2, LARGE) == [Grant("b", 1, once=True)]
+    book.on_head("a", head(4, at=3))
+    assert grants(book, 2, LARGE) == [CreditGrant("b", 1, return_unused=True)]
 
 
 def test_a_turn_that_found_no_ticket_goes_to_the_next_shard():
     book = CreditBook("ab")
-    book.head("a", head(5, at=1))
-    book.head("b", head(5, at=2))
+    book.on_head("a", head(5, at=1))
+    book.on_head("b", head(5, at=2))
     grants(book, 1, SMALL)
-    book.returned("a", 1)
-    assert grants(book, 1, SMALL) == [Grant("b", 1, once=True)]
-    book.returned("b", 1)
+    book.on_credit_returned("a", 1)
+    assert grants(book, 1, SMALL) == [CreditGrant("b", 1, return_unused=True)]
+    book.on_credit_returned("b", 1)
     assert grants(book, 1, SMALL) == []
-    book.stir()
-    assert grants(book, 1, SMALL) == [Grant("a", 1, once=True)]
+    book.on_capacity_changed()
+    assert grants(book, 1, SMALL) == [CreditGrant("a", 1, return_unused=True)]
 
 
 def test_much_free_capacity_is_filled_in_large_steps_and_the_last_of_it_one_by_one():
     book = CreditBook("ab")
-    book.head("a", head(500, at=1))
-    book.head("b", head(500, at=2))
-    assert grants(book, 800, LARGE) == [Grant("a", 100, once=True)]
-    book.returned("a", 100)
-    assert grants(book, 7, LARGE) == [Grant("b", 1, once=True)]
+    book.on_head("a", head(500, at=1))
+    book.on_head("b", head(500, at=2))
+    assert grants(book, 800, LARGE) == [CreditGrant("a", 100, return_unused=True)]
+    book.on_credit_returned("a", 100)
+    assert grants(book, 7, LARGE) == [CreditGrant("b", 1, return_unused=True)]
 
 
 def test_room_for_all_that_waits_is_given_to_all_at_once():
     book = CreditBook("ab")
-    book.head("a", head(5))
-    book.head("b", head(6))
-    assert grants(book, 11, LARGE) == [Grant("a", 5, once=True), Grant("b", 6, once=True)]
+    book.on_head("a", head(5))
+    book.on_head("b", head(6))
+    assert grants(book, 11, LARGE) == [CreditGrant("a", 5, return_unused=True), CreditGrant("b", 6, return_unused=True)]
 
 
 def test_credit_that_several_shards_hold_is_taken_back_once_they_wait():
     book = CreditBook("ab")
     grants(book, 2, LARGE)
-    book.head("a", head(5, at=1))
-    book.head("b", head(5, at=2))
-    assert grants(book, 2, LARGE) == [Grant("a", once=True), Grant("b", once=True)]
-    book.returned("a", 2)
+    book.on_head("a", head(5, at=1))
+    book.on_head("b", head(5, at=2))
+    assert grants(book, 2, LARGE) == [CreditGrant("a", return_unused=True), CreditGrant("b", return_unused=True)]
+    book.on_credit_returned("a", 2)
     assert grants(book, 2, LARGE) == []
     offered(book, "b", head(4, at=3))
     offered(book, "b", head(3, at=4))  # it had used all of it before it was asked, and says so
     assert grants(book, 2, LARGE) == []
-    book.returned("b", 0)
-    book.stir()
-    assert grants(book, 2, LARGE) == [Grant("a", 1, once=True)]
+    book.on_credit_returned("b", 0)
+    book.on_capacity_changed()
+    assert grants(book, 2, LARGE) == [CreditGrant("a", 1, return_unused=True)]
 
 
 def test_credit_that_lies_unused_hears_when_larger_tickets_fit():
     book = CreditBook("a")
-    book.head("a", head(1))
-    assert grants(book, 1, SMALL) == [Grant("a", 1)]
-    assert grants(book, 2, LARGE) == [Grant("a", 0)]
+    book.on_head("a", head(1))
+    assert grants(book, 1, SMALL) == [CreditGrant("a", 1)]
+    assert grants(book, 2, LARGE) == [CreditGrant("a", 0)]
     assert grants(book, 2, LARGE) == []
 
 
 def test_a_head_over_which_credit_lies_idle_is_tried_once_whatever_its_size():
     book = CreditBook("a")
-    book.head("a", head(1))
+    book.on_head("a", head(1))
     grants(book, 1, LARGE)
     book.tick()
     assert grants(book, 1, LARGE) == []
     book.tick()
-    assert grants(book, 1, LARGE) == [Grant("a", 0, is_unbounded=True)]
+    assert grants(book, 1, LARGE) == [CreditGrant("a", 0, is_unbounded=True)]
     book.tick()
     assert grants(book, 1, LARGE) == []
-    book.head("a", head(1, at=200))
+    book.on_head("a", head(1, at=200))
     book.tick(), book.tick()
-    assert grants(book, 1, LARGE) == [Grant("a", 0, is_unbounded=True)]
+    assert grants(book, 1, LARGE) == [CreditGrant("a", 0, is_unbounded=True)]
 
 
 def test_a_head_that_refused_its_turns_is_tried_once_whatever_its_size():
     book = CreditBook("ab")
-    book.head("a", head(5, at=1))
-    book.head("b", head(5, at=2))
+    book.on_head("a", head(5, at=1))
+    book.on_head("b", head(5, at=2))
     tried = []
     for _ in range(4):
-        book.stir()
+        book.on_capacity_changed()
         tried += grants(book, 1, LARGE)
-        book.returned("a", 1)
+        book.on_credit_returned("a", 1)
     assert [grant.is_unbounded for grant in tried] == [False, False, True, False]
 
 
 def test_a_shard_that_was_told_no_capacity_holds_nothing_any_more():
     book = CreditBook("a")
     grants(book, 5, LARGE)
-    book.voided("a")
-    assert grants(book, 2, LARGE) == [Grant("a", 2)]
+    book.on_credit_voided("a")
+    assert grants(book, 2, LARGE) == [CreditGrant("a", 2)]
 
 
 def test_a_shard_that_comes_back_starts_with_nothing():
     book = CreditBook("a")
     grants(book, 5, LARGE)
-    book.lost("a")
-    book.joined("a")
-    assert grants(book, 5, LARGE) == [Grant("a", 5)]
+    book.on_queue_disconnected("a")
+    book.on_queue_connected("a")
+    assert grants(book, 5, LARGE) == [CreditGrant("a", 5)]
 
 
 def test_a_model_that_is_served_again_gets_credit_anew():
     book = CreditBook("a")
     grants(book, 5, LARGE)
-    book.offered("a", 10)
+    book.on_offer("a", 10)
     book.reset()
-    assert grants(book, 5, LARGE) == [Grant("a", 5)]
+    assert grants(book, 5, LARGE) == [CreditGrant("a", 5)]
 
 
 @given(
@@ -199,38 +199,38 @@ def test_a_model_that_is_served_again_gets_credit_anew():
 def test_shards_that_wait_never_hold_more_than_there_is_room_for(heads, room):
     book = CreditBook([f"q{number}" for number in range(len(heads))])
     for number, (waiting, priority, at) in enumerate(heads):
-        book.head(f"q{number}", head(waiting, priority=priority, at=at))
+        book.on_head(f"q{number}", head(waiting, priority=priority, at=at))
     grants(book, room, LARGE)
-    held = [shard.held for shard in book.shards.values() if shard.waits]
+    held = [shard.held_tickets for shard in book.shards.values() if shard.has_waiting]
     assert sum(held) <= room
     assert sum(held) > 0 or not held or room == 0
 
 
 def test_tokens_are_granted_for_what_fits_together_and_taken_off_by_each_offer():
     book = CreditBook("a")
-    book.head("a", head(5, tokens=300))
-    assert book.grants(Space(8, 1_000, 1_000)) == [Grant("a", 5, 1_000)]
-    book.offered("a", 300)
-    book.head("a", head(4, tokens=300))
-    assert book.shards["a"].tokens == 700
-    assert book.grants(Space(8, 700, 700)) == []
+    book.on_head("a", head(5, tokens=300))
+    assert book.grants(FreeCapacity(8, 1_000, 1_000)) == [CreditGrant("a", 5, 1_000)]
+    book.on_offer("a", 300)
+    book.on_head("a", head(4, tokens=300))
+    assert book.shards["a"].held_tokens == 700
+    assert book.grants(FreeCapacity(8, 700, 700)) == []
 
 
 def test_freed_tokens_are_granted_to_tickets_that_have_credit_and_not_enough_of_them():
     book = CreditBook("a")
-    book.head("a", head(5, tokens=300))
-    book.grants(Space(8, 100, 100))
-    assert book.grants(Space(8, 400, 400)) == [Grant("a", 0, 300)]
-    assert book.grants(Space(8, 400, 400)) == []
+    book.on_head("a", head(5, tokens=300))
+    book.grants(FreeCapacity(8, 100, 100))
+    assert book.grants(FreeCapacity(8, 400, 400)) == [CreditGrant("a", 0, 300)]
+    assert book.grants(FreeCapacity(8, 400, 400)) == []
 
 
 def test_what_is_handed_back_takes_its_tokens_along():
     book = CreditBook("ab")
-    book.grants(Space(4, 500, 500))
-    book.head("a", head(9, tokens=300))
-    book.grants(Space(4, 500, 500))
-    book.returned("b", 4)
-    assert (book.shards["b"].held, book.shards["b"].tokens) == (0, 0)
+    book.grants(FreeCapacity(4, 500, 500))
+    book.on_head("a", head(9, tokens=300))
+    book.grants(FreeCapacity(4, 500, 500))
+    book.on_credit_returned("b", 4)
+    assert (book.shards["b"].held_tickets, book.shards["b"].held_tokens) == (0, 0)
 
 
 @given(
@@ -240,8 +240,8 @@ def test_what_is_handed_back_takes_its_tokens_along():
 )
 def test_tickets_within_what_is_granted_find_a_place_wherever_each_of_them_goes(free, sizes, choose):
     most = choose.randint(1, 60)
-    space = Space(len(sizes), sum(free), max(free), len(free))
-    left, largest = space.packed(most), min(most, max(free))
+    space = FreeCapacity(len(sizes), sum(free), max(free), len(free))
+    left, largest = space.packable_tokens(most), min(most, max(free))
     for size in sizes:
         if size <= min(left, largest):
             able = [place for place, tokens in enumerate(free) if tokens >= size]
@@ -254,9 +254,9 @@ def test_a_head_that_some_worker_could_hold_is_never_tried_against_its_size():
     book = CreditBook("a")
     waiting = head(1)
     waiting.tokens = 500
-    book.head("a", waiting)
-    book.grants(Space(1, 100, 100, 1, 500))
+    book.on_head("a", waiting)
+    book.grants(FreeCapacity(1, 100, 100, 1, 500))
     for _ in range(9):
         book.tick()
-        assert book.grants(Space(1, 100, 100, 1, 500)) == []
-    assert book.grants(Space(1, 100, 100, 1, 499)) == [Grant("a", 0, 400, is_unbounded=True)]
+        assert book.grants(FreeCapacity(1, 100, 100, 1, 500)) == []
+    assert book.grants(FreeCapacity(1, 100, 100, 1, 499)) == [CreditGrant("a", 0, 400, is_unbounded=True)]

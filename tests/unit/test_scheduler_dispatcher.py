@@ -3,16 +3,16 @@
 from dispatch_mesh import MODEL, START, TTL, ticket_of
 from dispatcher_calls import attach, credits_in, offer, only
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report
-from penstock.mesh.v1.ticket_pb2 import Blame
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate
+from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.scheduler.effects import Catalog, Decline, Expect, GiveCredit, Place
+from penstock.scheduler.effects import CatalogUpdate, Decline, Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
 
 
 def blame(fingerprint):
-    found = Blame(fingerprint=fingerprint)
-    found.lasts.seconds = 30
+    found = PoisonReport(fingerprint=fingerprint)
+    found.ttl.seconds = 30
     return found
 
 
@@ -30,9 +30,9 @@ def test_a_placed_ticket_is_announced_to_its_worker_and_leased_to_its_edge(sched
 
 def test_a_worker_that_attaches_brings_credit_for_what_it_can_take(scheduler):
     effects = attach(scheduler, slots=2, kv_blocks=8)
-    assert [entry.model for entry in only(Catalog, effects).entries] == [MODEL]
-    credit = only(GiveCredit, effects)
-    assert (credit.queue, credit.tickets, credit.max_tokens, credit.once) == ("q", 2, 128, False)
+    assert [entry.model for entry in only(CatalogUpdate, effects).entries] == [MODEL]
+    credit = only(GrantCredit, effects)
+    assert (credit.queue, credit.tickets, credit.max_ticket_tokens, credit.return_unused) == ("q", 2, 128, False)
 
 
 def test_blocks_are_promised_to_the_end_of_the_answer(scheduler):
@@ -48,8 +48,8 @@ def test_a_full_scheduler_says_that_nothing_fits_rather_than_that_anything_does(
     attach(scheduler, slots=1)
     scheduler.queue_joined("q2")
     offer(scheduler)
-    recall = only(GiveCredit, scheduler.head("q", Head(model=MODEL, waiting=1, priority=2)))
-    assert (recall.queue, recall.tickets, recall.once, recall.max_tokens) == ("q2", 0, True, 1)
+    recall = only(GrantCredit, scheduler.head("q", Head(model=MODEL, waiting=1, priority=2)))
+    assert (recall.queue, recall.tickets, recall.return_unused, recall.max_ticket_tokens) == ("q2", 0, True, 1)
 
 
 def test_a_shard_without_capacity_here_loses_its_credit_and_gets_what_there_is(scheduler):
@@ -81,8 +81,14 @@ def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
 
 def test_a_worker_that_takes_nothing_and_blames_somebody_is_placed_on_no_more(scheduler):
     attach(scheduler), attach(scheduler, "w2")
-    [blamed, gone] = [each for each in scheduler.worker_apart("w", "w:1", [blame(5)], START) if type(each) is Catalog]
-    assert [each.fingerprint for each in blamed.blames] == [each.fingerprint for each in gone.blames] == [5]
+    [blamed, gone] = [
+        each for each in scheduler.worker_apart("w", "w:1", [blame(5)], START) if type(each) is CatalogUpdate
+    ]
+    assert (
+        [each.fingerprint for each in blamed.poison_reports]
+        == [each.fingerprint for each in gone.poison_reports]
+        == [5]
+    )
     assert [each.worker_id for each in scheduler.fleet] == ["w2"]
 
 
@@ -104,14 +110,14 @@ def test_a_model_whose_last_worker_has_gone_may_be_back_in_a_moment(scheduler):
 def test_credit_is_for_the_model_of_the_workers_alone(scheduler):
     attach(scheduler, "w", model="m")
     effects = attach(scheduler, "x", model="n")
-    assert [(effect.model, effect.tickets) for effect in effects if isinstance(effect, GiveCredit)] == [("n", 2)]
+    assert [(effect.model, effect.tickets) for effect in effects if isinstance(effect, GrantCredit)] == [("n", 2)]
     assert only(Decline, offer(scheduler, model="o")).reason == "NO_CAPACITY"
 
 
 def test_the_worker_with_the_least_prefill_before_it_gets_the_ticket(scheduler):
     attach(scheduler, "a", slots=8, kv_blocks=64)
     attach(scheduler, "b", slots=8, kv_blocks=64)
-    scheduler.report("a", Report(prefill_backlog_tokens=500))
+    scheduler.report("a", LoadReport(prefill_backlog_tokens=500))
     workers = [only(Place, offer(scheduler, f"t{number}", tokens=200)).lease.worker_id for number in range(3)]
     assert workers == ["b", "b", "a"]  # a prompt of 199 counts from its lease on
 
@@ -119,18 +125,18 @@ def test_the_worker_with_the_least_prefill_before_it_gets_the_ticket(scheduler):
 def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there(scheduler):
     attach(scheduler, "a", kv_blocks=64)
     attach(scheduler, "b", kv_blocks=64)
-    scheduler.cache_changed("b", CacheNews(added=[1, 2, 3], anew=True))
-    scheduler.report("b", Report(prefill_backlog_tokens=40))
+    scheduler.cache_changed("b", PrefixCacheUpdate(added=[1, 2, 3], is_snapshot=True))
+    scheduler.report("b", LoadReport(prefill_backlog_tokens=40))
     assert placed_at(scheduler, "first", prefix=[1, 2, 3, 4]) == "b"
     assert scheduler.fleet["b"].unstarted_tokens == 79 - 3 * 16  # and only the rest of the prompt is in the way there
-    scheduler.cache_changed("b", CacheNews(removed=[2, 3]))
+    scheduler.cache_changed("b", PrefixCacheUpdate(removed=[2, 3]))
     assert placed_at(scheduler, "second", prefix=[1, 2, 3, 4]) == "a"
 
 
 def test_a_cache_never_draws_a_ticket_to_a_worker_that_has_no_room_or_is_avoided(scheduler):
     attach(scheduler, "a", kv_blocks=64)
     attach(scheduler, "b", kv_blocks=64, slots=1)
-    scheduler.cache_changed("b", CacheNews(added=[1, 2, 3], anew=True))
+    scheduler.cache_changed("b", PrefixCacheUpdate(added=[1, 2, 3], is_snapshot=True))
     assert placed_at(scheduler, "avoids", prefix=[1, 2, 3], avoid=["b"]) == "a"
     assert placed_at(scheduler, "fills", prefix=[1, 2, 3]) == "b"
     assert placed_at(scheduler, "late", prefix=[1, 2, 3]) == "a"
@@ -144,14 +150,14 @@ def placed_at(scheduler, name, *, prefix, **ticket):
 
 def test_look_ahead_leases_one_more_than_there_are_slots():
     scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=1)
-    scheduler.queue_joined("q")
+    scheduler.on_queue_connected("q")
     assert credits_in(attach(scheduler, slots=2)) == [("q", 3, False)]
 
 
 def test_credit_is_for_as_many_tokens_as_fit_together(scheduler):
     attach(scheduler, "a", slots=4, kv_blocks=8)
     effects = attach(scheduler, "b", slots=4, kv_blocks=8)
-    assert sum(each.total_tokens for each in effects if isinstance(each, GiveCredit)) == 128
+    assert sum(each.total_tokens for each in effects if isinstance(each, GrantCredit)) == 128
     assert scheduler.credits[MODEL].shards["q"].tokens == 256
     offer(scheduler, tokens=64)
     assert scheduler.credits[MODEL].shards["q"].tokens == 192

@@ -2,8 +2,8 @@
 
 from dispatch_mesh import START, TTL
 from dispatcher_calls import attach, credits_in, offer, only, quiet, space
-from penstock.chassis.own_time import OwnTime
-from penstock.scheduler.effects import Catalog, Decline, Place, Revoke
+from penstock.chassis.own_time import StallFreeClock
+from penstock.scheduler.effects import CatalogUpdate, Decline, Place, Revoke
 
 
 def test_a_lease_that_is_not_started_lapses(scheduler):
@@ -16,7 +16,7 @@ def test_a_lease_that_is_not_started_lapses(scheduler):
 
 
 def test_a_scheduler_that_stood_still_waits_for_what_was_started_meanwhile(scheduler):
-    scheduler.leases.own_time = OwnTime(0.5)
+    scheduler.leases.own_time = StallFreeClock(0.5)
     attach(scheduler, slots=2)
     offer(scheduler, "starts"), offer(scheduler, "never")
     assert quiet(scheduler.tick(START + TTL)) == []
@@ -85,7 +85,7 @@ def test_a_lost_worker_takes_along_what_runs_and_leaves_what_may_start_until_it_
     offer(scheduler, "runs")
     offer(scheduler, "waits")
     scheduler.started("w", "s-1")
-    assert only(Catalog, scheduler.worker_lost("w")).entries == ()
+    assert only(CatalogUpdate, scheduler.worker_lost("w")).entries == ()
     assert list(scheduler.leases.leases) == ["s-2"]
     assert quiet(scheduler.tick(START + TTL)) == []  # there is nobody to tell
     assert len(scheduler.leases) == 0

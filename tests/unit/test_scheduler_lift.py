@@ -2,32 +2,32 @@
 
 import pytest
 
-from penstock.scheduler.credit import CreditBook, Grant, Space
+from penstock.scheduler.credit import CreditBook, CreditGrant, FreeCapacity
 from shard_heads import LARGE, SMALL, grants, head, offered
 
 
 def test_a_shard_that_was_idle_is_lifted_to_the_time_of_those_that_waited():
     book = CreditBook("ab")
-    book.head("a", head(5, at=1, virtual=1_000.0))
-    assert grants(book, 1, LARGE) == [Grant("a", 1)]
+    book.on_head("a", head(5, at=1, virtual=1_000.0))
+    assert grants(book, 1, LARGE) == [CreditGrant("a", 1)]
     offered(book, "a", head(4, at=2, virtual=1_100.0))
-    book.head("b", head(5, at=3, virtual=0.0))  # counts from its own beginning
+    book.on_head("b", head(5, at=3, virtual=0.0))  # counts from its own beginning
     assert book.shards["b"].virtual_tokens == 1_000.0
-    assert grants(book, 1, LARGE) == [Grant("b", 1, once=True)]
+    assert grants(book, 1, LARGE) == [CreditGrant("b", 1, return_unused=True)]
     offered(book, "b", head(4, at=4, virtual=300.0))
-    book.returned("b", 0)
-    assert grants(book, 1, LARGE) == [Grant("a", 1, once=True)]
+    book.on_credit_returned("b", 0)
+    assert grants(book, 1, LARGE) == [CreditGrant("a", 1, return_unused=True)]
 
 
 def test_a_lift_holds_while_a_shard_waits_and_is_found_anew_after():
     book = CreditBook("ab")
-    book.head("a", head(5, virtual=1_000.0))
+    book.on_head("a", head(5, virtual=1_000.0))
     grants(book, 1, LARGE)
-    book.head("b", head(1, virtual=0.0))
-    book.head("b", head(1, virtual=50.0))
+    book.on_head("b", head(1, virtual=0.0))
+    book.on_head("b", head(1, virtual=50.0))
     assert book.shards["b"].virtual_tokens == 1_050.0
-    book.head("b", head(0))
-    book.head("b", head(1, virtual=1_200.0))
+    book.on_head("b", head(0))
+    book.on_head("b", head(1, virtual=1_200.0))
     assert book.shards["b"].virtual_tokens == 1_200.0
 
 
@@ -46,77 +46,81 @@ def standing(book):
 def test_who_waits_for_the_first_time_since_nobody_did_owes_nothing_for_what_came_before():
     book = CreditBook("abc")
     for queue, tokens in ("a", 1_000.0), ("b", 7_000.0), ("c", 0.0):
-        book.head(queue, head(5, virtual=tokens))
+        book.on_head(queue, head(5, virtual=tokens))
     assert standing(book) == dict.fromkeys("abc", 7_000.0)
-    book.head("b", head(0))
-    book.head("b", head(2, virtual=9_000.0))
+    book.on_head("b", head(0))
+    book.on_head("b", head(2, virtual=9_000.0))
     assert standing(book) == {"a": 7_000.0, "b": 9_000.0, "c": 7_000.0}, "others waited while that was served"
     for queue in "abc":
-        book.head(queue, head(0))
-    book.head("a", head(1, virtual=1_200.0))
-    book.head("c", head(1, virtual=8_000.0))
-    book.head("a", head(1, virtual=1_300.0))
+        book.on_head(queue, head(0))
+    book.on_head("a", head(1, virtual=1_200.0))
+    book.on_head("c", head(1, virtual=8_000.0))
+    book.on_head("a", head(1, virtual=1_300.0))
     assert (standing(book)["a"], standing(book)["c"]) == (8_100.0, 8_000.0)
 
 
 def test_what_begins_to_wait_and_goes_first_says_nothing_of_the_time():
     book = CreditBook("ab")
-    book.head("a", head(5, virtual=1_000.0))
-    book.head("b", head(5, virtual=7_000.0, resumes=True))
+    book.on_head("a", head(5, virtual=1_000.0))
+    book.on_head("b", head(5, virtual=7_000.0, resumes=True))
     assert standing(book)["a"] == 1_000.0
-    book.head("b", head(4, virtual=7_000.0))
+    book.on_head("b", head(4, virtual=7_000.0))
     assert standing(book)["a"] == 7_000.0
 
 
 def book_that_came_to(virtual):
     """Shard a has served as much, and waits with more."""
     book = CreditBook("ab")
-    book.head("a", head(5, virtual=virtual))
+    book.on_head("a", head(5, virtual=virtual))
     grants(book, 1, LARGE)
     return book
 
 
 def test_what_a_shard_lifts_by_itself_is_not_lifted_twice():
     book = book_that_came_to(1_000.0)
-    book.head("b", head(2, virtual=100.0))
+    book.on_head("b", head(2, virtual=100.0))
     assert book.shards["b"].virtual_tokens == 1_000.0
-    book.head("b", head(2, virtual=700.0, lifted=600.0))
+    book.on_head("b", head(2, virtual=700.0, lifted=600.0))
     assert book.shards["b"].virtual_tokens == 1_000.0
-    book.head("b", head(2, virtual=1_300.0, lifted=1_200.0))
+    book.on_head("b", head(2, virtual=1_300.0, lifted=1_200.0))
     assert book.shards["b"].virtual_tokens == 1_300.0
 
 
 def test_what_resumes_goes_first_in_its_class_and_leaves_no_trace():
     book = book_that_came_to(1_000.0)
-    book.head("b", head(2, virtual=0.0, resumes=True))
-    assert book.shards["b"].urgency < (2, -(10**9), 0)
-    assert book.elsewhere("a") == {}
-    book.head("b", head(1, virtual=1_200.0))
+    book.on_head("b", head(2, virtual=0.0, resumes=True))
+    assert book.shards["b"].sort_key < (2, -(10**9), 0)
+    assert book.remote_virtual_time("a") == {}
+    book.on_head("b", head(1, virtual=1_200.0))
     assert book.shards["b"].virtual_tokens == 1_200.0
 
 
 def test_a_class_that_has_stopped_waiting_is_lifted_anew_when_it_comes_back():
     book = book_that_came_to(1_000.0)
-    book.head("b", head(2, virtual=900.0))
-    book.head("b", head(1, priority=3))  # nothing of the class above waits any more
+    book.on_head("b", head(2, virtual=900.0))
+    book.on_head("b", head(1, priority=3))  # nothing of the class above waits any more
     book.virtual_time[2] = 5_000.0  # while others are served on
-    book.head("b", head(2, virtual=900.0))
+    book.on_head("b", head(2, virtual=900.0))
     assert book.shards["b"].virtual_tokens == 5_000.0
 
 
 def test_virtual_time_elsewhere_is_what_others_served_or_the_least_that_waits_there():
     book = CreditBook("abc")
-    assert book.elsewhere("a") == {}
+    assert book.remote_virtual_time("a") == {}
     begun(book, b=300.0, c=200.0)
-    assert (book.elsewhere("a"), book.elsewhere("b"), book.elsewhere("c")) == ({2: 200.0}, {2: 200.0}, {2: 300.0})
+    assert (book.remote_virtual_time("a"), book.remote_virtual_time("b"), book.remote_virtual_time("c")) == (
+        {2: 200.0},
+        {2: 200.0},
+        {2: 300.0},
+    )
     grants(book, 1, LARGE)  # to c, whose head comes first
-    book.head("c", head(5, virtual=250.0, priority=3))
-    assert book.elsewhere("a") == {2: 300.0, 3: 250.0}
-    book.head("b", head(0))
-    assert book.elsewhere("a") == {2: 200.0, 3: 250.0}
-    assert book.elsewhere("c") == {}
+    book.on_head("c", head(5, virtual=250.0, priority=3))
+    assert book.remote_virtual_time("a") == {2: 300.0, 3: 250.0}
+    book.on_head("b", head(0))
+    assert book.remote_virtual_time("a") == {2: 200.0, 3: 250.0}
+    assert book.remote_virtual_time("c") == {}
     book.reset()
-    assert book.elsewhere("a") == {2: 200.0}
+    assert book.remote_virtual_time("a") == {2: 200.0}
 
 
 def sized_head(*, tokens, **fields):
@@ -128,25 +132,25 @@ def sized_head(*, tokens, **fields):
 def test_a_head_that_finds_no_room_bars_other_shards_once_they_are_ahead_by_half_of_it():
     book = CreditBook("ab")
     begun(book, a=0.0, b=0.0)
-    book.head("a", sized_head(tokens=LARGE))
-    book.head("b", head(5, virtual=LARGE / 2, tokens=SMALL))
-    room = Space(1, SMALL, SMALL, ever=LARGE)
+    book.on_head("a", sized_head(tokens=LARGE))
+    book.on_head("b", head(5, virtual=LARGE / 2, tokens=SMALL))
+    room = FreeCapacity(1, SMALL, SMALL, max_supported_tokens=LARGE)
     assert [grant.queue for grant in book.grants(room)] == ["a"]
-    book.returned("a", 1)
+    book.on_credit_returned("a", 1)
     assert [grant.queue for grant in book.grants(room)] == ["b"]
     offered(book, "b", head(4, virtual=LARGE / 2 + 1, tokens=SMALL))
-    book.returned("b", 0)
+    book.on_credit_returned("b", 0)
     assert book.grants(room) == []
-    book.stir()
+    book.on_capacity_changed()
     assert [grant.queue for grant in book.grants(room)] == ["a"], "more fits by now, or nothing still: it is asked"
 
 
 @pytest.mark.parametrize("stuck", [{"tokens": LARGE + 1}, {"tokens": LARGE, "resumes": True}, {"tokens": 0}])
 def test_a_head_that_may_never_run_here_bars_nobody(stuck):
     book = CreditBook("ab")
-    book.head("a", sized_head(**stuck))
-    book.head("b", head(5, virtual=2 * LARGE, tokens=SMALL))
-    room = Space(1, SMALL, SMALL, ever=LARGE)
+    book.on_head("a", sized_head(**stuck))
+    book.on_head("b", head(5, virtual=2 * LARGE, tokens=SMALL))
+    room = FreeCapacity(1, SMALL, SMALL, max_supported_tokens=LARGE)
     assert [grant.queue for grant in book.grants(room)] == ["a"]
-    book.returned("a", 1)
+    book.on_credit_returned("a", 1)
     assert [grant.queue for grant in book.grants(room)] == ["b"]

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch_mesh import profile_of, ticket_of
-from penstock.mesh.v1.scheduler_pb2 import Report
-from penstock.scheduler.placement import QuickestStart
-from penstock.scheduler.pool import CANDIDATES, Pool
+from penstock.mesh.v1.scheduler_pb2 import LoadReport
+from penstock.scheduler.placement import LowestTtft
+from penstock.scheduler.pool import MAX_CANDIDATES, Pool
 from penstock.scheduler.prefixes import PrefixIndex
-from penstock.scheduler.ranking import VISITS, Ranking
+from penstock.scheduler.ranking import MAX_SEARCH_VISITS, TournamentTree
 from penstock.scheduler.worker import Worker
 
 NAMES = [f"w{number}" for number in range(9)]
@@ -18,7 +18,7 @@ takes = st.sampled_from(NAMES)
 
 @given(changes=st.lists(st.one_of(puts, takes), max_size=40), room=st.integers(0, 4))
 def test_a_search_finds_all_that_have_room_least_load_first(changes, room):
-    ranking, known = Ranking(), {}
+    ranking, known = TournamentTree(), {}
     for change in changes:
         if isinstance(change, tuple):
             name, load, has = change
@@ -28,17 +28,17 @@ def test_a_search_finds_all_that_have_room_least_load_first(changes, room):
             ranking.remove(change)
     wanted = [name for load, name, has in sorted(known.values()) if has >= room]
     assert list(ranking.search(room)) == wanted
-    assert ranking.most_room == max((has for _, _, has in known.values()), default=0)
+    assert ranking.max_free_tokens == max((has for _, _, has in known.values()), default=0)
     assert len(ranking) == len(known)
 
 
 def test_a_search_ends_after_a_bounded_number_of_steps_with_whoever_has_most_room():
-    ranking = Ranking()
-    for number in range(4 * VISITS):
+    ranking = TournamentTree()
+    for number in range(4 * MAX_SEARCH_VISITS):
         ranking.put(f"low-{number:04}", 0.0, 10)
     ranking.put("roomy", 9.0, 11)
     found = list(ranking.search(5))
-    assert len(found) < VISITS
+    assert len(found) < MAX_SEARCH_VISITS
     assert found[-1] == "roomy"
 
 
@@ -57,16 +57,16 @@ class Counted(list):
 
 
 def test_among_a_thousand_workers_a_change_and_a_search_touch_one_path_of_the_tree():
-    ranking = Ranking()
+    ranking = TournamentTree()
     for number in range(1_000):
         ranking.put(f"w{number:04}", float(number % 97), 10)
     path = ranking._leaves.bit_length()
-    ranking._load, ranking._room = Counted(ranking._load), Counted(ranking._room)
+    ranking._load, ranking._tokens = Counted(ranking._load), Counted(ranking._tokens)
     ranking.put("w0500", 0.5, 9)
-    assert ranking._load.touched + ranking._room.touched <= 8 * path
-    ranking._load.touched = ranking._room.touched = 0
+    assert ranking._load.touched + ranking._tokens.touched <= 8 * path
+    ranking._load.touched = ranking._tokens.touched = 0
     assert next(ranking.search(10)) == "w0000"
-    assert ranking._load.touched + ranking._room.touched <= 8 * path
+    assert ranking._load.touched + ranking._tokens.touched <= 8 * path
 
 
 @given(
@@ -79,31 +79,35 @@ def test_the_index_knows_who_holds_how_much_of_a_prompt(changes, lost):
     for worker, depth, anew in changes:
         before, now = set(prompt[: depths[worker]]), set(prompt[:depth])
         if anew:
-            index.change(worker, now, (), anew=True)
+            index.apply(worker, now, (), is_snapshot=True)
         else:
-            index.change(worker, now - before, before - now, anew=False)
+            index.apply(worker, now - before, before - now, is_snapshot=False)
         depths[worker] = depth
     for worker in lost:
-        index.forget(worker)
+        index.remove_worker(worker)
         depths[worker] = 0
     deepest = max(depths.values())
-    assert set(index.longest(prompt)) == {worker for worker, depth in depths.items() if depth == deepest > 0}
-    assert {worker: index.blocks(worker, prompt) for worker in "abc"} == {w: min(d, 6) for w, d in depths.items()}
+    assert set(index.workers_with_longest_prefix(prompt)) == {
+        worker for worker, depth in depths.items() if depth == deepest > 0
+    }
+    assert {worker: index.cached_blocks(worker, prompt) for worker in "abc"} == {
+        w: min(d, 6) for w, d in depths.items()
+    }
     assert len(index) == min(deepest, 6)
 
 
 def test_a_prompt_that_nobody_knows_has_no_holders():
-    assert not PrefixIndex().longest([])
-    assert not PrefixIndex().longest([1, 2])
-    assert PrefixIndex().blocks("w", [1]) == 0
+    assert not PrefixIndex().workers_with_longest_prefix([])
+    assert not PrefixIndex().workers_with_longest_prefix([1, 2])
+    assert PrefixIndex().cached_blocks("w", [1]) == 0
 
 
 def pool_of(**workers):
     """Workers by name with their slots, KV blocks and prefill rates."""
-    pool = Pool(QuickestStart())
+    pool = Pool(LowestTtft())
     for name, (slots, kv_blocks, rate) in workers.items():
         worker = Worker(name, name, f"{name}:1", profile_of(slots=slots, kv_blocks=kv_blocks), look_ahead=0)
-        worker.hear(Report(prefill_tokens_per_second=rate))
+        worker.on_load_report(LoadReport(prefill_tokens_per_second=rate))
         pool.add(worker)
     return pool
 
@@ -135,27 +139,27 @@ def test_a_worker_with_a_larger_pool_gets_more_while_prefill_is_quick():
 
 
 def test_a_ticket_finds_the_only_worker_that_has_room_for_it():
-    pool = pool_of(**{f"full{number}": (1, 8, 500.0) for number in range(4 * CANDIDATES)}, roomy=(1, 64, 1.0))
-    assert pool.place(ticket_of("large", tokens=500)).key == "roomy"
-    assert pool.place(ticket_of("too-large", tokens=64 * 16 + 1)) is None
+    pool = pool_of(**{f"full{number}": (1, 8, 500.0) for number in range(4 * MAX_CANDIDATES)}, roomy=(1, 64, 1.0))
+    assert pool.choose_worker(ticket_of("large", tokens=500)).key == "roomy"
+    assert pool.choose_worker(ticket_of("too-large", tokens=64 * 16 + 1)) is None
 
 
 def pool_over(zones, slots=100):
     """Workers that are alike, but for where they are: name -> zone."""
-    pool = Pool(QuickestStart())
+    pool = Pool(LowestTtft())
     for name, zone in zones.items():
         worker = Worker(name, name, f"{name}:1", profile_of(slots=slots, kv_blocks=10_000), look_ahead=0, zone=zone)
-        worker.hear(Report(prefill_tokens_per_second=1e9))
+        worker.on_load_report(LoadReport(prefill_tokens_per_second=1e9))
         pool.add(worker)
     return pool
 
 
 def test_among_equals_the_worker_of_the_edges_own_zone_is_taken_however_many_others_there_are():
-    pool = pool_over({f"a{number:02}": "far" for number in range(4 * CANDIDATES)} | {"z": "near"})
-    assert pool.place(ticket_of("t", zone="near")).key == "z"
-    assert pool.place(ticket_of("t", zone="far")).key == "a00"
-    assert pool.place(ticket_of("t", zone="elsewhere")).key == "a00"
-    assert pool.place(ticket_of("t")).key == "a00"
+    pool = pool_over({f"a{number:02}": "far" for number in range(4 * MAX_CANDIDATES)} | {"z": "near"})
+    assert pool.choose_worker(ticket_of("t", zone="near")).key == "z"
+    assert pool.choose_worker(ticket_of("t", zone="far")).key == "a00"
+    assert pool.choose_worker(ticket_of("t", zone="elsewhere")).key == "a00"
+    assert pool.choose_worker(ticket_of("t")).key == "a00"
 
 
 def test_no_worker_is_crowded_because_it_is_near():
@@ -168,14 +172,14 @@ def test_a_zone_is_forgotten_with_its_last_worker():
     pool = pool_over({"a": "x", "b": "y", "c": "y"})
     workers = {worker.key: worker for worker in pool}
     pool.remove(workers["c"])
-    assert pool.place(ticket_of("t", zone="y")).key == "b"
+    assert pool.choose_worker(ticket_of("t", zone="y")).key == "b"
     pool.remove(workers["b"])
-    assert pool.place(ticket_of("t", zone="y")).key == "a"
+    assert pool.choose_worker(ticket_of("t", zone="y")).key == "a"
     pool.remove(workers["a"])
-    assert pool.place(ticket_of("t", zone="y")) is None
+    assert pool.choose_worker(ticket_of("t", zone="y")) is None
 
 
 def test_avoided_workers_do_not_hide_the_others():
-    names = [f"w{number}" for number in range(4 * CANDIDATES)]
+    names = [f"w{number}" for number in range(4 * MAX_CANDIDATES)]
     pool = pool_of(**dict.fromkeys(names, (1, 8, 500.0)), slow=(1, 8, 1.0))
-    assert pool.place(ticket_of("t", avoid=names)).key == "slow"
+    assert pool.choose_worker(ticket_of("t", avoid=names)).key == "slow"

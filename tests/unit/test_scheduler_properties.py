@@ -6,9 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dispatch_mesh import BLOCK, MODEL, START, TTL, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, ServedLease
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.scheduler.effects import Decline, Expect, Place, Revoke, TellServed
+from penstock.scheduler.effects import Decline, Expect, Place, Revoke, SendServiceReport
 from penstock.scheduler.leases import LeaseBook
 
 QUEUES = ["q1", "q2"]
@@ -28,8 +28,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.issued = set()
         self.placed = set()  # shard, ticket and attempt
         self.ended = {}  # as was told last, by shard, ticket and attempt
-        self.perform(self.scheduler.queue_joined("q1"))
-        self.perform(self.scheduler.queue_joined("q2"))
+        self.perform(self.scheduler.on_queue_connected("q1"))
+        self.perform(self.scheduler.on_queue_connected("q2"))
 
     def perform(self, effects):
         for effect in effects:
@@ -40,7 +40,7 @@ class DispatcherMachine(RuleBasedStateMachine):
                 self.placed.add((effect.queue, effect.lease.ticket_id, effect.lease.attempt))
             elif isinstance(effect, Revoke):
                 assert effect.lease_id in self.issued
-            elif isinstance(effect, TellServed):
+            elif isinstance(effect, SendServiceReport):
                 self.ended |= {(effect.queue, each.ticket_id, each.attempt): each.ended for each in effect.tickets}
         return effects
 
@@ -54,7 +54,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def offer(self, queue, name, tokens, attempt, avoid):
         ticket = ticket_of(f"t{name}", tokens=tokens, attempt=attempt, avoid=avoid)
         ticket.prefix_hashes.extend(range(1, 1 + (tokens - 1) // BLOCK))
-        effects = self.perform(self.scheduler.offer(queue, ticket, self.now))
+        effects = self.perform(self.scheduler.on_offer(queue, ticket, self.now))
         answers = [effect for effect in effects if isinstance(effect, Place | Decline)]
         assert len(answers) == 1
         if isinstance(answers[0], Place):
@@ -62,41 +62,41 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES), name=st.integers(0, 5))
     def recall(self, queue, name):
-        self.perform(self.scheduler.recalled(queue, [f"t{name}"]))
+        self.perform(self.scheduler.on_offer_withdrawn(queue, [f"t{name}"]))
 
     @rule(queue=st.sampled_from(QUEUES), waiting=st.integers(0, 5), priority=st.integers(1, 3))
     def head(self, queue, waiting, priority):
-        self.perform(self.scheduler.head(queue, Head(model=MODEL, waiting=waiting, priority=priority)))
+        self.perform(self.scheduler.on_head(queue, Head(model=MODEL, waiting=waiting, priority=priority)))
 
     @rule(queue=st.sampled_from(QUEUES), tickets=st.integers(0, 5))
     def returned(self, queue, tickets):
-        self.perform(self.scheduler.returned(queue, MODEL, tickets))
+        self.perform(self.scheduler.on_credit_returned(queue, MODEL, tickets))
 
     @rule(queue=st.sampled_from(QUEUES))
     def break_the_stream_of_a_queue(self, queue):
-        self.perform(self.scheduler.queue_lost(queue))
-        self.perform(self.scheduler.queue_joined(queue))
+        self.perform(self.scheduler.on_queue_disconnected(queue))
+        self.perform(self.scheduler.on_queue_connected(queue))
 
     @rule(worker=st.sampled_from(WORKERS))
     def attach(self, worker):
         """With all that runs there, as its former stream knew it."""
-        former = self.scheduler.fleet.named(worker)
+        former = self.scheduler.fleet.by_worker_id(worker)
         running = {}
         if former:
-            unstarted = {entry.lease_id for entry in self.scheduler.leases.unstarted_on(worker)}
+            unstarted = {entry.lease_id for entry in self.scheduler.leases.unstarted_on_worker(worker)}
             running = {each: blocks for each, blocks in former.promised.items() if each not in unstarted}
         self.streams += 1
         profile = profile_of(slots=SLOTS, kv_blocks=KV_BLOCKS, running=running)
         for each in profile.running:
             entry = self.scheduler.leases.leases[each.lease_id]
             each.ticket_id, each.attempt, each.queue_id = entry.ticket_id, entry.attempt, entry.queue
-        self.perform(self.scheduler.worker_attached(f"{worker}/{self.streams}", worker, f"{worker}:1", profile))
+        self.perform(self.scheduler.on_worker_attached(f"{worker}/{self.streams}", worker, f"{worker}:1", profile))
 
     @precondition(lambda self: len(self.scheduler.fleet))
     @rule(choose=st.data())
     def lose_worker(self, choose):
         self.perform(
-            self.scheduler.worker_lost(choose.draw(st.sampled_from([each.key for each in self.scheduler.fleet])))
+            self.scheduler.on_worker_lost(choose.draw(st.sampled_from([each.key for each in self.scheduler.fleet])))
         )
 
     @precondition(lambda self: self.issued and len(self.scheduler.fleet))
@@ -107,19 +107,19 @@ class DispatcherMachine(RuleBasedStateMachine):
         lease_id = choose.draw(st.sampled_from(sorted(self.issued)))
         served = [ServedLease(lease_id=lease_id, prompt_tokens=tokens, output_tokens=tokens)]
         if does == "start":
-            self.scheduler.started(worker, lease_id)
+            self.scheduler.on_lease_started(worker, lease_id)
         elif does == "progress":
-            self.scheduler.progress(worker, served)
+            self.scheduler.on_progress(worker, served)
         else:
-            self.perform(self.scheduler.released(worker, [lease_id], served))
+            self.perform(self.scheduler.on_leases_released(worker, [lease_id], served))
 
     @precondition(lambda self: len(self.scheduler.fleet))
     @rule(choose=st.data(), news=st.tuples(*[st.lists(st.integers(1, 4))] * 2), anew=st.booleans())
     def change_cache(self, choose, news, anew):
         added, removed = news
         worker = self.one_of_the_workers(choose)
-        self.scheduler.cache_changed(worker, CacheNews(added=added, removed=removed, anew=anew))
-        self.scheduler.report(worker, Report(prefill_backlog_tokens=sum(added), running=len(removed)))
+        self.scheduler.on_prefix_cache_update(worker, PrefixCacheUpdate(added=added, removed=removed, is_snapshot=anew))
+        self.scheduler.on_load_report(worker, LoadReport(prefill_backlog_tokens=sum(added), running=len(removed)))
 
     def one_of_the_workers(self, choose):
         return choose.draw(st.sampled_from([each.key for each in self.scheduler.fleet]))
@@ -140,36 +140,41 @@ class DispatcherMachine(RuleBasedStateMachine):
         leases = self.scheduler.leases
         for entry in leases.leases.values():
             if worker := self.scheduler.fleet.get(entry.worker):
-                assert worker.promised[entry.lease_id] == entry.blocks
+                assert worker.promised[entry.lease_id] == entry.kv_blocks
         for worker in self.scheduler.fleet:
-            waiting = [entry.prompt_tokens for entry in leases.unstarted_on(worker.worker_id)]
+            waiting = [entry.prompt_tokens for entry in leases.unstarted_on_worker(worker.worker_id)]
             assert worker.unstarted_tokens == sum(waiting)
 
     @invariant()
     def credit_is_never_negative(self):
-        shards = [shard for credit in self.scheduler.credits.values() for shard in credit.shards.values()]
-        assert all(shard.held >= 0 and shard.tokens >= 0 for shard in shards)
+        shards = [shard for credit in self.scheduler.credit_books.values() for shard in credit.shards.values()]
+        assert all(shard.held_tickets >= 0 and shard.held_tokens >= 0 for shard in shards)
 
     @invariant()
     def sums_are_what_the_workers_add_up_to(self):
         for pool in self.scheduler.fleet.pools.values():
             totals = pool.totals
-            assert totals.room == sum(worker.room for worker in pool)
-            assert totals.tokens == sum((KV_BLOCKS - each.promised_blocks) * BLOCK for each in pool if each.room)
-            assert (totals.slots, totals.is_open) == (SLOTS * len(pool), sum(worker.room > 0 for worker in pool))
-            assert pool.largest == max(worker.largest for worker in pool)
+            assert totals.available_leases == sum(worker.available_leases for worker in pool)
+            assert totals.free_tokens == sum(
+                (KV_BLOCKS - each.promised_blocks) * BLOCK for each in pool if each.available_leases
+            )
+            assert (totals.slots, totals.open_workers) == (
+                SLOTS * len(pool),
+                sum(worker.available_leases > 0 for worker in pool),
+            )
+            assert pool.max_ticket_tokens == max(worker.max_ticket_tokens for worker in pool)
 
     def teardown(self):
         scheduler = self.scheduler
         self.perform(scheduler.tick(self.now + TTL))
         for worker in scheduler.fleet:
-            self.perform(scheduler.released(worker.key, list(worker.promised)))
+            self.perform(scheduler.on_leases_released(worker.key, list(worker.promised)))
         self.perform(scheduler.tick(self.now + TTL))
-        assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.promised_blocks) == (0, 0, 0)
+        assert (len(scheduler.leases), scheduler.leases.unstarted_count, scheduler.promised_blocks) == (0, 0, 0)
         assert self.ended == dict.fromkeys(self.placed, True)
-        assert len(scheduler.served) == 0
+        assert len(scheduler.service_reports) == 0
         for worker in list(scheduler.fleet):
-            self.perform(scheduler.worker_lost(worker.key))
+            self.perform(scheduler.on_worker_lost(worker.key))
         assert not scheduler.fleet.pools
 
 

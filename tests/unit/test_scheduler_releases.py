@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from dispatch_mesh import profile_of
 from penstock.chassis.durations import seconds_of
-from penstock.mesh.v1.scheduler_pb2 import Report
+from penstock.mesh.v1.scheduler_pb2 import LoadReport
 from penstock.scheduler.leases import LeaseEntry
-from penstock.scheduler.releases import UNPREDICTED, WORKERS, releases_of, steps_left
+from penstock.scheduler.releases import DEFAULT_OUTPUT_TOKENS, MAX_SAMPLED_WORKERS, slot_releases_of, steps_left
 from penstock.scheduler.worker import Worker
 
 STEP = 0.01  # s
@@ -19,9 +19,9 @@ def entry_of(name="l", **fields):
 
 def worker_of(leases, name="w", steps=0, step=STEP):
     worker = Worker(name, name, "", profile_of(slots=1_000, kv_blocks=10_000), look_ahead=1)
-    report = Report(steps=steps)
+    report = LoadReport(steps=steps)
     report.decode_step_time.FromNanoseconds(round(step * 1e9))
-    worker.hear(report)
+    worker.on_load_report(report)
     for lease_id in leases:
         worker.promise(lease_id, 2)
     return worker
@@ -38,7 +38,7 @@ def test_a_lease_ends_once_its_predicted_tokens_are_made():
 
 def test_a_lease_that_has_no_token_yet_has_its_prompt_to_do_as_well():
     assert steps_left(entry_of(predicted_output=50), 1_000) == 51
-    assert steps_left(entry_of(), 1_000) == UNPREDICTED + 1
+    assert steps_left(entry_of(), 1_000) == DEFAULT_OUTPUT_TOKENS + 1
 
 
 def test_an_answer_that_is_longer_than_was_predicted_may_go_on_but_has_not_ended():
@@ -50,31 +50,31 @@ def test_an_answer_that_is_longer_than_was_predicted_may_go_on_but_has_not_ended
 
 def test_leases_end_in_the_order_of_what_they_have_left():
     leases = {str(left): entry_of(str(left), predicted_output=left, output_served=1) for left in (31, 11, 21)}
-    found = releases_of([worker_of(leases)], leases)
+    found = slot_releases_of([worker_of(leases)], leases)
     assert ends_of(found) == [(0.1, 1), (0.2, 2), (0.3, 3)]
 
 
 def test_nothing_is_said_of_workers_that_have_measured_nothing():
     leases = {"a": entry_of("a", predicted_output=9)}
-    assert releases_of([worker_of(leases, step=0.0)], leases) == []
-    assert releases_of([], {}) == []
+    assert slot_releases_of([worker_of(leases, step=0.0)], leases) == []
+    assert slot_releases_of([], {}) == []
 
 
 def test_a_lease_known_by_its_id_alone_is_taken_for_any_other():
-    assert ends_of(releases_of([worker_of(["unknown"])], {})) == [((UNPREDICTED + 1) * STEP, 1)]
+    assert ends_of(slot_releases_of([worker_of(["unknown"])], {})) == [((DEFAULT_OUTPUT_TOKENS + 1) * STEP, 1)]
 
 
 def test_of_very_many_workers_a_few_speak_for_all():
-    count = 10 * WORKERS
+    count = 10 * MAX_SAMPLED_WORKERS
     leases = {str(number): entry_of(str(number), predicted_output=21, output_served=1) for number in range(count)}
-    found = releases_of([worker_of([name], name) for name in leases], leases)
+    found = slot_releases_of([worker_of([name], name) for name in leases], leases)
     assert ends_of(found)[-1] == (0.2, count)
 
 
 @given(st.lists(st.integers(1, 5_000), min_size=1, max_size=300), st.integers(0, 100))
 def test_a_curve_rises_and_ends_with_all_leases(lengths, turn):
     leases = {str(name): entry_of(str(name), predicted_output=length) for name, length in enumerate(lengths)}
-    points = ends_of(releases_of([worker_of(leases)], leases, turn))
+    points = ends_of(slot_releases_of([worker_of(leases)], leases, turn))
     assert points == sorted(points)
     assert [each[1] for each in points] == sorted({each[1] for each in points})
     assert points[-1] == (round((max(lengths) + 1) * STEP, 6), len(lengths))

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.scheduler.credit import CreditBook, Grant, Space
+from penstock.scheduler.credit import CreditBook, CreditGrant, FreeCapacity
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.scheduler.effects import Expect, GiveCredit, Place
+from penstock.scheduler.effects import Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
-from penstock.scheduler.reserve import KEPT_FOR, Reserve
+from penstock.scheduler.reserve import MAX_TICKETS_SINCE_EXPRESS, ExpressSlots
 
 SLOTS = 64
 SHARE = 1 / 16
@@ -19,26 +19,26 @@ LARGE = 1_000  # tokens
 
 def reserve_of(pattern, times=100, share=SHARE):
     """After tickets of which some were urgent, by turns."""
-    found = Reserve(share)
+    found = ExpressSlots(share)
     for number in range(times):
-        found.note(is_urgent=pattern[number % len(pattern)])
+        found.record(is_express=pattern[number % len(pattern)])
     return found
 
 
 def space(room, largest=LARGE):
-    return Space(room, 1_000_000, largest, slots=SLOTS)
+    return FreeCapacity(room, 1_000_000, largest, slots=SLOTS)
 
 
 def head(waiting=1, *, urgent=False, at=100):
     return Head(
-        model=MODEL, waiting=waiting, priority=2, enqueue_unix_nano=at, waiting_tokens=10, tokens=10, urgent=urgent
+        model=MODEL, waiting=waiting, priority=2, enqueue_unix_nano=at, waiting_tokens=10, tokens=10, express=urgent
     )
 
 
 def book_that_keeps(kept, queues="a"):
     book = CreditBook(queues, SHARE)
-    while book.reserve.of(SLOTS) < kept:
-        book.offered("a", 10, is_urgent=True)
+    while book.express_slots.slots_to_keep(SLOTS) < kept:
+        book.on_offer("a", 10, is_express=True)
     return book
 
 
@@ -53,50 +53,50 @@ def tickets(grants):
 
 
 def test_nothing_is_kept_where_no_ticket_is_urgent():
-    assert Reserve(SHARE).of(SLOTS) == 0
-    assert reserve_of([False]).of(SLOTS) == 0
+    assert ExpressSlots(SHARE).slots_to_keep(SLOTS) == 0
+    assert reserve_of([False]).slots_to_keep(SLOTS) == 0
 
 
 def test_one_slot_is_kept_for_long_after_an_urgent_ticket_and_more_the_more_are_urgent():
-    kept = [reserve_of([True] + [False] * others).of(SLOTS) for others in (60, 9, 3, 1)]
+    kept = [reserve_of([True] + [False] * others).slots_to_keep(SLOTS) for others in (60, 9, 3, 1)]
     assert kept == [1, 2, 4, 4]
     found = reserve_of([True])
-    for _ in range(KEPT_FOR - 1):
-        found.note(is_urgent=False)
-    assert found.of(SLOTS) == 1
-    found.note(is_urgent=False)
-    assert found.of(SLOTS) == 0
+    for _ in range(MAX_TICKETS_SINCE_EXPRESS - 1):
+        found.record(is_express=False)
+    assert found.slots_to_keep(SLOTS) == 1
+    found.record(is_express=False)
+    assert found.slots_to_keep(SLOTS) == 0
 
 
 def test_a_small_worker_keeps_nothing_and_no_pool_more_than_its_share():
     found = reserve_of([True], times=300)
-    assert [found.of(slots) for slots in (1, 15, 16, 64, 1_024)] == [0, 0, 1, 4, 64]
+    assert [found.slots_to_keep(slots) for slots in (1, 15, 16, 64, 1_024)] == [0, 0, 1, 4, 64]
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(0, 10_000), st.floats(0.0, 0.5))
 def test_a_reserve_leaves_slots_to_others_whatever_came(came, slots, share):
-    found = Reserve(share)
+    found = ExpressSlots(share)
     for is_urgent in came:
-        found.note(is_urgent=is_urgent)
-    assert 0 <= found.of(slots) <= slots / 2
+        found.record(is_express=is_urgent)
+    assert 0 <= found.slots_to_keep(slots) <= slots / 2
 
 
 def test_credit_for_others_ends_where_what_is_kept_begins():
     book = book_that_keeps(2)
-    book.head("a", head(9))
+    book.on_head("a", head(9))
     assert tickets(book.grants(space(5))) == {"a": (3, 2)}
     for _ in range(3):
-        book.offered("a", 10)
-    book.head("a", head(6))
+        book.on_offer("a", 10)
+    book.on_head("a", head(6))
     assert tickets(book.grants(space(2))) == {}, "two are free, and kept"
 
 
 def test_a_slot_that_falls_free_is_kept_again_before_others_have_any():
     book = book_that_keeps(2)
-    book.head("a", head(9))
+    book.on_head("a", head(9))
     book.grants(space(2))
-    book.offered("a", 10, is_urgent=True, on_urgent_credit=True)
-    book.head("a", head(9))
+    book.on_offer("a", 10, is_express=True, uses_express_credit=True)
+    book.on_head("a", head(9))
     assert tickets(book.grants(space(1))) == {}
     assert tickets(book.grants(space(2))) == {"a": (0, 1)}
     assert tickets(book.grants(space(3))) == {"a": (1, 0)}
@@ -106,38 +106,38 @@ def test_every_shard_holds_credit_for_what_is_kept_unless_urgent_tickets_wait_on
     book = book_that_keeps(2, "ab")
     assert tickets(book.grants(space(2))) == {"a": (0, 2), "b": (0, 2)}
     book = book_that_keeps(2, "abc")
-    book.head("b", head(3, urgent=True, at=9))
-    book.head("c", head(3, urgent=True, at=8))
+    book.on_head("b", head(3, urgent=True, at=9))
+    book.on_head("c", head(3, urgent=True, at=8))
     assert tickets(book.grants(space(2))) == {"c": (0, 2)}
 
 
 def test_an_urgent_head_hears_when_larger_tickets_fit():
     book = book_that_keeps(2)
-    book.head("a", head(9, urgent=True))
+    book.on_head("a", head(9, urgent=True))
     book.grants(space(2, largest=5))
-    assert book.grants(space(2, largest=20)) == [Grant("a")]
+    assert book.grants(space(2, largest=20)) == [CreditGrant("a")]
     assert book.grants(space(2, largest=20)) == []
 
 
 def test_an_urgent_head_is_before_all_virtual_tokens_and_sets_no_class_clock():
     book = CreditBook("ab")
-    book.head("a", head(5, at=1))
-    book.head("b", head(5, urgent=True, at=9))
-    assert [grant.queue for grant in book.grants(Space(1, 1_000_000, LARGE))] == ["b"]
-    assert book.elsewhere("a") == {}
+    book.on_head("a", head(5, at=1))
+    book.on_head("b", head(5, urgent=True, at=9))
+    assert [grant.queue for grant in book.grants(FreeCapacity(1, 1_000_000, LARGE))] == ["b"]
+    assert book.remote_virtual_time("a") == {}
 
 
 @pytest.fixture
 def scheduler():
-    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0, reserve_share=SHARE)
-    found.queue_joined("q")
-    found.worker_attached("w", "w", "w:1", profile_of(slots=16, kv_blocks=1_000))
+    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0, express_slot_share=SHARE)
+    found.on_queue_connected("q")
+    found.on_worker_attached("w", "w", "w:1", profile_of(slots=16, kv_blocks=1_000))
     return found
 
 
 def test_a_lease_says_that_it_is_urgent_to_edge_and_worker(scheduler):
     effects = scheduler.offer("q", ticket_of("t", urgent=True), START)
-    assert [each.lease.urgent for each in effects if isinstance(each, Place | Expect)] == [True, True]
+    assert [each.lease.express for each in effects if isinstance(each, Place | Expect)] == [True, True]
 
 
 def test_the_last_slot_is_left_to_an_urgent_ticket(scheduler):
@@ -145,7 +145,7 @@ def test_the_last_slot_is_left_to_an_urgent_ticket(scheduler):
     for number in range(14):
         scheduler.offer("q", ticket_of(f"t{number}"), START)
     effects = scheduler.head("q", Head(model=MODEL, waiting=5, priority=2, waiting_tokens=160, tokens=32))
-    given = [each for each in effects if isinstance(each, GiveCredit)]
+    given = [each for each in effects if isinstance(each, GrantCredit)]
     assert scheduler.credits[MODEL].shards["q"].urgent == 1
     assert not any(each.tickets for each in given)
     placed = scheduler.offer("q", ticket_of("late", urgent=True), START, on_urgent_credit=True)

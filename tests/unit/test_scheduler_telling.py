@@ -3,18 +3,18 @@
 from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
 from dispatcher_calls import attach, offer, only, paces, served, told
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import Report, RunningLease
-from penstock.scheduler.effects import GiveCredit, TellPace, TellServed
-from penstock.scheduler.served import KEPT_FOR, MAY_BE_LOST
-from penstock.scheduler.worker import FEW_STEPS
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, RunningLease
+from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
+from penstock.scheduler.served import ABSENT_QUEUE_TTL_S, RESEND_WINDOW_S
+from penstock.scheduler.worker import MIN_REPORTED_STEPS
 
 
 def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):
     attach(scheduler, "w")
-    scheduler.report("w", Report(tokens_per_second=100.0))
-    assert only(GiveCredit, attach(scheduler, "x")).tokens_per_second == 100.0
-    scheduler.report("x", Report(tokens_per_second=50.0))
-    assert only(GiveCredit, attach(scheduler, "y", slots=8)).tokens_per_second == 150.0
+    scheduler.report("w", LoadReport(tokens_per_second=100.0))
+    assert only(GrantCredit, attach(scheduler, "x")).tokens_per_second == 100.0
+    scheduler.report("x", LoadReport(tokens_per_second=50.0))
+    assert only(GrantCredit, attach(scheduler, "y", slots=8)).tokens_per_second == 150.0
 
 
 def test_what_a_lease_was_served_is_told_to_the_shard_that_its_ticket_came_from(scheduler):
@@ -75,7 +75,7 @@ def test_a_shard_that_is_away_for_a_moment_hears_later_and_one_that_stays_away_n
     offer(scheduler, now=START + 10)
     scheduler.queue_lost("q")
     scheduler.tick(START + 20)
-    scheduler.tick(START + 20 + KEPT_FOR)
+    scheduler.tick(START + 20 + ABSENT_QUEUE_TTL_S)
     assert len(scheduler.served) == 0
 
 
@@ -87,7 +87,7 @@ def test_an_end_that_may_have_been_lost_with_a_stream_is_told_again(scheduler):
     scheduler.queue_lost("q")
     scheduler.queue_joined("q")
     assert told(scheduler.tick(START + 0.1)) == [("q", "t", 1, 0, 0, True)]
-    assert told(scheduler.tick(START + 0.1 + MAY_BE_LOST)) == []
+    assert told(scheduler.tick(START + 0.1 + RESEND_WINDOW_S)) == []
     scheduler.queue_lost("q")
     assert len(scheduler.served) == 0
 
@@ -95,18 +95,18 @@ def test_an_end_that_may_have_been_lost_with_a_stream_is_told_again(scheduler):
 def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(scheduler):
     attach(scheduler, "a", slots=2)
     attach(scheduler, "b", slots=2)
-    report = Report(running=1, prefill_backlog_tokens=70, tokens_per_second=100.0, prefill_tokens_per_second=500.0)
+    report = LoadReport(running=1, prefill_backlog_tokens=70, tokens_per_second=100.0, prefill_tokens_per_second=500.0)
     report.step_time.FromMilliseconds(20)
     scheduler.report("a", report)
-    slow = Report(running=2, prefill_backlog_tokens=900, tokens_per_second=50.0, prefill_tokens_per_second=500.0)
+    slow = LoadReport(running=2, prefill_backlog_tokens=900, tokens_per_second=50.0, prefill_tokens_per_second=500.0)
     scheduler.report("b", slow)
-    pace = only(TellPace, scheduler.tick(START)).pace
+    pace = only(SendPoolStats, scheduler.tick(START)).stats
     assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
     assert (pace.running, pace.slots) == (3, 4)
-    assert (pace.prefill_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
+    assert (pace.next_worker_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
     assert paces(scheduler.tick(START + 0.9)) == []
     assert paces(scheduler.tick(START + 1.0)) == [pace]
-    scheduler.report("b", Report(running=3))
+    scheduler.report("b", LoadReport(running=3))
     assert [each.running for each in paces(scheduler.tick(START + 1.1))] == [4]
 
 
@@ -116,20 +116,26 @@ def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
         ticket = ticket_of(name)
         ticket.predicted_output_tokens = answer
         scheduler.offer("q", ticket, START)
-    report = Report(steps=7, prefill_token_seconds=0.001, step_tokens=300)
+    report = LoadReport(steps=7, seconds_per_prefill_token=0.001, max_step_tokens=300)
     report.decode_step_time.FromMilliseconds(10)
     scheduler.report("w", report)
-    pace = only(TellPace, scheduler.tick(START)).pace
-    assert (pace.leases, pace.room, pace.workers) == (2, 0, 1)
-    assert (pace.held_tokens, pace.free_tokens) == (64, 64)
-    assert (pace.prefill_token_seconds, pace.step_tokens, pace.decode_step_time.ToMilliseconds()) == (0.001, 300, 10)
-    assert [(each.leases, each.after.ToMilliseconds()) for each in pace.releases] == [(1, 110), (2, 410)]
+    pace = only(SendPoolStats, scheduler.tick(START)).stats
+    assert (pace.leases, pace.available_leases, pace.workers) == (2, 0, 1)
+    assert (pace.leased_tokens, pace.free_tokens) == (64, 64)
+    assert (pace.seconds_per_prefill_token, pace.max_step_tokens, pace.decode_step_time.ToMilliseconds()) == (
+        0.001,
+        300,
+        10,
+    )
+    assert [(each.ended_leases, each.after.ToMilliseconds()) for each in pace.slot_releases] == [(1, 110), (2, 410)]
     scheduler.started("w", "s-1")
     scheduler.progress("w", [served("s-1", 31, 20)])
     report.steps = 12
     scheduler.report("w", report)
-    pace = only(TellPace, scheduler.tick(START + 0.1)).pace
-    assert [each.after.ToMilliseconds() for each in pace.releases] == [110, 150], "20 tokens were left five steps ago"
+    pace = only(SendPoolStats, scheduler.tick(START + 0.1)).stats
+    assert [each.after.ToMilliseconds() for each in pace.slot_releases] == [110, 150], (
+        "20 tokens were left five steps ago"
+    )
 
 
 def test_a_shard_is_told_when_a_first_token_came(scheduler):
@@ -138,7 +144,7 @@ def test_a_shard_is_told_when_a_first_token_came(scheduler):
     first = served("s-1", 31, 1)
     first.first_token_after.FromMilliseconds(120)
     scheduler.progress("w", [first])
-    [told] = only(TellServed, scheduler.tick(START)).tickets
+    [told] = only(SendServiceReport, scheduler.tick(START)).tickets
     assert told.first_token_after.ToMilliseconds() == 120
 
 
@@ -164,30 +170,30 @@ def run_two_until(scheduler, steps, *, waiting):
     for name in ("a", "b"):
         offer(scheduler, name)
     scheduler.head("q", Head(model=MODEL, waiting=waiting, waiting_tokens=32 * waiting, tokens=32, priority=2))
-    scheduler.report("w", Report(steps=100))
+    scheduler.report("w", LoadReport(steps=100))
     scheduler.progress("w", [served("s-1", 31, 10), served("s-2", 31, 10)])
     scheduler.tick(START)
-    scheduler.report("w", Report(steps=steps))
+    scheduler.report("w", LoadReport(steps=steps))
     return scheduler.released("w", ["s-1"], [served("s-1", 31, 20)])
 
 
 def test_a_shard_that_chooses_what_is_next_on_a_worker_hears_first_how_far_that_is(scheduler):
     first, credit, *_ = run_two_until(scheduler, 110, waiting=5)
-    assert isinstance(first, TellServed)
-    assert isinstance(credit, GiveCredit)
+    assert isinstance(first, SendServiceReport)
+    assert isinstance(credit, GrantCredit)
     assert told([first]) == [("q", "a", 1, 31, 20, True)]
     assert [(each.worker_id, each.steps) for each in first.workers] == [("w", 110)]
-    assert [each.steps for each in first.tickets] == [110]
+    assert [each.worker_steps for each in first.tickets] == [110]
     assert told(scheduler.tick(START + 0.1)) == [], "it was told already"
 
 
 def test_a_few_steps_more_are_not_told(scheduler):
     run_two_until(scheduler, 110, waiting=5)
-    scheduler.report("w", Report(steps=110 + FEW_STEPS - 1))
-    assert only(GiveCredit, scheduler.released("w", ["s-2"])).tickets
+    scheduler.report("w", LoadReport(steps=110 + MIN_REPORTED_STEPS - 1))
+    assert only(GrantCredit, scheduler.released("w", ["s-2"])).tickets
     assert told(scheduler.tick(START)) == [("q", "b", 1, 31, 10, True)]
 
 
 def test_a_shard_in_which_nothing_waits_has_no_use_for_how_far_a_worker_is(scheduler):
-    assert only(GiveCredit, run_two_until(scheduler, 110, waiting=0)).tickets
+    assert only(GrantCredit, run_two_until(scheduler, 110, waiting=0)).tickets
     assert told(scheduler.tick(START)) == [("q", "a", 1, 31, 20, True)]

@@ -12,13 +12,13 @@ from penstock.proofs.engine.proof import decode_lines, flow_lines, long_lines, p
 from penstock.proofs.engine.roofline import Decode, step_bytes
 from penstock.proofs.engine.texts import different
 from penstock.simulator.calibration.timed_engine import Turn, cores_had, settled
-from penstock.worker.engine.loaders.load import located
+from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
-from penstock.worker.engine.step_law import Work
+from penstock.worker.engine.step_law import StepWork
 from tiny_model import write_tiny_model
 
 IDS = range(3, 300)
-NO_WORK = Work(0, 0, 0, 0)
+NO_WORK = StepWork(0, 0, 0, 0)
 
 
 def lines_of(lines):
@@ -26,7 +26,7 @@ def lines_of(lines):
 
 
 def test_a_step_reads_every_matrix_but_the_embedding_and_the_kv_of_every_position(tmp_path):
-    checkpoint = read_checkpoint(*located(str(write_tiny_model(tmp_path / "tiny"))))
+    checkpoint = read_checkpoint(*locate_model(str(write_tiny_model(tmp_path / "tiny"))))
     weights = checkpoint.weights(torch.float32, torch.device("cpu"))
     layers = [(each.qkv, each.out, each.gate_up, each.down) for each in weights.layers]
     matrices = weights.head.nbytes + sum(matrix.nbytes for layer in layers for matrix in layer)

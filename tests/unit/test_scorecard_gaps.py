@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.edge.links.shards import home
+from penstock.edge.links.shards import shard_for
 from penstock.proofs.simulated import gaps
 from penstock.proofs.simulated.gaps import SHARDS, WORKLOADS
 from penstock.proofs.simulated.parallel import all_cores
@@ -62,7 +62,7 @@ def test_every_gap_is_held_against_the_theorems_bound(lines, shards):
 @pytest.mark.parametrize("workload", [each for each in WORKLOADS.values() if len(each) == 2])
 def test_of_four_shards_no_two_have_both_of_a_pair(workload):
     shards = dict.fromkeys(f"queue-{number}" for number in range(4))
-    assert len({home(shards, MODEL, tenant.name) for tenant in workload}) == 2
+    assert len({shard_for(shards, MODEL, tenant.name) for tenant in workload}) == 2
 
 
 def test_what_is_done_on_all_cores_comes_in_order_and_says_how_far_it_is():

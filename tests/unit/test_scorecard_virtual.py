@@ -9,8 +9,8 @@ from penstock.proofs.simulated import fairness, neighbour, overload, work_conser
 from penstock.proofs.simulated.overload import KINDS, Sweep
 from penstock.proofs.simulated.recovery import END, recovered_after
 from penstock.proofs.simulated.scenarios import chat, world
-from penstock.queue.owed import Owed
-from penstock.scheduler.effects import GiveCredit
+from penstock.queue.owed import TtftCommitments
+from penstock.scheduler.effects import GrantCredit
 from penstock.simulator.planning import MOST, Trial, fewest
 from penstock.simulator.scenario import Client
 from penstock.simulator.simulation import Simulation
@@ -66,7 +66,7 @@ def test_short_prompts_of_a_burst_make_none_late_that_were_promised_their_first_
         return sum(first > asked.targets.ttft for first in firsts if first is not None)
 
     held = late()
-    monkeypatch.setattr(Owed, "allows", lambda *_: True)
+    monkeypatch.setattr(TtftCommitments, "allows", lambda *_: True)
     assert 3 * held < late()
 
 
@@ -90,7 +90,7 @@ class ForgetfulMesh(work_conservation.WatchedMesh):
     """Loses all credit for a while: workers run empty beside a line."""
 
     def to_shards(self, scheduler, effect):
-        if not (isinstance(effect, GiveCredit) and 2.0 < self._events.now < 4.0):
+        if not (isinstance(effect, GrantCredit) and 2.0 < self._events.now < 4.0):
             super().to_shards(scheduler, effect)
 
 

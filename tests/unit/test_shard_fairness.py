@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_mesh import MODEL, START, Mesh, ticket_of
-from penstock.queue.policies.choice import Choice
+from penstock.queue.policies.choice import PolicyConfig
 from penstock.queue.policies.order import Fit
-from penstock.queue.policies.tenants import FairTenants
+from penstock.queue.policies.tenants import WeightedVtc
 from penstock.queue.waiting import from_frame
 
 PROMPT, OUTPUT = 30, 10  # tokens
@@ -19,7 +19,7 @@ BACKLOG = 400  # tickets
 
 
 def fair():
-    return Choice(burst=0.0)()
+    return PolicyConfig(burst_tokens=0.0)()
 
 
 class Fleet(Mesh):
@@ -70,36 +70,36 @@ def waiting(name, tenant="acme"):
 
 
 def test_who_waits_is_owed_what_he_lags_behind_and_keeps_it():
-    tenants = FairTenants()
-    tenants.keep_up(100.0)
+    tenants = WeightedVtc()
+    tenants.advance_virtual_time(100.0)
     tenants.push(waiting("a"))
     assert tenants.virtual_tokens == 100.0
-    tenants.keep_up(900.0)
-    taken = tenants.take(lambda _: Fit.NOW).ticket
+    tenants.advance_virtual_time(900.0)
+    taken = tenants.pop_fitting(lambda _: Fit.NOW).ticket
     tenants.push(taken)  # nobody could place it
-    assert (tenants.virtual_tokens, tenants.lifted) == (100.0, 100.0)
+    assert (tenants.virtual_tokens, tenants.lifted_tokens) == (100.0, 100.0)
     tenants.remove(taken)
     tenants.push(waiting("b"))
     assert tenants.virtual_tokens == 900.0
 
 
 def test_who_waits_before_the_first_word_is_lifted_by_it():
-    tenants = FairTenants()
+    tenants = WeightedVtc()
     tenants.push(waiting("a"))
-    tenants.keep_up(100.0)
-    tenants.keep_up(50.0)  # of a scheduler that has seen less
+    tenants.advance_virtual_time(100.0)
+    tenants.advance_virtual_time(50.0)  # of a scheduler that has seen less
     assert tenants.virtual_tokens == 100.0
 
 
 def test_a_debt_outlasts_the_lift():
-    tenants = FairTenants()
+    tenants = WeightedVtc()
     tenants.push(waiting("a"))
-    tenants.charge(tenants.take(lambda _: Fit.NOW).ticket, 300.0)
-    tenants.keep_up(1_000.0)
+    tenants.charge(tenants.pop_fitting(lambda _: Fit.NOW).ticket, 300.0)
+    tenants.advance_virtual_time(1_000.0)
     tenants.push(waiting("b", tenant="other"))
     tenants.push(waiting("c"))
     assert tenants.first().ticket_id == "b"
-    assert tenants.lifted + tenants.counter("acme") - tenants.counter("other") >= tenants.lifted
+    assert tenants.lifted_tokens + tenants.counter("acme") - tenants.counter("other") >= tenants.lifted_tokens
 
 
 @pytest.mark.parametrize("schedulers", [1, 2])
@@ -216,4 +216,4 @@ def test_two_tenants_that_wait_get_the_same_whatever_was_new_when_they_came(even
     served = mesh.serve(80)
     lost = SLOTS * events.count("scheduler")
     assert abs(served["first"] - served["last"]) <= 2 * SLOTS * schedulers + lost
-    assert mesh.shards["q0"].shelves[MODEL].order.load.tickets > 0, f"{START}: both have to wait all the time"
+    assert mesh.shards["q0"].model_queues[MODEL].policy.totals.tickets > 0, f"{START}: both have to wait all the time"

@@ -32,9 +32,9 @@ def test_flows_go_in_turn_however_many_tickets_one_has():
         order.push(came(f"a{number}", number))
     order.push(came("b0", 9, "b"))
     order.push(came("c0", 10, "c"))
-    assert [order.take(anything).ticket_id for _ in range(6)] == ["a0", "b0", "c0", "a1", "a2", "a3"]
-    assert order.take(anything) is None
-    assert order.load == (0, 0)
+    assert [order.pop_fitting(anything).ticket_id for _ in range(6)] == ["a0", "b0", "c0", "a1", "a2", "a3"]
+    assert order.pop_fitting(anything) is None
+    assert order.totals == (0, 0)
 
 
 def test_what_waited_for_longer_than_its_time_to_live_is_evicted():
@@ -43,7 +43,7 @@ def test_what_waited_for_longer_than_its_time_to_live_is_evicted():
     order.push(came("old", 1))
     order.push(came("young", 2, "b", arrived=0.5))
     clock.now = 1.2
-    assert order.take(anything).ticket_id == "young"
+    assert order.pop_fitting(anything).ticket_id == "young"
     assert [each.ticket_id for each in order.dropped()] == ["old"]
     assert order.dropped() == []
 
@@ -64,15 +64,15 @@ def test_what_comes_above_the_limit_is_refused_unless_it_can_go_at_once():
     assert [each.ticket_id for each in order.dropped()] == ["t2", "t3"]
     order.push(came("t4", 4))
     for _ in range(5):
-        order.take(anything)
+        order.pop_fitting(anything)
     assert order.dropped() == [], "it was taken before anybody asked"
 
 
 def test_a_promise_is_asked_for_all_but_what_is_to_be_let_in():
     promises = POLICIES["penstock"].promises(1.0, {}, frozenset({"let-in"}))
-    assert promises.limit(ticket("other", priority=STANDARD), 0.0) == 1.0
-    assert promises.limit(ticket("let-in", priority=STANDARD), 0.0) is None
-    assert POLICIES["fair"].promises(1.0, {}, frozenset()).ttft == {}
+    assert promises.ttft_limit(ticket("other", priority=STANDARD), 0.0) == 1.0
+    assert promises.ttft_limit(ticket("let-in", priority=STANDARD), 0.0) is None
+    assert POLICIES["fair"].promises(1.0, {}, frozenset()).by_class == {}
 
 
 def run_of(number, tenant="a", output=10):
@@ -83,39 +83,39 @@ def test_who_knows_all_charges_each_token_in_its_step_and_those_that_will_come_b
     order = Clairvoyant(ahead=4)
     for number, tenant in enumerate("aab"):
         order.push(came(f"{tenant}{number}", number, tenant))
-    first = order.take(anything)
-    assert (first.ticket_id, first.charged) == ("a0", 90 + 2 * 4)
+    first = order.pop_fitting(anything)
+    assert (first.ticket_id, first.charged_cost) == ("a0", 90 + 2 * 4)
     run = run_of(1, output=7)
     order.stepped([run], 0)
     run.first = 1
     order.stepped([run], 1)
-    assert first.charged == 90 + 2 * 5
+    assert first.charged_cost == 90 + 2 * 5
     order.stepped([run], 5)
-    assert first.charged == 90 + 2 * 7, "no more are to come, whatever was declared"
+    assert first.charged_cost == 90 + 2 * 7, "no more are to come, whatever was declared"
     order.charge(first, 500.0)
-    assert first.charged == 90 + 2 * 7, "a report is nothing to it"
+    assert first.charged_cost == 90 + 2 * 7, "a report is nothing to it"
     run.last = 3
     order.stepped([run], 4)
-    assert first.charged == 90 + 2 * 3, "its client left"
+    assert first.charged_cost == 90 + 2 * 3, "its client left"
 
 
 def test_who_knows_all_charges_nothing_for_what_came_to_nothing():
     order = Clairvoyant(ahead=4)
     order.push(came("a0", 0))
-    taken = order.take(anything)
+    taken = order.pop_fitting(anything)
     order.charge(taken, 40.0)  # a part of its prompt was computed when its client left
-    assert taken.charged == 0
+    assert taken.charged_cost == 0
     order.push(came("a1", 1))
-    again = order.take(anything)
+    again = order.pop_fitting(anything)
     order.stepped([run_of(2)], 0)
-    assert (taken.charged, again.charged) == (0, 90 + 2 * 4)
+    assert (taken.charged_cost, again.charged_cost) == (0, 90 + 2 * 4)
 
 
 def test_plain_vtc_charges_the_tokens_of_its_own_tenants_alone():
     order = POLICIES["vtc"].order(Clock(), {})
     order.push(came("a0", 0))
     order.push(came("a1", 1))
-    order.take(anything)
+    order.pop_fitting(anything)
     run, stranger = run_of(1), run_of(2, "elsewhere")
     run.first = stranger.first = 3
     order.stepped([run, stranger], 3)
@@ -127,7 +127,7 @@ def test_plain_vtc_in_a_mesh_hears_of_tokens_a_few_times_a_second():
     order = POLICIES["vtc_in_a_mesh"].order(clock, {})
     for each in (came("a0", 0), came("a1", 1)):
         order.push(each)
-    order.take(anything)
+    order.pop_fitting(anything)
     run = run_of(1)
     run.first = 3
     heard = []

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from penstock.edge.links.prefix import prefix_hashes
+from penstock.edge.links.prefix import block_hashes
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
@@ -141,7 +141,7 @@ def test_a_ticket_names_its_prompt_as_edges_do(tmp_path):
     simulation.mesh.enqueue = heard.append
     simulation.events.run(until=0.1)
     token_ids = Beginning((0, 10_000), 512).token_ids(521, 0)
-    names = prefix_hashes(token_ids, 16, salt_of("chat"))
+    names = block_hashes(token_ids, 16, salt_of("chat"))
     assert heard[0].prefix_hashes == b"".join(each.to_bytes(8, "little") for each in names)
     assert len(names) == 521 // 16
 

@@ -10,13 +10,13 @@ from tokenizers import Tokenizer as Reference
 from tokenizers.models import BPE
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.flight.plan import Piece
+from penstock.edge.flight.plan import TextDelta
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from
 from penstock.edge.text.detokenizer import decode
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
-from penstock.edge.text.least import least_tokens
+from penstock.edge.text.least import min_tokens
 from penstock.edge.text.tokenizer import Tokenizer
 from penstock.mesh.v1.worker_pb2 import ModelCard
 from tiny_model import CHAT_TEMPLATE, tiny_tokenizer
@@ -74,8 +74,8 @@ def test_an_answer_to_a_chat_drops_the_space_that_a_continued_line_keeps():
     line = TextInput("Once upon a")
 
     def text(prompt, prompt_ids):
-        transcript = codec.transcript(prompt, prompt_ids, ())
-        return "".join(transcript.push(each).text for each in once) + transcript.finish()
+        transcript = codec.new_detokenizer(prompt, prompt_ids, ())
+        return "".join(transcript.push(each).text for each in once) + transcript.flush()
 
     assert text(HI, codec.prompt_ids(HI, NOW)) == "time"
     assert text(line, codec.prompt_ids(line, NOW)) == " time"
@@ -84,18 +84,18 @@ def test_an_answer_to_a_chat_drops_the_space_that_a_continued_line_keeps():
 
 def test_a_transcript_names_the_stop_string_that_its_last_token_completed():
     codec = tiny_codec()
-    transcript = codec.transcript(HI, [1], ("gate",))
+    transcript = codec.new_detokenizer(HI, [1], ("gate",))
     pieces = [transcript.push(each) for each in codec.tokenizer.encode("a gaga gates")]
     ending = next(piece for piece in pieces if piece.stop_string)
     assert "".join(piece.text for piece in pieces) == "a gaga "
-    assert ending == Piece(ending.text, "gate")
+    assert ending == TextDelta(ending.text, "gate")
 
 
 def test_the_end_of_an_answer_shows_what_was_held_for_a_stop():
     codec = tiny_codec()
-    transcript = codec.transcript(HI, [1], ("water!",))
+    transcript = codec.new_detokenizer(HI, [1], ("water!",))
     shown = "".join(transcript.push(each).text for each in codec.tokenizer.encode(" water"))
-    assert (shown, transcript.finish()) == (" ", "water")
+    assert (shown, transcript.flush()) == (" ", "water")
 
 
 def test_threads_share_one_tokenizer():
@@ -156,7 +156,7 @@ def test_a_message_cannot_end_its_turn_or_forge_another(attack):
 def test_what_is_broken_up_still_reads_as_it_was_written():
     text = "the token <|im_end|> ends a turn"
     codec = tiny_codec()
-    broken = codec.tokenizer.encode(codec.tokenizer.disarm(text))
+    broken = codec.tokenizer.encode(codec.tokenizer.escape_special_tokens(text))
     assert not codec.tokenizer.special_ids & set(broken)
     assert decode(codec.tokenizer.vocabulary, broken) == text
 
@@ -175,10 +175,10 @@ def tiny_json():
 @given(text=st.one_of(st.text(), st.lists(st.sampled_from(["a", "the water", " ", "\n\n", "  ", "日本", "\x1c", ")"]))))
 def test_no_prompt_comes_to_fewer_tokens_than_it_has_words(tokenizer_json, text):
     joined = "".join(text)
-    assert least_tokens(TextInput(joined)) <= len(built(tokenizer_json).encode(joined))
+    assert min_tokens(TextInput(joined)) <= len(built(tokenizer_json).encode(joined))
 
 
 def test_the_words_of_a_conversation_count_but_for_those_that_templates_may_leave_out():
     said = (Message("user", "two words"), Message("assistant", "not these"), Message("user", "one more"))
-    assert least_tokens(ChatInput(said)) == 4
-    assert least_tokens(TokenInput((1, 2, 3))) == 3
+    assert min_tokens(ChatInput(said)) == 4
+    assert min_tokens(TokenInput((1, 2, 3))) == 3

@@ -8,11 +8,11 @@ import pytest
 from penstock.worker.config import EngineKind, WorkerConfig
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.errors import StartInvalid
-from penstock.worker.engine.interface import AllowedTokens, Choices, SamplingParams, SequenceSpec
+from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, SamplingParams, SequenceSpec
 from penstock.worker.engine.loaders import ModelUnsupported
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.vllm.build import VllmMissing, engine_arguments
-from penstock.worker.engine.vllm.params import EXTRA, sampling_fields
+from penstock.worker.engine.vllm.params import EXTRA_ARGS_KEY, sampling_fields
 from tiny_model import write_tiny_model
 from vllm_double import VOCABULARY, vllm_engine_on_double
 
@@ -46,8 +46,8 @@ def test_our_own_logits_processor_is_asked_only_for_what_vllm_cannot_do():
     assert "extra_args" not in fields_of(emitted=2)
     resumed = fields_of(sampling=penalised, emitted=2)
     assert (resumed["presence_penalty"], resumed["frequency_penalty"]) == (0.0, 0.0)  # never counted twice
-    assert resumed["extra_args"][EXTRA][:3] == (2, 1.0, 0.5)
-    assert fields_of(form=Choices(((4, 5),)))["extra_args"][EXTRA].form == Choices(((4, 5),))
+    assert resumed["extra_args"][EXTRA_ARGS_KEY][:3] == (2, 1.0, 0.5)
+    assert fields_of(form=AllowedChoices(((4, 5),)))["extra_args"][EXTRA_ARGS_KEY].form == AllowedChoices(((4, 5),))
     allowed = fields_of(form=AllowedTokens(frozenset({9, 4})))
     assert (allowed["allowed_token_ids"], "extra_args" in allowed) == ([0, 2, 4, 9], False)
 

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.edge.links.prefix import prefix_hashes
-from penstock.worker.cache_news import TOLD_EVERY, CacheNews
+from penstock.edge.links.prefix import block_hashes
+from penstock.worker.cache_news import DELTA_INTERVAL_S, PrefixCacheTracker
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import SequenceSpec
 
@@ -23,79 +23,79 @@ def short(number):
 
 
 def test_what_is_told_first_on_a_stream_is_all_there_is():
-    cache = CacheNews()
-    cache.note({name(1): True})
-    assert cache.take(0.0, at_once=False) == ({short(1)}, set(), True)
-    cache.note({name(2): True})
-    cache.begin()
-    assert cache.take(9.0, at_once=False) == ({short(1), short(2)}, set(), True)
+    cache = PrefixCacheTracker()
+    cache.apply({name(1): True})
+    assert cache.pop_delta(0.0, at_once=False) == ({short(1)}, set(), True)
+    cache.apply({name(2): True})
+    cache.on_stream_opened()
+    assert cache.pop_delta(9.0, at_once=False) == ({short(1), short(2)}, set(), True)
 
 
 def test_news_waits_until_it_was_long_silent_or_nothing_more_will_come():
-    cache = CacheNews()
-    cache.take(0.0, at_once=False)
-    cache.note({name(1): True})
-    assert cache.take(TOLD_EVERY - 0.01, at_once=False) is None
-    assert cache.take(TOLD_EVERY - 0.01, at_once=True) == ({short(1)}, set(), False)
+    cache = PrefixCacheTracker()
+    cache.pop_delta(0.0, at_once=False)
+    cache.apply({name(1): True})
+    assert cache.pop_delta(DELTA_INTERVAL_S - 0.01, at_once=False) is None
+    assert cache.pop_delta(DELTA_INTERVAL_S - 0.01, at_once=True) == ({short(1)}, set(), False)
 
 
 def test_what_came_and_went_between_two_frames_is_no_news():
-    cache = CacheNews()
-    cache.take(0.0, at_once=False)
-    cache.note({name(1): True})
-    cache.note({name(1): False})
-    assert cache.take(1.0, at_once=False) is None
+    cache = PrefixCacheTracker()
+    cache.pop_delta(0.0, at_once=False)
+    cache.apply({name(1): True})
+    cache.apply({name(1): False})
+    assert cache.pop_delta(1.0, at_once=False) is None
 
 
 def test_an_engine_that_died_has_nothing_cached():
-    cache = CacheNews()
-    cache.note({name(1): True})
-    cache.take(0.0, at_once=False)
+    cache = PrefixCacheTracker()
+    cache.apply({name(1): True})
+    cache.pop_delta(0.0, at_once=False)
     cache.clear()
-    assert cache.take(1.0, at_once=False) == (set(), {short(1)}, False)
+    assert cache.pop_delta(1.0, at_once=False) == (set(), {short(1)}, False)
 
 
 @given(
     st.lists(st.one_of(st.dictionaries(st.integers(0, 5), st.booleans()), st.sampled_from(["tell", "begin", "die"])))
 )
 def test_whoever_hears_all_frames_of_a_stream_knows_what_is_held(events):
-    cache, known, now = CacheNews(), set(), 0.0
+    cache, known, now = PrefixCacheTracker(), set(), 0.0
     for event in [*events, "tell"]:
-        now += TOLD_EVERY
+        now += DELTA_INTERVAL_S
         if isinstance(event, dict):
-            cache.note({name(number): is_held for number, is_held in event.items()})
+            cache.apply({name(number): is_held for number, is_held in event.items()})
         elif event == "begin":
-            cache.begin()
+            cache.on_stream_opened()
         elif event == "die":
             cache.clear()
-        elif change := cache.take(now, at_once=False):
-            known = (set() if change.anew else known) - change.removed | change.added
+        elif change := cache.pop_delta(now, at_once=False):
+            known = (set() if change.is_snapshot else known) - change.removed | change.added
             assert not change.added & change.removed
     assert known == cache.held
 
 
 def test_edges_name_the_beginning_of_a_prompt_as_engines_name_its_blocks():
     prompt = list(range(4 * BLOCK + 1))
-    cache, batch = CacheNews(), batch_of(blocks=16)
+    cache, batch = PrefixCacheTracker(), batch_of(blocks=16)
     run(batch, cache, prompt, SALT)
-    hashes = prefix_hashes(prompt, BLOCK, SALT)
+    hashes = block_hashes(prompt, BLOCK, SALT)
     assert len(hashes) == 4
     assert set(hashes) <= cache.held
 
 
 def test_blocks_that_were_given_up_for_others_are_told():
-    cache, batch = CacheNews(), batch_of(blocks=6)
+    cache, batch = PrefixCacheTracker(), batch_of(blocks=6)
     first, second = list(range(4 * BLOCK)), list(range(100, 100 + 5 * BLOCK))
     run(batch, cache, first, SALT)
     run(batch, cache, second, SALT)
-    assert set(prefix_hashes(second, BLOCK, SALT)) <= cache.held
-    assert set(prefix_hashes(first, BLOCK, SALT)) - cache.held
+    assert set(block_hashes(second, BLOCK, SALT)) <= cache.held
+    assert set(block_hashes(first, BLOCK, SALT)) - cache.held
     assert len(cache.held) == batch.pool.cached
 
 
 def batch_of(blocks):
     pool = BlockPool(blocks, BLOCK)
-    return Batch(pool=pool, batching=Continuous(token_budget=64), slots=2, context_length=64)
+    return Batch(pool=pool, policy=ContinuousBatching(token_budget=64), slots=2, context_length=64)
 
 
 def run(batch, cache, prompt, salt):

@@ -9,9 +9,9 @@ import pytest
 from penstock.chassis.errors import DeadlineExceeded
 from penstock.mesh.v1.worker_pb2 import Start
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Sampling
-from penstock.worker.effects import Ended, Tokens
+from penstock.worker.effects import RunEnded, StepTokens
 from penstock.worker.engine.card import ModelCard
-from penstock.worker.engine.interface import Cancelled, Finished, FinishReason, SamplingParams
+from penstock.worker.engine.interface import FinishReason, SamplingParams, SequenceCancelled, SequenceFinished
 from penstock.worker.frames import card_message, ended_frame, run_from, step_frame
 from penstock.worker.refusals import engine_died
 
@@ -43,7 +43,7 @@ def test_what_sampling_leaves_out_has_the_defaults_of_the_contract():
 
 
 def test_a_step_is_four_packed_columns_and_logprobs_only_when_asked():
-    tokens = Tokens(1, 12, [3, 4], [70, 80], [0, 9], [-0.5, 0.0])
+    tokens = StepTokens(1, 12, [3, 4], [70, 80], [0, 9], [-0.5, 0.0])
     assert list(step_frame(tokens).step.logprobs) == []
     tokens.has_logprobs = True
     step = step_frame(tokens).step
@@ -54,31 +54,33 @@ def test_a_step_is_four_packed_columns_and_logprobs_only_when_asked():
 
 def test_a_refusal_says_whether_any_engine_had_the_run():
     run = a_run()
-    assert ended_frame(Ended(run, engine_died(), at=101.5, step=12, answers=True)).refused.never_ran
-    run.was_given = True
-    assert not ended_frame(Ended(run, engine_died(), at=101.5, step=12, answers=True)).refused.never_ran
+    assert ended_frame(RunEnded(run, engine_died(), at=101.5, step=12, is_reported=True)).failed.never_ran
+    run.has_reached_engine = True
+    assert not ended_frame(RunEnded(run, engine_died(), at=101.5, step=12, is_reported=True)).failed.never_ran
 
 
 @pytest.mark.parametrize(
     ("outcome", "kind"),
     [
-        (Finished(9, FinishReason.STOP, 4, 2), "finished"),
-        (Cancelled(9, 4, 6), "stopped"),
-        (DeadlineExceeded("late"), "refused"),
+        (SequenceFinished(9, FinishReason.STOP, 4, 2), "finished"),
+        (SequenceCancelled(9, 4, 6), "cancelled"),
+        (DeadlineExceeded("late"), "failed"),
     ],
 )
 def test_each_outcome_has_its_frame_under_the_runs_handle(outcome, kind):
-    frame = ended_frame(Ended(a_run(), outcome, at=101.5, step=12, answers=True))
+    frame = ended_frame(RunEnded(a_run(), outcome, at=101.5, step=12, is_reported=True))
     assert frame.WhichOneof("frame") == kind
     assert getattr(frame, kind).handle == 3
 
 
 def test_an_end_says_where_the_time_went():
     run = a_run()
-    run.admit(2, 100.25)
+    run.on_admitted(2, 100.25)
     run.add_token(5, 101.0)
     run.add_token(5, 103.0)
-    finished = ended_frame(Ended(run, Finished(9, FinishReason.STOP, 2, 2), at=103.0, step=12, answers=True)).finished
+    finished = ended_frame(
+        RunEnded(run, SequenceFinished(9, FinishReason.STOP, 2, 2), at=103.0, step=12, is_reported=True)
+    ).finished
     times = [each.ToTimedelta().total_seconds() for each in (finished.times.wait, finished.times.prefill)]
     assert times == [0.25, 0.75]
     assert finished.times.decode.ToTimedelta().total_seconds() == 2.0

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.engine.interface import Capacity, StepResult
-from penstock.worker.load import STEPS, Load, load_of
-from penstock.worker.pace import Pace
+from penstock.worker.load import MAX_STEPS_BETWEEN_REPORTS, LoadReport, load_report_of
+from penstock.worker.pace import EngineThroughput
 
 CAPACITY = Capacity(
     slots=8,
@@ -22,84 +22,86 @@ CAPACITY = Capacity(
     running=3,
     prefill_backlog_tokens=77,
 )
-LOAD = Load(running=5, free_blocks=35, prefill_backlog_tokens=77, step_time=0.01, tokens_per_second=100.0)
+LOAD = LoadReport(running=5, free_kv_blocks=35, prefill_backlog_tokens=77, step_time=0.01, tokens_per_second=100.0)
 
 
 def test_promised_blocks_are_not_free():
-    load = load_of(CAPACITY, Pace())
-    assert load == Load(running=5, free_blocks=35, prefill_backlog_tokens=77, step_time=None, tokens_per_second=0.0)
+    load = load_report_of(CAPACITY, EngineThroughput())
+    assert load == LoadReport(
+        running=5, free_kv_blocks=35, prefill_backlog_tokens=77, step_time=None, tokens_per_second=0.0
+    )
 
 
 def test_promises_beyond_what_is_free_leave_nothing_rather_than_less():
-    assert load_of(replace(CAPACITY, blocks_promised=61), Pace()).free_blocks == 0
+    assert load_report_of(replace(CAPACITY, blocks_promised=61), EngineThroughput()).free_kv_blocks == 0
 
 
 def test_any_change_of_a_count_is_news_and_a_small_one_of_pace_is_not():
-    assert LOAD.is_news_after(None)
-    assert replace(LOAD, free_blocks=34).is_news_after(LOAD)
-    assert replace(LOAD, step_time=0.02).is_news_after(LOAD)
-    assert replace(LOAD, tokens_per_second=120.0).is_news_after(LOAD)
-    assert not replace(LOAD, step_time=0.0105, tokens_per_second=105.0).is_news_after(LOAD)
+    assert LOAD.differs_from(None)
+    assert replace(LOAD, free_blocks=34).differs_from(LOAD)
+    assert replace(LOAD, step_time=0.02).differs_from(LOAD)
+    assert replace(LOAD, tokens_per_second=120.0).differs_from(LOAD)
+    assert not replace(LOAD, step_time=0.0105, tokens_per_second=105.0).differs_from(LOAD)
 
 
 def test_the_first_step_sets_the_pace():
-    pace = Pace()
-    pace.note(StepResult(1, prefill_tokens=30, decode_seqs=10), 0.02)
+    pace = EngineThroughput()
+    pace.record(StepResult(1, prefill_tokens=30, decode_seqs=10), 0.02)
     assert pace.step_time == 0.02
     assert pace.tokens_per_second == 2000.0
 
 
 def test_a_step_without_work_does_not_count():
-    pace = Pace()
-    pace.note(StepResult(1, prefill_tokens=30, decode_seqs=10), 0.02)
-    pace.note(StepResult(2), 5.0)
+    pace = EngineThroughput()
+    pace.record(StepResult(1, prefill_tokens=30, decode_seqs=10), 0.02)
+    pace.record(StepResult(2), 5.0)
     assert pace.step_time == 0.02
 
 
 def test_long_steps_weigh_by_their_time():
-    pace = Pace()
+    pace = EngineThroughput()
     for number in range(200):
-        pace.note(StepResult(number, decode_seqs=10), 0.01 if number % 2 else 0.03)
+        pace.record(StepResult(number, decode_seqs=10), 0.01 if number % 2 else 0.03)
     assert 480 < pace.tokens_per_second < 520  # 20 tokens in 40 ms, not the mean of 1000 and 333
 
 
 def test_the_prefill_rate_is_that_of_steps_that_prefill():
-    pace = Pace()
-    pace.note(StepResult(1, decode_seqs=10), 0.01)
+    pace = EngineThroughput()
+    pace.record(StepResult(1, decode_seqs=10), 0.01)
     assert pace.prefill_tokens_per_second == 0.0
-    pace.note(StepResult(2, prefill_tokens=90, decode_seqs=10), 0.03)
-    pace.note(StepResult(3, decode_seqs=10), 0.01)
+    pace.record(StepResult(2, prefill_tokens=90, decode_seqs=10), 0.03)
+    pace.record(StepResult(3, decode_seqs=10), 0.01)
     assert pace.prefill_tokens_per_second == 3000.0
-    assert replace(LOAD, prefill_tokens_per_second=1.0).is_news_after(LOAD)
+    assert replace(LOAD, prefill_tokens_per_second=1.0).differs_from(LOAD)
 
 
 def test_what_a_prompt_token_adds_to_a_step_is_told_from_what_a_step_takes_anyway():
-    pace = Pace()
+    pace = EngineThroughput()
     for number in range(200):
         prompt = 100 * (number % 5)
-        pace.note(StepResult(number, prefill_tokens=prompt, decode_seqs=10), 0.01 + 0.0001 * prompt)
+        pace.record(StepResult(number, prefill_tokens=prompt, decode_seqs=10), 0.01 + 0.0001 * prompt)
     assert pace.prefill_token_time == pytest.approx(0.0001, rel=0.01)
     assert pace.decode_step_time == pytest.approx(0.01, rel=0.05)
-    assert pace.most_tokens == 410
+    assert pace.max_step_tokens == 410
 
 
 def test_where_every_step_is_alike_nothing_is_said_of_a_prompt_token():
-    pace = Pace()
+    pace = EngineThroughput()
     for number in range(50):
-        pace.note(StepResult(number, decode_seqs=10), 0.01)
+        pace.record(StepResult(number, decode_seqs=10), 0.01)
     assert pace.prefill_token_time == 0
     assert pace.decode_step_time == pytest.approx(0.01)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.floats(1e-6, 10.0)), max_size=60))
 def test_no_steps_make_a_part_of_a_step_negative(steps):
-    pace = Pace()
+    pace = EngineThroughput()
     for number, (prompt, took) in enumerate(steps):
-        pace.note(StepResult(number, prefill_tokens=prompt, decode_seqs=1), took)
+        pace.record(StepResult(number, prefill_tokens=prompt, decode_seqs=1), took)
     assert pace.prefill_token_time >= 0
     assert (pace.decode_step_time or 0.0) >= 0
 
 
 def test_steps_are_news_now_and_then_where_nothing_else_changes():
-    assert not replace(LOAD, steps=STEPS - 1).is_news_after(LOAD)
-    assert replace(LOAD, steps=STEPS).is_news_after(LOAD)
+    assert not replace(LOAD, steps=MAX_STEPS_BETWEEN_REPORTS - 1).differs_from(LOAD)
+    assert replace(LOAD, steps=MAX_STEPS_BETWEEN_REPORTS).differs_from(LOAD)

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from penstock.chassis.errors import PenstockError
 from penstock.worker import refusals
-from penstock.worker.effects import AddSequence, CancelSequence, Ended
+from penstock.worker.effects import AddSequence, CancelSequence, RunEnded
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.leases import Grant, LeaseBook
+from penstock.worker.leases import LeaseGrant, LeaseTable
 from penstock.worker.run import Run
-from penstock.worker.runs import RunBook
+from penstock.worker.runs import RunTable
 from worker_runs import EDGE, LIMITS
 
 OUTPUT = 6  # tokens
@@ -30,7 +30,7 @@ class Bench:
 
     def __init__(self, poison):
         self.poison = poison
-        self.book = RunBook(leases=LeaseBook("me"))
+        self.book = RunTable(leases=LeaseTable("me"))
         self.book.open_stream(EDGE)
         self.told = {}  # by handle: how its run ended
         self.crashes = Counter()  # by handle of who did it
@@ -39,9 +39,9 @@ class Bench:
 
     def load(self):
         pool = BlockPool(LIMITS.blocks, LIMITS.block_size)
-        self.batch = Batch(pool=pool, batching=Continuous(token_budget=8), slots=3, context_length=64)
+        self.batch = Batch(pool=pool, policy=ContinuousBatching(token_budget=8), slots=3, context_length=64)
         self.engines += 1
-        self.perform(self.book.engine_ready(LIMITS))
+        self.perform(self.book.on_engine_ready(LIMITS))
 
     def perform(self, effects):
         for effect in effects:
@@ -49,13 +49,13 @@ class Bench:
                 self.batch.add(effect.spec)
             elif isinstance(effect, CancelSequence):
                 self.batch.cancel(effect.seq_id)
-            elif isinstance(effect, Ended) and not effect.run.is_ghost:
+            elif isinstance(effect, RunEnded) and not effect.run.is_orphan:
                 assert effect.run.handle not in self.told
                 self.told[effect.run.handle] = reason_of(effect.outcome)
 
     def start(self, handle, prompt):
         lease = f"l{handle}"
-        self.book.expect(lease, Grant(f"t{handle}"), "me", 5.0, 0.0)
+        self.book.expect(lease, LeaseGrant(f"t{handle}"), "me", 5.0, 0.0)
         spec = SequenceSpec(
             seq_id=self.book.new_seq_id(), token_ids=[handle] * prompt, max_output_tokens=OUTPUT, ignore_eos=True
         )
@@ -74,21 +74,21 @@ class Bench:
             self.lose(crashed=True)
             return
         count = len(plan.sampled)
-        self.perform(self.book.stepped(self.batch.commit(plan, [5] * count, [0.0] * count), 0.0, 0.0))
+        self.perform(self.book.on_step(self.batch.commit(plan, [5] * count, [0.0] * count), 0.0, 0.0))
 
     def is_deadly(self, sequence, runs):
         run = runs.get(sequence.spec.seq_id)
         return run is not None and run.tokens == self.poison.get(run.fingerprint)
 
     def lose(self, *, crashed):
-        self.perform(self.book.engine_lost(refusals.engine_died(), 0.0, crashed=crashed))
+        self.perform(self.book.on_engine_lost(refusals.engine_died(), 0.0, crashed=crashed))
         self.load()
 
     @property
     def tries(self):
         """Whether an engine has a run that a crash would be held against."""
-        tried = self.book.trials.probation.tried
-        return tried is not None and self.book.trials.probation.culprit([tried]) is tried
+        tried = self.book.quarantine.isolation.isolated
+        return tried is not None and self.book.quarantine.isolation.find_culprit([tried]) is tried
 
     def finish(self):
         for _ in range(MOST_STEPS):

@@ -1,19 +1,19 @@
 """The run book: tokens, receipts and deadlines, as an order of plain calls."""
 
 from penstock.worker import refusals
-from penstock.worker.effects import CancelSequence, Ended, LeasesReleased, LeaseStarted, Tokens
+from penstock.worker.effects import CancelSequence, LeasesReleased, LeaseStarted, RunEnded, StepTokens
 from penstock.worker.engine.interface import (
-    Admitted,
-    Cancelled,
-    Finished,
     FinishReason,
-    Prefilled,
     SamplingParams,
+    SequenceAdmitted,
+    SequenceCancelled,
+    SequenceFinished,
+    SequencePrefilled,
     StepResult,
 )
-from penstock.worker.leases import LeaseBook
-from penstock.worker.run import Served
-from penstock.worker.runs import RunBook
+from penstock.worker.leases import LeaseTable
+from penstock.worker.run import LeaseProgress
+from penstock.worker.runs import RunTable
 from worker_runs import EDGE, expect, make_run, ready_book, refusal, running, step_of
 
 
@@ -22,24 +22,26 @@ def test_one_step_makes_one_group_of_tokens_per_stream():
     book.open_stream(8)
     first, second = running(book), running(book, handle=2, lease="l2", ticket="t2")
     other = running(book, lease="l3", ticket="t3", stream=8)
-    here, there = book.stepped(step_of(1, first, other, second), 0.0, 1.0)
-    assert here == Tokens(EDGE, 1, [1, 2], [11, 11], [0, 0], [-0.5, -0.5])
-    assert there == Tokens(8, 1, [1], [11], [0], [-0.5])
+    here, there = book.on_step(step_of(1, first, other, second), 0.0, 1.0)
+    assert here == StepTokens(EDGE, 1, [1, 2], [11, 11], [0, 0], [-0.5, -0.5])
+    assert there == StepTokens(8, 1, [1], [11], [0], [-0.5])
 
 
 def test_logprobs_are_marked_when_one_run_of_the_stream_asked():
     book = ready_book()
     runs = [running(book), running(book, handle=2, lease="l2", ticket="t2", sampling=SamplingParams(logprobs=True))]
-    [tokens] = book.stepped(step_of(1, *runs), 0.0, 1.0)
+    [tokens] = book.on_step(step_of(1, *runs), 0.0, 1.0)
     assert tokens.has_logprobs
 
 
 def test_the_three_times_add_up_to_the_time_from_start_to_last_token():
     book = ready_book()
     run = running(book)
-    book.stepped(StepResult(1, admitted=[(run.seq_id, 2)]), 0.5, 1.0)
-    book.stepped(step_of(2, run), 1.0, 2.0)
-    ended = book.stepped(step_of(3, run, finished=[Finished(run.seq_id, FinishReason.LENGTH, 2, 2)]), 2.0, 4.0)[1]
+    book.on_step(StepResult(1, admitted=[(run.seq_id, 2)]), 0.5, 1.0)
+    book.on_step(step_of(2, run), 1.0, 2.0)
+    ended = book.on_step(step_of(3, run, finished=[SequenceFinished(run.seq_id, FinishReason.LENGTH, 2, 2)]), 2.0, 4.0)[
+        1
+    ]
     assert run.times(ended.at) == (0.5, 1.5, 2.0)
     assert run.cached_tokens == 2
 
@@ -49,12 +51,12 @@ def test_a_cancel_is_answered_once_the_engine_let_go():
     run = running(book)
     assert book.cancel(EDGE, 1, 0.0) == [CancelSequence(run.seq_id)]
     assert book.cancel(EDGE, 1, 0.0) == []
-    assert book.stepped(step_of(1, run), 0.0, 1.0) == []  # a token made meanwhile is not sent, and counted
-    ended, released = book.stepped(StepResult(2, cancelled=[Cancelled(run.seq_id, 1, 2)]), 1.0, 2.0)
-    assert (ended.outcome, ended.step, ended.answers) == (Cancelled(run.seq_id, 1, 2), 2, True)
-    assert released == LeasesReleased(("l1",), (Served("l1", 3, 1, 1.0),))
-    assert (book.counts.cancels, book.counts.tokens_wasted_after_cancel) == (1, 1)
-    assert (run.asked_at, run.let_go_at, run.steps_since_asked) == (0.0, 1.0, 1)  # one step was under way
+    assert book.on_step(step_of(1, run), 0.0, 1.0) == []  # a token made meanwhile is not sent, and counted
+    ended, released = book.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 1, 2)]), 1.0, 2.0)
+    assert (ended.outcome, ended.step, ended.is_reported) == (SequenceCancelled(run.seq_id, 1, 2), 2, True)
+    assert released == LeasesReleased(("l1",), (LeaseProgress("l1", 3, 1, 1.0),))
+    assert (book.counters.cancels, book.counters.tokens_wasted_after_cancel) == (1, 1)
+    assert (run.stop_requested_at, run.released_at, run.steps_after_stop) == (0.0, 1.0, 1)  # one step was under way
     assert book.is_idle
 
 
@@ -62,39 +64,39 @@ def test_what_was_made_before_the_engine_was_told_is_not_wasted_though_it_is_hea
     book = ready_book()
     run = running(book)
     book.cancel(EDGE, 1, 0.0)
-    book.told(run.seq_id, 1.5)
+    book.on_cancel_sent(run.seq_id, 1.5)
     for number in (1, 2):
-        book.stepped(step_of(number, run), number - 1.0, float(number))
-    book.stepped(StepResult(3, cancelled=[Cancelled(run.seq_id, 2, 2)]), 2.0, 3.0)
-    assert (run.tokens, run.wasted, book.counts.tokens_wasted_after_cancel) == (2, 1, 1)
-    assert run.steps_since_asked == 1
+        book.on_step(step_of(number, run), number - 1.0, float(number))
+    book.on_step(StepResult(3, cancelled=[SequenceCancelled(run.seq_id, 2, 2)]), 2.0, 3.0)
+    assert (run.tokens, run.wasted_tokens, book.counters.tokens_wasted_after_cancel) == (2, 1, 1)
+    assert run.steps_after_stop == 1
 
 
 def test_a_token_heard_of_between_the_cancel_and_the_word_to_the_engine_is_not_wasted():
     book = ready_book()
     run = running(book)
     book.cancel(EDGE, 1, 0.0)
-    book.stepped(step_of(1, run), 0.0, 1.0)
-    book.told(run.seq_id, 1.5)
-    book.stepped(StepResult(2, cancelled=[Cancelled(run.seq_id, 1, 2)]), 2.0, 3.0)
-    assert (run.tokens, run.wasted, run.steps_since_asked) == (1, 0, 0)
+    book.on_step(step_of(1, run), 0.0, 1.0)
+    book.on_cancel_sent(run.seq_id, 1.5)
+    book.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 1, 2)]), 2.0, 3.0)
+    assert (run.tokens, run.wasted_tokens, run.steps_after_stop) == (1, 0, 0)
 
 
 def test_the_word_may_come_to_an_engine_that_has_let_go_already():
     book = ready_book()
     run = running(book)
     book.cancel(EDGE, 1, 0.0)
-    book.stepped(StepResult(1, cancelled=[Cancelled(run.seq_id, 0, 2)]), 0.5, 1.0)
-    book.told(run.seq_id, 1.5)
-    assert run.asked_at == 0.0
+    book.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 2)]), 0.5, 1.0)
+    book.on_cancel_sent(run.seq_id, 1.5)
+    assert run.stop_requested_at == 0.0
 
 
 def test_a_cancel_that_comes_too_late_still_gets_its_receipt():
     book = ready_book()
     run = running(book)
     book.cancel(EDGE, 1, 0.0)
-    ended, _ = book.stepped(step_of(1, run, finished=[Finished(run.seq_id, FinishReason.STOP, 1, 0)]), 0.0, 1.0)
-    assert ended.outcome == Cancelled(run.seq_id, 1, 0)
+    ended, _ = book.on_step(step_of(1, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)]), 0.0, 1.0)
+    assert ended.outcome == SequenceCancelled(run.seq_id, 1, 0)
 
 
 def test_a_cancelled_run_that_still_waits_for_its_lease_stops_at_once():
@@ -116,10 +118,10 @@ def test_a_lost_stream_takes_its_runs_out_of_the_engine_and_no_other():
     run, other = running(book), running(book, lease="l2", ticket="t2", stream=8)
     book.start(make_run(book, handle=5, lease="never"), 0.0)
     effects = book.close_stream(EDGE, 0.0)
-    assert [each for each in effects if not isinstance(each, Ended)] == [CancelSequence(run.seq_id)]
-    assert not any(each.answers for each in effects if isinstance(each, Ended))
-    [ended, _] = book.stepped(StepResult(1, cancelled=[Cancelled(run.seq_id, 0, 1)]), 0.0, 1.0)
-    assert not ended.answers
+    assert [each for each in effects if not isinstance(each, RunEnded)] == [CancelSequence(run.seq_id)]
+    assert not any(each.is_reported for each in effects if isinstance(each, RunEnded))
+    [ended, _] = book.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0)
+    assert not ended.is_reported
     assert set(book.running) == {other.seq_id}
 
 
@@ -128,7 +130,7 @@ def test_a_run_past_its_deadline_is_taken_out_and_refused():
     run = running(book, deadline=3.0)
     assert book.next_expiry == 3.0
     assert book.expire(3.0) == [CancelSequence(run.seq_id)]
-    effects = book.stepped(StepResult(1, cancelled=[Cancelled(run.seq_id, 0, 1)]), 3.0, 3.1)
+    effects = book.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 3.0, 3.1)
     assert refusal(effects) == "DEADLINE"
 
 
@@ -136,12 +138,12 @@ def test_a_run_whose_last_tokens_were_held_back_has_not_finished():
     book = ready_book()
     run = running(book, deadline=3.0)
     book.expire(3.0)
-    done = Finished(run.seq_id, FinishReason.STOP, 1, 0)
-    assert refusal(book.stepped(step_of(1, run, finished=[done]), 3.0, 3.1)) == "DEADLINE"
+    done = SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)
+    assert refusal(book.on_step(step_of(1, run, finished=[done]), 3.0, 3.1)) == "DEADLINE"
 
 
 def test_a_parked_start_falls_to_its_deadline_first():
-    book = ready_book(park_for=1.0)
+    book = ready_book(lease_announce_timeout=1.0)
     book.start(make_run(book, deadline=0.5), 0.0)
     assert refusal(book.expire(0.5)) == "DEADLINE"
 
@@ -153,11 +155,13 @@ def test_a_revoked_lease_is_refused_before_and_after_its_start():
     assert refusal(book.start(make_run(book), 0.0)) == "LEASE_LOST"
     run = running(book, handle=2, lease="l2", ticket="t2")
     assert book.revoke("l2", 0.0) == [CancelSequence(run.seq_id)]
-    assert refusal(book.stepped(StepResult(1, cancelled=[Cancelled(run.seq_id, 0, 1)]), 0.0, 1.0)) == "LEASE_LOST"
+    assert (
+        refusal(book.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0)) == "LEASE_LOST"
+    )
 
 
 def test_nothing_starts_before_the_model_is_loaded():
-    book = RunBook(leases=LeaseBook("me"))
+    book = RunTable(leases=LeaseTable("me"))
     book.open_stream(EDGE)
     assert refusal(book.start(make_run(book), 0.0)) == "LOADING"
 
@@ -165,8 +169,8 @@ def test_nothing_starts_before_the_model_is_loaded():
 def test_what_the_engine_refuses_is_refused():
     book = ready_book()
     run = running(book)
-    ended, released = book.engine_refused(run.seq_id, refusals.too_late(), 0.0)
-    assert ended.answers
+    ended, released = book.on_engine_rejected(run.seq_id, refusals.deadline_passed(), 0.0)
+    assert ended.is_reported
     assert released == LeasesReleased(("l1",))
 
 
@@ -183,29 +187,33 @@ def test_a_draining_worker_starts_what_was_granted_and_nothing_else():
 def test_progress_is_all_that_was_made_so_far_told_where_it_is_news_and_not_too_often():
     book = ready_book()
     run = running(book, prompt=10)
-    book.stepped(StepResult(1, admitted=[Admitted(run.seq_id, 4)], prefilled=[Prefilled(run.seq_id, 5)]), 0.0, 0.0)
-    assert book.progress(1.0) == [Served("l1", 5, 0)]
-    book.stepped(step_of(2, run), 1.0, 1.1)
-    assert book.progress(1.1) == []
-    assert book.progress(1.25) == [Served("l1", 6, 1, 1.1)]
-    assert book.progress(2.0) == []
+    book.on_step(
+        StepResult(1, admitted=[SequenceAdmitted(run.seq_id, 4)], prefilled=[SequencePrefilled(run.seq_id, 5)]),
+        0.0,
+        0.0,
+    )
+    assert book.take_progress(1.0) == [LeaseProgress("l1", 5, 0)]
+    book.on_step(step_of(2, run), 1.0, 1.1)
+    assert book.take_progress(1.1) == []
+    assert book.take_progress(1.25) == [LeaseProgress("l1", 6, 1, 1.1)]
+    assert book.take_progress(2.0) == []
 
 
 def test_a_prompt_that_is_computed_again_after_a_preemption_is_served_once():
     book = ready_book()
     run = running(book, prompt=10)
     for number in (1, 2):
-        book.stepped(StepResult(number, prefilled=[Prefilled(run.seq_id, 8)]), 0.0, 0.0)
-    assert book.progress(1.0) == [Served("l1", 10, 0)]
+        book.on_step(StepResult(number, prefilled=[SequencePrefilled(run.seq_id, 8)]), 0.0, 0.0)
+    assert book.take_progress(1.0) == [LeaseProgress("l1", 10, 0)]
 
 
 def test_the_end_of_a_run_tells_all_that_it_was_served():
     book = ready_book()
     run = running(book)
-    book.stepped(step_of(1, run), 0.0, 0.0)
-    assert book.progress(1.0) == [Served("l1", 3, 1, 0.0)]
-    last = book.stepped(step_of(2, run, finished=[Finished(run.seq_id, FinishReason.STOP, 2, 0)]), 1.0, 1.1)
-    assert last[-1] == LeasesReleased(("l1",), (Served("l1", 3, 2, 0.0),))
+    book.on_step(step_of(1, run), 0.0, 0.0)
+    assert book.take_progress(1.0) == [LeaseProgress("l1", 3, 1, 0.0)]
+    last = book.on_step(step_of(2, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 2, 0)]), 1.0, 1.1)
+    assert last[-1] == LeasesReleased(("l1",), (LeaseProgress("l1", 3, 2, 0.0),))
 
 
 def test_a_run_knows_from_which_attempt_and_shard_it_came():

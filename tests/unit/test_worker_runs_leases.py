@@ -4,15 +4,15 @@ import pytest
 
 from penstock.worker.effects import AddSequence, CancelSequence, LeasesReleased, LeaseStarted
 from penstock.worker.engine.interface import (
-    Cancelled,
-    Finished,
     FinishReason,
     SamplingParams,
+    SequenceCancelled,
+    SequenceFinished,
     StepResult,
 )
-from penstock.worker.leases import Grant, LeaseBook
-from penstock.worker.limits import Limits
-from penstock.worker.runs import RunBook
+from penstock.worker.leases import LeaseGrant, LeaseTable
+from penstock.worker.limits import RunLimits
+from penstock.worker.runs import RunTable
 from worker_runs import EDGE, expect, make_run, ready_book, refusal, running, step_of
 
 
@@ -24,10 +24,10 @@ def test_an_announced_lease_starts_at_once():
 
 def test_what_is_urgent_is_as_the_lease_was_announced():
     book = ready_book()
-    book.expect("l1", Grant("t1", is_urgent=True), "me", 5.0, 0.0)
+    book.expect("l1", LeaseGrant("t1", is_express=True), "me", 5.0, 0.0)
     [_, added] = book.start(make_run(book), 0.0)
-    assert added.spec.is_urgent
-    assert not running(book, handle=2, lease="l2", ticket="t2", is_urgent=True).spec.is_urgent
+    assert added.spec.is_express
+    assert not running(book, handle=2, lease="l2", ticket="t2", is_urgent=True).spec.is_express
 
 
 def test_a_start_that_overtakes_its_announcement_waits_for_it():
@@ -40,7 +40,7 @@ def test_a_start_that_overtakes_its_announcement_waits_for_it():
 
 
 def test_a_start_whose_lease_is_never_announced_is_refused_after_its_wait():
-    book = ready_book(park_for=1.0)
+    book = ready_book(lease_announce_timeout=1.0)
     book.start(make_run(book), 0.0)
     assert book.next_expiry == 1.0
     assert book.expire(0.9) == []
@@ -86,7 +86,7 @@ def test_a_lease_runs_once():
     book = ready_book()
     run = running(book)
     assert refusal(book.start(make_run(book, handle=2), 0.0)) == "LEASE_LOST"
-    book.stepped(step_of(1, run, finished=[Finished(run.seq_id, FinishReason.STOP, 1, 0)]), 0.0, 1.0)
+    book.on_step(step_of(1, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)]), 0.0, 1.0)
     assert refusal(book.start(make_run(book, handle=3), 1.0)) == "LEASE_LOST"
 
 
@@ -104,8 +104,8 @@ def test_a_handle_used_twice_ends_both_runs_and_only_the_second_is_told():
     effects = book.start(make_run(book, lease="l2"), 0.0)
     assert effects[0] == CancelSequence(run.seq_id)
     assert refusal(effects) == "START_INVALID"
-    [ended, released] = book.stepped(StepResult(2, cancelled=[Cancelled(run.seq_id, 0, 1)]), 0.0, 1.0)
-    assert not ended.answers
+    [ended, released] = book.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0)
+    assert not ended.is_reported
     assert released == LeasesReleased(("l1",))
 
 
@@ -139,8 +139,8 @@ def test_a_token_id_outside_the_vocabulary_never_reaches_the_engine():
 
 
 def test_a_prompt_beyond_all_kv_blocks_is_refused_with_the_numbers():
-    book = RunBook(leases=LeaseBook("me"))
-    book.engine_ready(Limits(context_length=1000, vocabulary=1000, blocks=16, block_size=4))
+    book = RunTable(leases=LeaseTable("me"))
+    book.on_engine_ready(RunLimits(context_length=1000, vocab_size=1000, blocks=16, block_size=4))
     book.open_stream(EDGE)
     expect(book)
     ended = book.start(make_run(book, prompt=61, output=4), 0.0)[1]

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.worker import refusals
-from penstock.worker.effects import AddSequence, CancelSequence, Ended, LeaseStarted, Tokens
+from penstock.worker.effects import AddSequence, CancelSequence, LeaseStarted, RunEnded, StepTokens
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.leases import Grant, LeaseBook
-from penstock.worker.runs import RunBook
+from penstock.worker.leases import LeaseGrant, LeaseTable
+from penstock.worker.runs import RunTable
 from worker_runs import LIMITS, make_run
 
 
@@ -21,7 +21,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.book = RunBook(leases=LeaseBook("me"), park_for=1.0, max_parked=3)
+        self.book = RunTable(leases=LeaseTable("me"), lease_announce_timeout=1.0, max_parked=3)
         self.now = 0.0
         self.ended = Counter()
         self.begun = []  # runs, as started
@@ -33,8 +33,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     def load(self):
         pool = BlockPool(LIMITS.blocks, LIMITS.block_size)
-        self.batch = Batch(pool=pool, batching=Continuous(token_budget=8), slots=3, context_length=64)
-        self.perform(self.book.engine_ready(LIMITS))
+        self.batch = Batch(pool=pool, policy=ContinuousBatching(token_budget=8), slots=3, context_length=64)
+        self.perform(self.book.on_engine_ready(LIMITS))
 
     def perform(self, effects):
         for effect in effects:
@@ -42,11 +42,11 @@ class AnyOrder(RuleBasedStateMachine):
                 self.batch.add(effect.spec)
             elif isinstance(effect, CancelSequence):
                 self.batch.cancel(effect.seq_id)
-            elif isinstance(effect, Tokens):
+            elif isinstance(effect, StepTokens):
                 self.note_tokens(effect)
-            elif isinstance(effect, Ended):
-                self.ended[effect.run] += not effect.run.is_ghost
-                assert effect.answers <= (effect.run.stream in self.open)
+            elif isinstance(effect, RunEnded):
+                self.ended[effect.run] += not effect.run.is_orphan
+                assert effect.is_reported <= (effect.run.stream in self.open)
             elif isinstance(effect, LeaseStarted):
                 self.started[effect.lease_id] += 1
             else:
@@ -87,7 +87,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 12), worker=st.sampled_from(["me", "me", "me", "another"]))
     def expect(self, number, worker):
-        self.perform(self.book.expect(f"l{number}", Grant(f"t{number}"), worker, self.now + 2.0, self.now))
+        self.perform(self.book.expect(f"l{number}", LeaseGrant(f"t{number}"), worker, self.now + 2.0, self.now))
 
     @rule(number=st.integers(0, 12))
     def revoke(self, number):
@@ -132,24 +132,24 @@ class AnyOrder(RuleBasedStateMachine):
             plan = self.batch.plan()
             count = len(plan.sampled)
             result = self.batch.commit(plan, [5] * count, [0.0] * count)
-            self.perform(self.book.stepped(result, self.now, self.now))
+            self.perform(self.book.on_step(result, self.now, self.now))
 
     @rule()
     def tell_progress(self):
-        self.note_served(self.book.progress(self.now))
+        self.note_served(self.book.take_progress(self.now))
 
     @rule(crashed=st.booleans(), patience=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
     def lose_engine(self, crashed, patience):
-        self.perform(self.book.engine_lost(refusals.engine_died(), self.now, crashed=crashed))
+        self.perform(self.book.on_engine_lost(refusals.engine_died(), self.now, crashed=crashed))
         self.wait(patience)
         self.load()
 
     @invariant()
     def nobody_is_beside_the_one_that_is_tried_who_was_not_acquitted(self):
-        probation = self.book.trials.probation
-        assert bool(self.book.closed) == bool(probation)
+        probation = self.book.quarantine.isolation
+        assert bool(self.book.not_ready_error) == bool(probation)
         assert not any(run in self.book.running.values() for run in probation.waiting)
-        assert probation.tried in (None, *self.book.running.values())
+        assert probation.isolated in (None, *self.book.running.values())
         assert not probation or len(self.book.running) <= 1
 
     @invariant()

@@ -25,10 +25,10 @@ def test_exactly_what_was_set_last_and_not_dropped_falls_due(calls):
             timers.set(key, at)
             plain[key] = at
         elif verb == "drop":
-            timers.drop(key)
+            timers.cancel(key)
             plain.pop(key, None)
         else:
-            due = timers.due(at)
+            due = timers.pop_due(at)
             assert sorted(due) == sorted(each for each, moment in plain.items() if moment <= at)
             moments = [plain.pop(each) for each in due]
             assert moments == sorted(moments)
@@ -40,5 +40,5 @@ def test_what_is_dropped_early_does_not_pile_up():
     timers = Timers()
     for number in range(10_000):
         timers.set(number, 1e9)
-        timers.drop(number)
+        timers.cancel(number)
     assert len(timers._heap) <= 65

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from engine_bench.gguf_files import write_gguf
-from penstock.worker.engine.loaders.checkpoint import Source
+from penstock.worker.engine.loaders.checkpoint import TensorSource
 from penstock.worker.engine.loaders.gguf import read_gguf
-from penstock.worker.engine.loaders.load import located
+from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.weights import ModelShape, half_split_rows
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
@@ -81,10 +81,10 @@ def write_packaged(folder: Path) -> None:
 
     Raises ModelUnsupported where the package is not installed.
     """
-    source = read_gguf(*located(SMOLLM2))
+    source = read_gguf(*locate_model(SMOLLM2))
     heads = {"q_proj": source.shape.heads, "k_proj": source.shape.kv_heads}
 
-    def convert(name: str, stored: Source) -> Tensor:
+    def convert(name: str, stored: TensorSource) -> Tensor:
         values = torch.empty(stored.shape)
         stored.read(values)
         count = heads.get(name.split(".")[-2])

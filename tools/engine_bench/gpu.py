@@ -19,7 +19,7 @@ from engine_bench.drivers.ours import run
 from engine_bench.drivers.protocol import Setup
 from engine_bench.roofline import roofline_ms, step_work
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.model import Model
 from penstock.worker.engine.runner import Runner, TorchRunner
@@ -92,7 +92,7 @@ def _engines(cells: list[Cell], device: torch.device, *, plain: bool) -> Iterato
 def driven(runner: Runner, shape: ModelShape, blocks: int, slots: int) -> Turn:
     batch = Batch(
         pool=BlockPool(blocks, _BLOCK_SIZE),
-        batching=Continuous(token_budget=_TOKEN_BUDGET),
+        policy=ContinuousBatching(token_budget=_TOKEN_BUDGET),
         slots=slots,
         context_length=shape.context_length,
     )

@@ -1,24 +1,24 @@
 """`python -m penstock.auth`: the whole object graph of auth."""
 
 from penstock.auth.admin import AuthAdmin
-from penstock.auth.clock import steady_clock
+from penstock.auth.clock import wall_monotonic
 from penstock.auth.config import AuthConfig
-from penstock.auth.opening import expected_edges, open_desk
+from penstock.auth.opening import edges_to_expect, recover
 from penstock.auth.service import AdmissionService
 from penstock.auth.sqlite_store import opened_store
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL
+from penstock.chassis.streams import PROTOCOL_VERSION
 from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
 
 
 async def run_auth(config: AuthConfig) -> None:
-    clock = steady_clock()
+    clock = wall_monotonic()
     async with opened_store(config.store, fsync=config.fsync) as (store, books):
-        desk = open_desk(config, books, clock())
-        edges = expected_edges(config, desk, clock())
-        hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="auth")
+        desk = recover(config, books, clock())
+        edges = edges_to_expect(config, desk, clock())
+        hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="auth")
         service = AdmissionService(desk, edges, store, hello, clock)
         admin = AuthAdmin(config.instance_id, desk, store, clock, lambda: service.figures, token=config.admin_token)
         async with (
@@ -33,7 +33,7 @@ async def run_auth(config: AuthConfig) -> None:
         ):
             hello.address = server.address
             await stop_requested()
-            await service.send_away()
+            await service.drain()
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 from typing import NamedTuple
 
-from penstock.auth.bucket import MINUTE, Bucket, Stretch, micros
+from penstock.auth.bucket import MINUTE_US, Bucket, TakeRun, to_micros
 from penstock.auth.reservation import Charge, Reservation
 from penstock.auth.tenant import Tenant
 from penstock.chassis.errors import QuotaExceeded
 from penstock.v1.failure_pb2 import QuotaViolation
 
-HOLD = 1.0  # s; how long a request is guessed to be under way before one has ended
-HOLD_SHARE = 0.1  # of the newest request in the moving mean of holds
+DEFAULT_REQUEST_DURATION_S = 1.0  # s; how long a request is guessed to be under way before one has ended
+REQUEST_DURATION_GAIN = 0.1  # of the newest request in the moving mean of holds
 
 
 class Balance(NamedTuple):
@@ -23,10 +23,10 @@ class Balance(NamedTuple):
     requests: int = 0
 
 
-class Account:
+class TenantQuota:
     def __init__(self, tenant: Tenant, balance: Balance | None = None, *, now: float) -> None:
         balance = balance or Balance(tenant.tenant_id)
-        latest = micros(now) + MINUTE  # a bucket owes at most a minute, unless the clock was set back since
+        latest = to_micros(now) + MINUTE_US  # a bucket owes at most a minute, unless the clock was set back since
         self.tenant = tenant
         self.concurrent_requests = 0
         self.reserved_tokens = 0
@@ -35,7 +35,7 @@ class Account:
         self.requests = balance.requests
         self._requests_bucket = _bucket(tenant.requests_per_minute, min(balance.requests_full_at, latest))
         self._tokens_bucket = _bucket(tenant.tokens_per_minute, min(balance.tokens_full_at, latest))
-        self._mean_hold = HOLD
+        self._mean_request_duration = DEFAULT_REQUEST_DURATION_S
 
     def __repr__(self) -> str:
         return f"<Account {self.tenant.tenant_id} {self.concurrent_requests} held, {self.reserved_tokens} tokens>"
@@ -53,11 +53,11 @@ class Account:
 
     def set_tenant(self, tenant: Tenant, now: float) -> None:
         """Take new limits; what was spent under the old ones stays spent."""
-        self._requests_bucket = _resized(self._requests_bucket, tenant.requests_per_minute, now)
-        self._tokens_bucket = _resized(self._tokens_bucket, tenant.tokens_per_minute, now)
+        self._requests_bucket = _resized_bucket(self._requests_bucket, tenant.requests_per_minute, now)
+        self._tokens_bucket = _resized_bucket(self._tokens_bucket, tenant.tokens_per_minute, now)
         self.tenant = tenant
 
-    def check(self, tokens: int, now: float) -> None:
+    def check_limits(self, tokens: int, now: float) -> None:
         """Raise QuotaExceeded when one more request of `tokens` would pass a limit."""
         waits: list[tuple[QuotaViolation, float | None]] = []
         for name, bucket, amount in (
@@ -68,27 +68,29 @@ class Account:
                 waits.append((self._violation(f"{bucket.per_minute} {name} per minute, {amount} asked"), wait))
         limit = self.tenant.concurrent_requests
         if limit and self.concurrent_requests >= limit:
-            waits.append((self._violation(f"{limit} concurrent requests, all under way"), self._mean_hold / limit))
+            waits.append(
+                (self._violation(f"{limit} concurrent requests, all under way"), self._mean_request_duration / limit)
+            )
         if waits:
-            raise _refusal(self.tenant.tenant_id, waits)
+            raise _quota_exceeded(self.tenant.tenant_id, waits)
 
     def tokens_left(self, now: float) -> int | None:
         """How large a request `check` lets through now: 0 when any limit is reached, None when only others are."""
         limit = self.tenant.concurrent_requests
         if limit and self.concurrent_requests >= limit:
             return 0
-        if self._requests_bucket and not self._requests_bucket.left(now):
+        if self._requests_bucket and not self._requests_bucket.available(now):
             return 0
-        return self._tokens_bucket.left(now) if self._tokens_bucket else None
+        return self._tokens_bucket.available(now) if self._tokens_bucket else None
 
-    def open(self, tokens: int) -> None:
+    def count_reservation(self, tokens: int) -> None:
         """Count a reservation; whether its buckets were charged is the caller's concern."""
         self.concurrent_requests += 1
         self.reserved_tokens += tokens
 
-    def take(self, tokens: int, now: float) -> Stretch | None:
+    def reserve(self, tokens: int, now: float) -> TakeRun | None:
         """Count a request and take it out of the buckets, which owe more than a minute where `check` did not let it."""
-        self.open(tokens)
+        self.count_reservation(tokens)
         if self._requests_bucket:
             self._requests_bucket.spend(1, now)
         return self._tokens_bucket.take(tokens, now) if self._tokens_bucket else None
@@ -96,9 +98,9 @@ class Account:
     def release(self, reservation: Reservation, unused: int) -> None:
         """Give back what a reservation held, and of its tokens those that were not needed."""
         self.concurrent_requests -= 1
-        self.reserved_tokens -= reservation.ask.tokens
-        if self._tokens_bucket and reservation.stretch:
-            self._tokens_bucket.settle(reservation.stretch, unused)
+        self.reserved_tokens -= reservation.request.tokens
+        if self._tokens_bucket and reservation.take_run:
+            self._tokens_bucket.settle(reservation.take_run, unused)
 
     def charge(self, charge: Charge) -> None:
         self.prompt_tokens += charge.prompt_tokens
@@ -106,7 +108,7 @@ class Account:
         if not charge.is_correction:
             self.requests += 1
             held = max(0.0, charge.settled_at - charge.reservation.reserved_at)
-            self._mean_hold += HOLD_SHARE * (held - self._mean_hold)
+            self._mean_request_duration += REQUEST_DURATION_GAIN * (held - self._mean_request_duration)
 
     def _violation(self, description: str) -> QuotaViolation:
         return QuotaViolation(subject=f"tenant:{self.tenant.tenant_id}", description=description)
@@ -116,13 +118,13 @@ def _bucket(per_minute: int, full_at: int) -> Bucket | None:
     return Bucket(per_minute, full_at=full_at) if per_minute else None
 
 
-def _resized(bucket: Bucket | None, per_minute: int, now: float) -> Bucket | None:
+def _resized_bucket(bucket: Bucket | None, per_minute: int, now: float) -> Bucket | None:
     if not bucket or not per_minute:
         return _bucket(per_minute, 0)
     return bucket if bucket.per_minute == per_minute else bucket.with_limit(per_minute, now)
 
 
-def _refusal(tenant_id: str, waits: list[tuple[QuotaViolation, float | None]]) -> QuotaExceeded:
+def _quota_exceeded(tenant_id: str, waits: list[tuple[QuotaViolation, float | None]]) -> QuotaExceeded:
     """What the caller hears: every limit hit, and when the slowest of them lets the same request through."""
     violations = [violation for violation, _ in waits]
     limits = "; ".join(each.description for each in violations)

@@ -3,15 +3,17 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.auth.account import Account, Balance
-from penstock.auth.answers import Answers
-from penstock.auth.reservation import LOST, Ask, Charge, Reservation
+from penstock.auth.account import Balance, TenantQuota
+from penstock.auth.answers import AnswerLedger
+from penstock.auth.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
 from penstock.auth.tenant import Tenant
 
-MAX_LOST = 10_000  # lost reservations whose edge may still come and tell what was spent; older ones stay lost
+MAX_LOST_RESERVATIONS = (
+    10_000  # lost reservations whose edge may still come and tell what was spent; older ones stay lost
+)
 
 
-class Accounts:
+class ReservationTable:
     """Who holds what. Each reservation ends in exactly one charge.
 
     A lost reservation, one that lapsed or whose edge stayed away, is charged nothing, for nobody can say what its
@@ -22,54 +24,52 @@ class Accounts:
 
     def __init__(self, *, ttl: float) -> None:
         self._ttl = ttl  # s; of a reservation
-        self._accounts: dict[str, Account] = {}
+        self._quotas: dict[str, TenantQuota] = {}
         self._live: dict[str, Reservation] = {}  # in order of expiry, the ttl being the same for all
         self._by_request: dict[tuple[str, str], Reservation] = {}  # tenant and request
         self._by_edge: dict[str, dict[str, Reservation]] = {}
         self._lost: dict[str, Reservation] = {}
-        self._answers = Answers()
+        self._answer_ledger = AnswerLedger()
 
     def __repr__(self) -> str:
-        return (
-            f"<Accounts {len(self._accounts)} tenants, {len(self._live)} reservations, {self.reserved_tokens} tokens>"
-        )
+        return f"<Accounts {len(self._quotas)} tenants, {len(self._live)} reservations, {self.reserved_tokens} tokens>"
 
     def __len__(self) -> int:
-        return len(self._accounts)
+        return len(self._quotas)
 
     @property
-    def reservations(self) -> int:
+    def reservation_count(self) -> int:
         return len(self._live)
 
     @property
     def reserved_tokens(self) -> int:
-        return sum(each.reserved_tokens for each in self._accounts.values())
+        return sum(each.reserved_tokens for each in self._quotas.values())
 
     @property
     def concurrent_requests(self) -> int:
-        return sum(each.concurrent_requests for each in self._accounts.values())
+        return sum(each.concurrent_requests for each in self._quotas.values())
 
     @property
-    def all(self) -> list[Account]:
+    def quotas(self) -> list[TenantQuota]:
         """By tenant id."""
-        return [self._accounts[each] for each in sorted(self._accounts)]
+        return [self._quotas[each] for each in sorted(self._quotas)]
 
     @property
-    def edges(self) -> list[str]:
+    def edges_with_reservations(self) -> list[str]:
         """Instances of edges that hold reservations."""
         return list(self._by_edge)
 
-    def get(self, tenant_id: str) -> Account | None:
-        return self._accounts.get(tenant_id)
+    def quota(self, tenant_id: str) -> TenantQuota | None:
+        return self._quotas.get(tenant_id)
 
-    def of(self, reservation: Reservation) -> Account:
-        return self._accounts[reservation.ask.tenant_id]
+    def quota_of(self, reservation: Reservation) -> TenantQuota:
+        return self._quotas[reservation.request.tenant_id]
 
-    def put_tenant(self, tenant: Tenant, now: float, balance: Balance | None = None) -> Account:
+    def put_tenant(self, tenant: Tenant, now: float, balance: Balance | None = None) -> TenantQuota:
         """Open an account, or give an open one new limits."""
-        account = self._accounts.get(tenant.tenant_id)
+        account = self._quotas.get(tenant.tenant_id)
         if account is None:
-            account = self._accounts[tenant.tenant_id] = Account(tenant, balance, now=now)
+            account = self._quotas[tenant.tenant_id] = TenantQuota(tenant, balance, now=now)
         else:
             account.set_tenant(tenant, now)
         return account
@@ -80,16 +80,16 @@ class Accounts:
         Their tenants are there already.
         """
         for charge in charged:
-            ask = charge.reservation.ask
+            ask = charge.reservation.request
             is_due = charge.prompt_tokens or charge.output_tokens or charge.made_tokens
-            self._answers.charge(ask, ask.prompt_tokens if is_due else 0, charge.made_tokens, "")
-            self._join(ask)
+            self._answer_ledger.charge(ask, ask.prompt_tokens if is_due else 0, charge.made_tokens, "")
+            self._continue_answer(ask)
         for reservation in sorted(live, key=lambda each: each.expires_at):
-            self._join(reservation.ask)
-            self.of(reservation).open(reservation.ask.tokens)
-            self._hold(reservation)
+            self._continue_answer(reservation.request)
+            self.quota_of(reservation).count_reservation(reservation.request.tokens)
+            self._add(reservation)
         for reservation in lost:
-            self._remember_lost(reservation)
+            self._record_lost(reservation)
 
     def find(self, tenant_id: str, request_id: str) -> Reservation | None:
         return self._by_request.get((tenant_id, request_id))
@@ -97,31 +97,33 @@ class Accounts:
     def is_live(self, reservation: Reservation) -> bool:
         return reservation.reservation_id in self._live
 
-    def reserve(self, ask: Ask, reservation_id: str, now: float, *, is_granted: bool = False) -> Reservation:
+    def reserve(
+        self, request: ReservationRequest, reservation_id: str, now: float, *, is_deferred: bool = False
+    ) -> Reservation:
         """Hold what is asked for; raises QuotaExceeded. The request must not hold a reservation yet.
 
         What was granted before is booked whatever the limits say.
         """
-        account = self._accounts[ask.tenant_id]
-        if not is_granted:
-            account.check(ask.tokens, now)
-        if not self._join(ask):
-            ask = replace(ask, answer_id=ask.request_id)
+        account = self._quotas[request.tenant_id]
+        if not is_deferred:
+            account.check_limits(request.tokens, now)
+        if not self._continue_answer(request):
+            request = replace(request, answer_id=request.request_id)
         reservation = Reservation(
             reservation_id=reservation_id,
-            ask=ask,
+            request=request,
             reserved_at=now,
             expires_at=now + self._ttl,
-            stretch=account.take(ask.tokens, now),
+            take_run=account.reserve(request.tokens, now),
         )
-        self._hold(reservation)
+        self._add(reservation)
         return reservation
 
-    def undo(self, reservation: Reservation) -> None:
+    def cancel(self, reservation: Reservation) -> None:
         """Forget a reservation that nobody was told of."""
         if self.is_live(reservation):
-            self._drop(reservation)
-            self.of(reservation).release(reservation, reservation.ask.tokens)
+            self._remove(reservation)
+            self.quota_of(reservation).release(reservation, reservation.request.tokens)
 
     def settle(
         self, reservation_id: str, prompt_tokens: int, output_tokens: int, outcome: str, now: float
@@ -135,9 +137,9 @@ class Accounts:
         reservation = reservation or self._lost.pop(reservation_id, None)
         if reservation is None:
             return None
-        ask = reservation.ask
+        ask = reservation.request
         prompt, made = min(prompt_tokens, ask.prompt_tokens), min(output_tokens, ask.max_output_tokens)
-        due = self._answers.charge(ask, prompt, made, outcome)
+        due = self._answer_ledger.charge(ask, prompt, made, outcome)
         charge = Charge(
             reservation=reservation,
             prompt_tokens=due.prompt_tokens,
@@ -148,9 +150,9 @@ class Accounts:
             is_correction=is_correction,
         )
         if not is_correction:
-            self._drop(reservation)
-            self.of(reservation).release(reservation, ask.tokens - prompt - made)  # a GPU made it, whoever pays
-        self.of(reservation).charge(charge)
+            self._remove(reservation)
+            self.quota_of(reservation).release(reservation, ask.tokens - prompt - made)  # a GPU made it, whoever pays
+        self.quota_of(reservation).charge(charge)
         return charge
 
     def expire(self, now: float) -> list[Charge]:
@@ -160,32 +162,32 @@ class Accounts:
             if reservation.expires_at > now:
                 break
             lapsed.append(reservation)
-        return [self._lose(each, now) for each in lapsed]
+        return [self._settle_as_lost(each, now) for each in lapsed]
 
-    def lose_edge(self, edge_id: str, now: float) -> list[Charge]:
+    def expire_edge(self, edge_id: str, now: float) -> list[Charge]:
         """Settle all that an edge holds as lost."""
-        return [self._lose(each, now) for each in list(self._by_edge.get(edge_id, {}).values())]
+        return [self._settle_as_lost(each, now) for each in list(self._by_edge.get(edge_id, {}).values())]
 
-    def _lose(self, reservation: Reservation, now: float) -> Charge:
-        self._drop(reservation)
-        self._remember_lost(reservation)
-        charge = Charge(reservation=reservation, prompt_tokens=0, output_tokens=0, outcome=LOST, settled_at=now)
-        account = self.of(reservation)
+    def _settle_as_lost(self, reservation: Reservation, now: float) -> Charge:
+        self._remove(reservation)
+        self._record_lost(reservation)
+        charge = Charge(reservation=reservation, prompt_tokens=0, output_tokens=0, outcome=OUTCOME_LOST, settled_at=now)
+        account = self.quota_of(reservation)
         account.release(reservation, unused=0)
         account.charge(charge)
         return charge
 
-    def _join(self, ask: Ask) -> bool:
-        return not ask.answer_id or self._answers.join(ask)
+    def _continue_answer(self, request: ReservationRequest) -> bool:
+        return not request.answer_id or self._answer_ledger.add_continuation(request)
 
-    def _hold(self, reservation: Reservation) -> None:
-        ask = reservation.ask
+    def _add(self, reservation: Reservation) -> None:
+        ask = reservation.request
         self._live[reservation.reservation_id] = reservation
         self._by_request[ask.tenant_id, ask.request_id] = reservation
         self._by_edge.setdefault(ask.edge_id, {})[reservation.reservation_id] = reservation
 
-    def _drop(self, reservation: Reservation) -> None:
-        ask = reservation.ask
+    def _remove(self, reservation: Reservation) -> None:
+        ask = reservation.request
         del self._live[reservation.reservation_id]
         del self._by_request[ask.tenant_id, ask.request_id]
         held = self._by_edge[ask.edge_id]
@@ -193,7 +195,7 @@ class Accounts:
         if not held:
             del self._by_edge[ask.edge_id]
 
-    def _remember_lost(self, reservation: Reservation) -> None:
+    def _record_lost(self, reservation: Reservation) -> None:
         self._lost[reservation.reservation_id] = reservation
-        if len(self._lost) > MAX_LOST:
+        if len(self._lost) > MAX_LOST_RESERVATIONS:
             del self._lost[next(iter(self._lost))]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.auth import admin_messages as messages
-from penstock.auth.desk import Desk
+from penstock.auth.desk import Authorizer
 from penstock.auth.keys import Key, mint
 from penstock.auth.store import Change, PutKey, PutTenant, Store
 from penstock.chassis.admin import AdminService, Figures
@@ -17,7 +17,7 @@ class AuthAdmin(AdminService):
     def __init__(
         self,
         instance_id: str,
-        desk: Desk,
+        authorizer: Authorizer,
         store: Store,
         clock: Callable[[], float],
         figures: Figures,
@@ -25,55 +25,59 @@ class AuthAdmin(AdminService):
         token: str,
     ) -> None:
         super().__init__("auth", instance_id, figures, self._tables, token=token)
-        self._desk = desk
+        self._authorizer = authorizer
         self._store = store
         self._clock = clock
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
-        ttl = messages.ttl_of(request)
+        ttl = messages.key_ttl_of(request)
         messages.check_display_name(request.display_name)
-        if self._desk.accounts.get(request.tenant_id) is None:
+        if self._authorizer.reservations.quota(request.tenant_id) is None:
             text = f"there is no tenant {request.tenant_id!r}; make it with `penstock tenants put`"
             raise NotFound(text, reason="TENANT_UNKNOWN")
         key_id, secret = mint()
-        while key_id in self._desk.keys:
+        while key_id in self._authorizer.keys:
             key_id, secret = mint()
         now = self._clock()
         key = Key(
             key_id=key_id,
             tenant_id=request.tenant_id,
-            digest=self._desk.keys.digest(secret),
+            digest=self._authorizer.keys.digest(secret),
             created_at=now,
             display_name=request.display_name,
             expires_at=None if ttl is None else now + ttl,
         )
-        await self._keep(PutKey(key))
-        self._desk.keys.put(key)
-        return pb.CreateKeyResponse(key=messages.key(key), secret=secret)
+        await self._persist(PutKey(key))
+        self._authorizer.keys.put(key)
+        return pb.CreateKeyResponse(key=messages.key_message(key), secret=secret)
 
     async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:
-        return pb.ListKeysResponse(keys=[messages.key(each) for each in self._desk.keys.of_tenant(request.tenant_id)])
+        return pb.ListKeysResponse(
+            keys=[messages.key_message(each) for each in self._authorizer.keys.of_tenant(request.tenant_id)]
+        )
 
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
-        key = self._desk.keys.revoke(request.key_id, self._clock())  # at once, whether or not the store can keep it
+        key = self._authorizer.keys.revoke(
+            request.key_id, self._clock()
+        )  # at once, whether or not the store can keep it
         if not key.loopback_only:  # the dev key is not in the store
-            await self._keep(PutKey(key))
-        return pb.RevokeKeyResponse(key=messages.key(key))
+            await self._persist(PutKey(key))
+        return pb.RevokeKeyResponse(key=messages.key_message(key))
 
     async def PutTenant(self, request: pb.PutTenantRequest, context: Any) -> pb.PutTenantResponse:
         tenant = messages.tenant_of(request.tenant)
-        await self._keep(PutTenant(tenant))
-        account = self._desk.accounts.put_tenant(tenant, self._clock())
-        return pb.PutTenantResponse(tenant=messages.tenant(account))
+        await self._persist(PutTenant(tenant))
+        account = self._authorizer.reservations.put_tenant(tenant, self._clock())
+        return pb.PutTenantResponse(tenant=messages.tenant_message(account))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
-        accounts = self._desk.accounts.all
+        accounts = self._authorizer.reservations.quotas
         return pb.ListTenantsResponse(
-            tenants=[messages.tenant(each) for each in accounts],
-            uses=[messages.use(each) for each in accounts],
+            tenants=[messages.tenant_message(each) for each in accounts],
+            uses=[messages.usage_message(each) for each in accounts],
         )
 
-    async def _keep(self, change: Change) -> None:
+    async def _persist(self, change: Change) -> None:
         """Return when `change` is in the store; raises Unavailable / STORE_UNAVAILABLE when it will not be."""
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -99,6 +103,6 @@ class AuthAdmin(AdminService):
                 "output_tokens": each.output_tokens,
                 "requests": each.requests,
             }
-            for each in self._desk.accounts.all
+            for each in self._authorizer.reservations.quotas
         ]
         return {"tenants": rows}

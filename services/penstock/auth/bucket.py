@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
-MINUTE = 60_000_000  # µs
+MINUTE_US = 60_000_000  # µs
 
 
-def micros(seconds: float) -> int:
+def to_micros(seconds: float) -> int:
     return round(seconds * 1_000_000)
 
 
 @dataclass(slots=True, eq=False)
-class Stretch:
+class TakeRun:
     """Takes in a row whose place in time no later settlement can change against each other."""
 
     start: int  # µs
@@ -33,7 +33,7 @@ class Bucket:
     def __init__(self, per_minute: int, *, full_at: int = 0) -> None:
         self.per_minute = per_minute
         self._full_at = full_at * per_minute
-        self._stretches = [Stretch(full_at, 0, 0)]
+        self._runs = [TakeRun(full_at, 0, 0)]
 
     def __repr__(self) -> str:
         return f"<Bucket {self.per_minute}/min, full at {self.full_at} µs>"
@@ -47,40 +47,40 @@ class Bucket:
         """Seconds until `amount` can be taken if nobody else takes: 0 for now, None for never."""
         if amount > self.per_minute:
             return None
-        at = micros(now) * self.per_minute
-        over = max(self._full_at, at) - at - (self.per_minute - amount) * MINUTE
+        at = to_micros(now) * self.per_minute
+        over = max(self._full_at, at) - at - (self.per_minute - amount) * MINUTE_US
         return max(0, -(-over // self.per_minute)) / 1_000_000
 
-    def left(self, now: float) -> int:
+    def available(self, now: float) -> int:
         """What can be taken now."""
-        at = micros(now) * self.per_minute
-        return max(0, self.per_minute - -(-max(0, self._full_at - at) // MINUTE))
+        at = to_micros(now) * self.per_minute
+        return max(0, self.per_minute - -(-max(0, self._full_at - at) // MINUTE_US))
 
-    def take(self, amount: int, now: float) -> Stretch:
+    def take(self, amount: int, now: float) -> TakeRun:
         """Take what `wait` has allowed; to be settled once."""
-        at = micros(now)
+        at = to_micros(now)
         if self._full_at <= at * self.per_minute:  # full: what was taken before can change nothing any more
             self._full_at = at * self.per_minute
-            self._stretches.clear()
-        self._full_at += amount * MINUTE
-        stretch = Stretch(at, amount, 1)
-        self._stretches.append(stretch)
-        self._merge(len(self._stretches) - 2)
+            self._runs.clear()
+        self._full_at += amount * MINUTE_US
+        stretch = TakeRun(at, amount, 1)
+        self._runs.append(stretch)
+        self._merge(len(self._runs) - 2)
         return stretch
 
-    def settle(self, stretch: Stretch, unused: int) -> None:
+    def settle(self, run: TakeRun, unused: int) -> None:
         """End a take, of which `unused` was not needed; nothing to do when the bucket has been full since.
 
         Costs a look at each unsettled take since then.
         """
         try:
-            index = self._stretches.index(stretch)
+            index = self._runs.index(run)
         except ValueError:
             return
-        stretch.unsettled -= 1
-        stretch.amount -= unused
+        run.unsettled -= 1
+        run.amount -= unused
         if unused:
-            self._full_at = self._latest()
+            self._full_at = self._latest_full_at()
         self._merge(index)
 
     def spend(self, amount: int, now: float) -> None:
@@ -89,14 +89,14 @@ class Bucket:
 
     def with_limit(self, per_minute: int, now: float) -> "Bucket":
         """A bucket of another size that owes the same. What is under way now gives nothing back to it."""
-        at = micros(now)
+        at = to_micros(now)
         owed = max(0, self._full_at - at * self.per_minute)  # amount times MINUTE
         return Bucket(per_minute, full_at=at + -(-owed // per_minute))
 
-    def _latest(self) -> int:
-        taken, limit = accumulate(each.amount for each in reversed(self._stretches)), self.per_minute
-        starts = (each.start for each in reversed(self._stretches))
-        return max(start * limit + amount * MINUTE for start, amount in zip(starts, taken, strict=True))
+    def _latest_full_at(self) -> int:
+        taken, limit = accumulate(each.amount for each in reversed(self._runs)), self.per_minute
+        starts = (each.start for each in reversed(self._runs))
+        return max(start * limit + amount * MINUTE_US for start, amount in zip(starts, taken, strict=True))
 
     def _merge(self, index: int) -> None:
         """Join a settled stretch to a neighbour, so that there are never more stretches than unsettled takes and two.
@@ -104,11 +104,11 @@ class Bucket:
         Settled, it either reaches its successor's start for ever, and both are one stretch, or for ever does not, and
         its start counts no more while its amount still follows what came before.
         """
-        if not 0 <= index < len(self._stretches) - 1 or self._stretches[index].unsettled:
+        if not 0 <= index < len(self._runs) - 1 or self._runs[index].unsettled:
             return
-        settled, successor = self._stretches.pop(index), self._stretches[index]
-        if (settled.start - successor.start) * self.per_minute + settled.amount * MINUTE > 0:
+        settled, successor = self._runs.pop(index), self._runs[index]
+        if (settled.start - successor.start) * self.per_minute + settled.amount * MINUTE_US > 0:
             successor.start = settled.start
             successor.amount += settled.amount
         elif index:
-            self._stretches[index - 1].amount += settled.amount
+            self._runs[index - 1].amount += settled.amount

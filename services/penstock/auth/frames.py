@@ -3,7 +3,7 @@
 from penstock.auth.keys import Key
 from penstock.auth.reservation import Reservation
 from penstock.chassis.errors import PenstockError
-from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Refused, Settled
+from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled
 from penstock.v1.stream_pb2 import End
 
 
@@ -11,22 +11,22 @@ def identified(request_id: str, identity: Identity) -> AdmitResponse:
     return AdmitResponse(identified=Identified(request_id=request_id, identity=identity))
 
 
-def admitted(request_id: str, reservation: Reservation, identity: Identity, grace_tokens: int) -> AdmitResponse:
+def admitted(request_id: str, reservation: Reservation, identity: Identity, fallback_tokens: int) -> AdmitResponse:
     answer = Admitted(
         request_id=request_id,
         reservation_id=reservation.reservation_id,
         identity=identity,
-        grace_tokens=grace_tokens,
+        fallback_tokens=fallback_tokens,
     )
     answer.expire_time.FromNanoseconds(int(reservation.expires_at * 1_000_000) * 1_000)
     return AdmitResponse(admitted=answer)
 
 
-def refused(request_id: str, error: PenstockError, caller: Key | Identity | None = None) -> AdmitResponse:
-    answer = Refused(request_id=request_id, failure=error.failure())
+def rejected(request_id: str, error: PenstockError, caller: Key | Identity | None = None) -> AdmitResponse:
+    answer = Rejected(request_id=request_id, failure=error.failure())
     if caller:
         answer.tenant_id, answer.key_id = caller.tenant_id, caller.key_id
-    return AdmitResponse(refused=answer)
+    return AdmitResponse(rejected=answer)
 
 
 def settled(reservation_id: str) -> AdmitResponse:

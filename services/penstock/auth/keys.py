@@ -11,8 +11,8 @@ from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
 SECRET_BYTES = 20  # 160 bits
 KEY_ID_BYTES = 5
 # At least 22 characters of base62 or 26 of base32 are 128 bits, which no store of digests gives away to guessing.
-FORMAT = re.compile(r"pk_([a-z0-9]{1,32})_([A-Za-z0-9]{22,128})")
-NOBODY = bytes(32)  # compared with when the key is unknown, so that it costs what a known one costs
+KEY_FORMAT = re.compile(r"pk_([a-z0-9]{1,32})_([A-Za-z0-9]{22,128})")
+UNKNOWN_KEY_DIGEST = bytes(32)  # compared with when the key is unknown, so that it costs what a known one costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Key:
 
 def mint() -> tuple[str, str]:
     """A new key id, and the whole key."""
-    key_id, secret = _random(KEY_ID_BYTES), _random(SECRET_BYTES)
+    key_id, secret = _random_base32(KEY_ID_BYTES), _random_base32(SECRET_BYTES)
     return key_id, f"pk_{key_id}_{secret}"
 
 
 def key_id_of(bearer: str) -> str:
     """The public part; empty when `bearer` does not look like a key of ours."""
-    match = FORMAT.fullmatch(bearer)
+    match = KEY_FORMAT.fullmatch(bearer)
     return match[1] if match else ""
 
 
@@ -77,7 +77,7 @@ class KeyRing:
             key = self._keys[key_id] = replace(key, revoked_at=now)
         return key
 
-    def named(self, key_id: str) -> Key:
+    def by_id(self, key_id: str) -> Key:
         """Return the key of that id, usable or not; raises Unauthenticated / KEY_UNKNOWN."""
         key = self._keys.get(key_id)
         if key is None:
@@ -87,7 +87,7 @@ class KeyRing:
     def owner(self, bearer: str) -> Key | None:
         """Return the key whose secret `bearer` shows, usable or not."""
         key = self._keys.get(key_id_of(bearer))
-        is_known = hmac.compare_digest(self.digest(bearer), key.digest if key else NOBODY)
+        is_known = hmac.compare_digest(self.digest(bearer), key.digest if key else UNKNOWN_KEY_DIGEST)
         return key if is_known else None
 
     def identify(self, bearer: str, *, loopback: bool, now: float) -> Key:
@@ -110,5 +110,5 @@ class KeyRing:
         return key
 
 
-def _random(size: int) -> str:
+def _random_base32(size: int) -> str:
     return base64.b32encode(secrets.token_bytes(size)).decode().lower()

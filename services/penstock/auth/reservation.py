@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from penstock.auth.bucket import Stretch
+from penstock.auth.bucket import TakeRun
 
-LOST = "lost"  # outcome of a reservation whose edge never came back, or that lapsed
-FINAL = frozenset({"stop", "length"})  # outcomes of an answer that is whole
+OUTCOME_LOST = "lost"  # outcome of a reservation whose edge never came back, or that lapsed
+FINAL_OUTCOMES = frozenset({"stop", "length"})  # outcomes of an answer that is whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ReservationRequest:
     """What one request wants to reserve, for a tenant that is known by now."""
 
     request_id: str
@@ -28,7 +28,7 @@ class Ask:
         return self.prompt_tokens + self.max_output_tokens
 
     @property
-    def most_output_tokens(self) -> int:
+    def max_chargeable_output_tokens(self) -> int:
         """That can be charged: a request that continues an answer may be the only one of it that is left to pay."""
         return self.max_output_tokens + (self.emitted_tokens if self.answer_id else 0)
 
@@ -36,10 +36,10 @@ class Ask:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     reservation_id: str
-    ask: Ask
+    request: ReservationRequest
     reserved_at: float  # s
     expires_at: float  # s
-    stretch: Stretch | None = field(default=None, compare=False, repr=False)  # None: took nothing, or before a restart
+    take_run: TakeRun | None = field(default=None, compare=False, repr=False)  # None: took nothing, or before a restart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 SECRET_BYTES = 32
 
 
-def secret_beside(store: str, name: str) -> bytes:
+def load_or_create_secret(store: str, name: str) -> bytes:
     """The secret in `<store>.<name>`, made on first use. For a store in memory it lives as long as that does."""
     if store == ":memory:":
         return secrets.token_bytes(SECRET_BYTES)

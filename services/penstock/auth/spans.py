@@ -9,7 +9,7 @@ from penstock.chassis import semconv
 from penstock.chassis.telemetry import is_recorded, start_span
 from penstock.mesh.v1.admission_pb2 import Reserve
 
-NAME = "auth.reserve"
+SPAN_NAME = "auth.reserve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +17,16 @@ class ReserveSpan:
     span: Span | None  # None where the caller's trace is not recorded
 
     @classmethod
-    def of(cls, ask: Reserve) -> "ReserveSpan":
-        if not is_recorded(ask.traceparent):
+    def start(cls, frame: Reserve) -> "ReserveSpan":
+        if not is_recorded(frame.traceparent):
             return cls(None)
         attributes: dict[str, AttributeValue] = {
-            semconv.PENSTOCK_REQUEST_ID: ask.request_id,
-            semconv.GEN_AI_REQUEST_MODEL: ask.model,
-            semconv.GEN_AI_REQUEST_MAX_TOKENS: ask.max_output_tokens,
-            semconv.GEN_AI_USAGE_INPUT_TOKENS: ask.prompt_tokens,
+            semconv.PENSTOCK_REQUEST_ID: frame.request_id,
+            semconv.GEN_AI_REQUEST_MODEL: frame.model,
+            semconv.GEN_AI_REQUEST_MAX_TOKENS: frame.max_output_tokens,
+            semconv.GEN_AI_USAGE_INPUT_TOKENS: frame.prompt_tokens,
         }
-        return cls(start_span(NAME, ask.traceparent, attributes=attributes))
+        return cls(start_span(SPAN_NAME, frame.traceparent, attributes=attributes))
 
     def end(self, *, tenant_id: str = "", reason: str = "") -> None:
         if self.span is None:

@@ -13,16 +13,16 @@ import structlog
 
 from penstock.auth import rows
 from penstock.auth.schema import migrate
-from penstock.auth.store import Barrier, Books, Change, Charged, Then
+from penstock.auth.store import Barrier, Change, Charged, OnPersisted, StoredState
 
 log = structlog.get_logger()
 
-BATCH = 1_000  # changes in one transaction
-LOCK_TIMEOUT = 10.0  # s; the process before this one may still be draining
-RETRY_EVERY = 0.2  # s; between tries to keep a charge
-LAST_TRIES = 10  # before charges that cannot be kept are given up at the end of the process
+MAX_CHANGES_PER_TRANSACTION = 1_000  # changes in one transaction
+LOCK_TIMEOUT_S = 10.0  # s; the process before this one may still be draining
+RETRY_INTERVAL_S = 0.2  # s; between tries to keep a charge
+MAX_SHUTDOWN_RETRIES = 10  # before charges that cannot be kept are given up at the end of the process
 
-Entry = tuple[Change, Then]
+PendingChange = tuple[Change, OnPersisted]
 
 
 class StoreClosed(Exception):
@@ -41,16 +41,16 @@ class SqliteStore:
     path: str
     fsync: bool = False
     pending: int = 0
-    _entries: "queue.SimpleQueue[Entry | None]" = field(default_factory=queue.SimpleQueue)
+    _entries: "queue.SimpleQueue[PendingChange | None]" = field(default_factory=queue.SimpleQueue)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _closing: threading.Event = field(default_factory=threading.Event)
 
-    def write(self, change: Change, then: Then) -> None:
+    def write(self, change: Change, on_persisted: OnPersisted) -> None:
         if self._closing.is_set():
-            then(StoreClosed("the store is closed"))
+            on_persisted(StoreClosed("the store is closed"))
             return
         self.pending += 1
-        self._entries.put((change, then))
+        self._entries.put((change, on_persisted))
 
     async def flush(self) -> None:
         kept = asyncio.Event()
@@ -62,41 +62,41 @@ class SqliteStore:
         self._closing.set()
         self._entries.put(None)
 
-    def run(self, opened: "asyncio.Future[Books]") -> None:
+    def run(self, opened: "asyncio.Future[StoredState]") -> None:
         """The thread: open, tell what is there, keep what comes until closed."""
         try:
             connection = connect(self.path, fsync=self.fsync)
             books = rows.read(connection)
         except Exception as error:  # noqa: BLE001  # whatever it is, the start fails with it
-            self._loop.call_soon_threadsafe(_tell, opened, error)
+            self._loop.call_soon_threadsafe(_resolve, opened, error)
             return
-        self._loop.call_soon_threadsafe(_tell, opened, books)
-        self._keep_all(connection)
+        self._loop.call_soon_threadsafe(_resolve, opened, books)
+        self._write_until_closed(connection)
         connection.close()
 
-    def _keep_all(self, connection: sqlite3.Connection) -> None:
-        owed: list[Entry] = []  # charges that could not be kept yet
-        last_tries = LAST_TRIES
+    def _write_until_closed(self, connection: sqlite3.Connection) -> None:
+        owed: list[PendingChange] = []  # charges that could not be kept yet
+        last_tries = MAX_SHUTDOWN_RETRIES
         while True:
             batch = owed + self._next_batch(wait=not owed)
             error = _commit(connection, batch)
             owed = [entry for entry in batch if error and isinstance(entry[0], Charged)]
             done = [entry for entry in batch if entry not in owed] if owed else batch
-            self._loop.call_soon_threadsafe(self._finish, done, error)
+            self._loop.call_soon_threadsafe(self._complete, done, error)
             if self._closing.is_set() and self._entries.empty():
                 last_tries -= 1
                 if not owed or not last_tries:
                     break
             if owed:
-                time.sleep(RETRY_EVERY)
+                time.sleep(RETRY_INTERVAL_S)
         if owed:
-            log.error("charges_not_kept", count=len(owed), error=str(error))
+            log.error("charges_not_persisted", count=len(owed), error=str(error))
 
-    def _next_batch(self, *, wait: bool) -> list[Entry]:
+    def _next_batch(self, *, wait: bool) -> list[PendingChange]:
         """What has piled up, at least one change when `wait`; empty only when there is nothing or the end has come."""
-        batch: list[Entry] = []
+        batch: list[PendingChange] = []
         try:
-            while len(batch) < BATCH:
+            while len(batch) < MAX_CHANGES_PER_TRANSACTION:
                 entry = self._entries.get(block=wait and not batch)
                 if entry is None:
                     break
@@ -105,24 +105,24 @@ class SqliteStore:
             pass
         return batch
 
-    def _finish(self, batch: list[Entry], error: Exception | None) -> None:
+    def _complete(self, batch: list[PendingChange], error: Exception | None) -> None:
         self.pending -= len(batch)
         for _, then in batch:
             then(error)
 
 
-def _tell(opened: "asyncio.Future[Books]", what: Books | Exception) -> None:
+def _resolve(opened: "asyncio.Future[StoredState]", result: StoredState | Exception) -> None:
     if opened.done():  # the start was given up meanwhile
         return
-    if isinstance(what, Exception):
-        opened.set_exception(what)
+    if isinstance(result, Exception):
+        opened.set_exception(result)
     else:
-        opened.set_result(what)
+        opened.set_result(result)
 
 
 def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
     """Open the file for this process alone; raises sqlite3.OperationalError when another has it."""
-    connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None, cached_statements=32)
+    connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None, cached_statements=32)
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two sets of buckets over one ledger would grant twice
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
@@ -134,7 +134,7 @@ def connect(path: str, *, fsync: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def _commit(connection: sqlite3.Connection, batch: list[Entry]) -> Exception | None:
+def _commit(connection: sqlite3.Connection, batch: list[PendingChange]) -> Exception | None:
     """Keep all of `batch` or nothing; returns why nothing."""
     if not batch:
         return None
@@ -152,10 +152,10 @@ def _commit(connection: sqlite3.Connection, batch: list[Entry]) -> Exception | N
 
 
 @asynccontextmanager
-async def opened_store(path: str, *, fsync: bool = False) -> AsyncIterator[tuple[SqliteStore, Books]]:
+async def opened_store(path: str, *, fsync: bool = False) -> AsyncIterator[tuple[SqliteStore, StoredState]]:
     """A store and what is in it; leaving the block returns when all that was written is kept."""
     store = SqliteStore(path, fsync)
-    opened: asyncio.Future[Books] = asyncio.get_running_loop().create_future()
+    opened: asyncio.Future[StoredState] = asyncio.get_running_loop().create_future()
     thread = threading.Thread(target=store.run, args=(opened,), name="auth-store", daemon=True)
     thread.start()
     try:

@@ -32,10 +32,10 @@ class Barrier(NamedTuple):
 
 
 Change = PutTenant | PutKey | Reserved | Charged | Barrier
-Then = Callable[[Exception | None], None]
+OnPersisted = Callable[[Exception | None], None]
 
 
-class Books(NamedTuple):
+class StoredState(NamedTuple):
     """All that a store holds, as a process that starts wants it."""
 
     tenants: list[Tenant]
@@ -54,7 +54,7 @@ class Store(Protocol):
     until it is kept, because what was spent does not become unspent by a full disk.
     """
 
-    def write(self, change: Change, then: Then) -> None: ...
+    def write(self, change: Change, on_persisted: OnPersisted) -> None: ...
 
     async def flush(self) -> None:
         """Return when all that was written so far is kept or has failed."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD, Priority
 
 DEFAULT_TENANT = "default"
-TENANT_ID = re.compile(r"[a-z0-9-]{1,63}")
-WEIGHTS = (0.01, 1_000.0)
+TENANT_ID_FORMAT = re.compile(r"[a-z0-9-]{1,63}")
+WEIGHT_BOUNDS = (0.01, 1_000.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,6 @@ class Tenant:
     tokens_per_minute: int = 0  # prompt and output, as reserved
     concurrent_requests: int = 0
 
-    def class_of(self, asked: "Priority.ValueType") -> "Priority.ValueType":
+    def effective_priority(self, requested: "Priority.ValueType") -> "Priority.ValueType":
         """The lower of its own class and the one asked for; classes count downward from the highest."""
-        return max(self.priority, asked)
+        return max(self.priority, requested)

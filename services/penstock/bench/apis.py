@@ -9,7 +9,7 @@ import grpc
 from penstock.bench.history import CANCELLED, OK, History
 from penstock.bench.load import Item
 from penstock.chassis.errors import PenstockError, error_from_failure, error_from_rpc
-from penstock.chassis.streams import PROTOCOL, Link
+from penstock.chassis.streams import PROTOCOL_VERSION, Link
 from penstock.v1.inference_pb2 import (
     GenerateRequest,
     Sampling,
@@ -94,7 +94,7 @@ class SessionApi:
             "session",
             lambda: stub.Session(metadata=metadata),
             SessionRequest,
-            Hello(protocol=PROTOCOL, instance_id="bench", tier="client"),
+            Hello(protocol=PROTOCOL_VERSION, instance_id="bench", tier="client"),
             on_frame=self._take,
             on_up=lambda _: self._up.set(),
             on_down=self._lost,

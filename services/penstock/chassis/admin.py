@@ -13,11 +13,11 @@ import psutil
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis import stream_end
-from penstock.chassis.calls import Calls
+from penstock.chassis.calls import CallCounter
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument, PermissionDenied, Unimplemented
 from penstock.chassis.interceptors import Body, Context, Continuation, guarded
-from penstock.chassis.lifecycle import request_stop, this_stop
+from penstock.chassis.lifecycle import current_stop, request_stop
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.admin_pb2_grpc import AdminServicer
 
@@ -25,10 +25,10 @@ Figures = Callable[[], Mapping[str, float]]
 Tables = Callable[[], Mapping[str, Any]]
 Drain = Callable[[float | None], int]  # grace in s, None: as configured -> work under way
 
-WATCH_INTERVAL = 1.0  # s, unless asked
-WATCH_BOUNDS = (0.1, 60.0)  # s
-MAX_GRACE = 86_400.0  # s
-GATED = ("/penstock.v1.Admin/", "/grpc.channelz.")
+DEFAULT_WATCH_INTERVAL_S = 1.0  # s, unless asked
+WATCH_INTERVAL_BOUNDS_S = (0.1, 60.0)  # s
+MAX_GRACE_S = 86_400.0  # s
+OPERATOR_METHOD_PREFIXES = ("/penstock.v1.Admin/", "/grpc.channelz.")
 
 
 def process_figures() -> dict[str, float]:
@@ -64,18 +64,18 @@ class AdminService(AdminServicer):
         self.tier = tier
         self.instance_id = instance_id
         self.token = token
-        self.calls = Calls()  # the server's own once it serves
+        self.calls = CallCounter()  # the server's own once it serves
         self._figures = figures
         self._tables = tables
         self._drain = drain or self._drain_process
 
     def snapshot(self) -> pb.Snapshot:
-        figures = {**process_figures(), "calls": self.calls.working, **self._figures()}
+        figures = {**process_figures(), "calls": self.calls.in_flight, **self._figures()}
         found = pb.Snapshot(
             tier=self.tier,
             instance_id=self.instance_id,
             pid=os.getpid(),
-            draining=this_stop().is_asked,
+            draining=current_stop().is_requested,
             figures=figures,
         )
         if self._tables:
@@ -84,12 +84,12 @@ class AdminService(AdminServicer):
 
     def _drain_process(self, grace: float | None) -> int:
         request_stop("Admin.Drain", grace)
-        return self.calls.working
+        return self.calls.in_flight
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         grace = seconds_of(request.grace) if request.HasField("grace") else None
-        if grace is not None and not 0 <= grace <= MAX_GRACE:
-            raise InvalidArgument(f"grace must be 0 to {MAX_GRACE:.0f} s, not {grace} s", field="grace")
+        if grace is not None and not 0 <= grace <= MAX_GRACE_S:
+            raise InvalidArgument(f"grace must be 0 to {MAX_GRACE_S:.0f} s, not {grace} s", field="grace")
         return pb.DrainResponse(running=self._drain(grace))
 
     async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Any) -> pb.GetSnapshotResponse:
@@ -98,54 +98,54 @@ class AdminService(AdminServicer):
     async def WatchSnapshot(
         self, request: pb.WatchSnapshotRequest, context: Any
     ) -> AsyncIterator[pb.WatchSnapshotResponse]:
-        interval = watch_interval(request.interval) if request.HasField("interval") else WATCH_INTERVAL
+        interval = watch_interval(request.interval) if request.HasField("interval") else DEFAULT_WATCH_INTERVAL_S
         while True:
             yield pb.WatchSnapshotResponse(snapshot=self.snapshot())
             await asyncio.sleep(interval)
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
-        self._refuse()
+        self._reject_not_auth()
 
     async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:
-        self._refuse()
+        self._reject_not_auth()
 
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
-        self._refuse()
+        self._reject_not_auth()
 
     async def PutTenant(self, request: pb.PutTenantRequest, context: Any) -> pb.PutTenantResponse:
-        self._refuse()
+        self._reject_not_auth()
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
-        self._refuse()
+        self._reject_not_auth()
 
-    def _refuse(self) -> NoReturn:
+    def _reject_not_auth(self) -> NoReturn:
         text = f"keys and tenants live in auth, this process is {self.tier}; call the Admin service of auth"
         raise Unimplemented(text, reason="NOT_AUTH")
 
 
-def watch_interval(asked: Duration) -> float:
+def watch_interval(requested: Duration) -> float:
     """Seconds between snapshots; raises InvalidArgument outside the bounds."""
-    interval = seconds_of(asked)
-    low, high = WATCH_BOUNDS
+    interval = seconds_of(requested)
+    low, high = WATCH_INTERVAL_BOUNDS_S
     if not low <= interval <= high:
         raise InvalidArgument(f"interval must be {low} to {high} s, not {interval} s", field="interval")
     return interval
 
 
 @dataclass(frozen=True)
-class OperatorGate(grpc.aio.ServerInterceptor):
+class OperatorInterceptor(grpc.aio.ServerInterceptor):
     """Lets operators alone reach admin and channelz: with the token where there is one, else from loopback."""
 
     token: str = ""
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(GATED):
+        if handler is None or not handler_call_details.method.startswith(OPERATOR_METHOD_PREFIXES):
             return handler
 
         async def guard(context: Context, body: Body) -> Any:
             if not self.is_operator(context.peer(), dict(context.invocation_metadata() or ())):
-                raise PermissionDenied(self._refusal(), reason="ADMIN_ONLY")
+                raise PermissionDenied(self._denial(), reason="ADMIN_ONLY")
             return await body()
 
         return guarded(handler, guard)
@@ -156,7 +156,7 @@ class OperatorGate(grpc.aio.ServerInterceptor):
             return hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode())
         return is_loopback(peer) and "x-forwarded-for" not in metadata  # a proxy on this host is not its client
 
-    def _refusal(self) -> str:
+    def _denial(self) -> str:
         if self.token:
             return "send metadata `authorization: Bearer TOKEN` with the token of PENSTOCK_ADMIN_TOKEN"
         return "only callers on loopback are served; set PENSTOCK_ADMIN_TOKEN to let others in"

@@ -10,7 +10,7 @@ from functools import partial
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from penstock.chassis import semconv
-from penstock.chassis.afterwards import afterwards
+from penstock.chassis.afterwards import defer
 from penstock.chassis.telemetry import meter, start_span, traceparent_of
 
 # On a server span only these are faults of ours; the others are the caller's.
@@ -25,39 +25,39 @@ _duration = meter().create_histogram(
 
 
 @dataclass
-class Calls:
+class CallCounter:
     """Calls under way on one server. Operations (probes, admin, debugging) are not work."""
 
-    working: int = 0
-    operating: int = 0
-    is_idle: asyncio.Event = field(default_factory=asyncio.Event)
+    in_flight: int = 0
+    operator_calls: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.is_idle.set()
+        self.idle.set()
 
     @contextmanager
-    def counted(self, *, is_work: bool) -> Iterator[None]:
-        self.working += is_work
-        self.operating += not is_work
+    def count(self, *, is_work: bool) -> Iterator[None]:
+        self.in_flight += is_work
+        self.operator_calls += not is_work
         if is_work:
-            self.is_idle.clear()
+            self.idle.clear()
         try:
             yield
         finally:
-            self.working -= is_work
-            self.operating -= not is_work
-            if not self.working:
-                self.is_idle.set()
+            self.in_flight -= is_work
+            self.operator_calls -= not is_work
+            if not self.in_flight:
+                self.idle.set()
 
 
 @dataclass
-class CallRecord:
+class CallMetrics:
     """What is measured of one call; `end` once with the name of its status."""
 
     method: str  # package.Service/Method
     traceparent: str  # of the caller, then of our span
     is_observed: bool
-    started: float = field(default_factory=time.perf_counter)  # s
+    started_at: float = field(default_factory=time.perf_counter)  # s
     span: Span | None = None
 
     def __post_init__(self) -> None:
@@ -68,10 +68,10 @@ class CallRecord:
 
     def end(self, code: str, *, reason: str = "") -> None:
         if self.span:
-            took = time.perf_counter() - self.started
-            afterwards(partial(self._tell, self.span, code, reason, took, time.time_ns()))
+            took = time.perf_counter() - self.started_at
+            defer(partial(self._export, self.span, code, reason, took, time.time_ns()))
 
-    def _tell(self, span: Span, code: str, reason: str, took: float, ended: int) -> None:
+    def _export(self, span: Span, code: str, reason: str, duration_s: float, ended_ns: int) -> None:
         attributes = {semconv.RPC_RESPONSE_STATUS_CODE: code}
         if code in SERVER_FAULTS:
             attributes[semconv.ERROR_TYPE] = code
@@ -79,6 +79,6 @@ class CallRecord:
         if reason:
             span.set_attribute(semconv.PENSTOCK_REASON, reason)
         span.set_attributes(attributes)
-        span.end(ended)
+        span.end(ended_ns)
         labels = {semconv.RPC_SYSTEM_NAME: "grpc", semconv.RPC_METHOD: self.method, **attributes}
-        _duration.record(took, labels)
+        _duration.record(duration_s, labels)

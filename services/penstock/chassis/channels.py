@@ -10,14 +10,14 @@ import structlog
 
 log = structlog.get_logger()
 
-MESSAGE_BYTES = 64 * 2**20  # a 100k-token prompt is 0.5 MB, a tokenizer 5 MB
+MAX_MESSAGE_BYTES = 64 * 2**20  # a 100k-token prompt is 0.5 MB, a tokenizer 5 MB
 KEEPALIVE_MS = 1_000
 PING_TIMEOUT_MS = 1_500  # without it a frozen peer is noticed after a minute, whatever keepalive says
-RESOLVE_EVERY = 5.0  # s
+RESOLVE_INTERVAL_S = 5.0  # s
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
@@ -56,27 +56,27 @@ def _address(ip: str, port: int) -> str:
 class AddressWatch:
     """The present addresses behind a list of targets; yields them once, and again whenever they change."""
 
-    def __init__(self, targets: Sequence[str], *, every: float = RESOLVE_EVERY) -> None:
+    def __init__(self, targets: Sequence[str], *, interval_s: float = RESOLVE_INTERVAL_S) -> None:
         self._targets = targets
-        self._every = every  # s
-        self._last: dict[str, list[str]] = {}
+        self._interval_s = interval_s  # s
+        self._addresses_by_target: dict[str, list[str]] = {}
 
     async def __aiter__(self) -> AsyncIterator[frozenset[str]]:
         known: frozenset[str] | None = None
         while True:
             for target in self._targets:
-                await self._look_up(target)
-            present = frozenset(address for found in self._last.values() for address in found)
+                await self._resolve(target)
+            present = frozenset(address for found in self._addresses_by_target.values() for address in found)
             if present != known:
                 known = present
                 yield present
             if not any(target.startswith("dns:///") for target in self._targets):
                 return
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(self._interval_s)
 
-    async def _look_up(self, target: str) -> None:
+    async def _resolve(self, target: str) -> None:
         try:
-            self._last[target] = await resolve(target)
+            self._addresses_by_target[target] = await resolve(target)
         except OSError as error:  # keep the addresses we had: DNS being away is no reason to drop live peers
             log.warning("address_lookup_failed", target=target, error=str(error))
 
@@ -88,9 +88,13 @@ class PeerSet:
     """
 
     def __init__(
-        self, targets: Sequence[str], open_peer: Callable[[str], Awaitable[None]], *, every: float = RESOLVE_EVERY
+        self,
+        targets: Sequence[str],
+        open_peer: Callable[[str], Awaitable[None]],
+        *,
+        interval_s: float = RESOLVE_INTERVAL_S,
     ) -> None:
-        self._watch = AddressWatch(targets, every=every)
+        self._watch = AddressWatch(targets, interval_s=interval_s)
         self._open = open_peer
         self._running: dict[str, asyncio.Task[None]] = {}
 

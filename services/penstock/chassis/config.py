@@ -83,7 +83,7 @@ def load(cls: type[Config], tier: str, environ: Mapping[str, str] = os.environ) 
     faults: list[str] = []
     values: dict[str, Any] = {}
     types_by_name = typing.get_type_hints(cls)
-    for name, variable, text in _given(cls, tier, environ):
+    for name, variable, text in _present_settings(cls, tier, environ):
         try:
             values[name] = _parse(types_by_name[name], text)
         except ValueError as error:
@@ -93,11 +93,11 @@ def load(cls: type[Config], tier: str, environ: Mapping[str, str] = os.environ) 
         try:
             return cls(**values)
         except ValueError as error:
-            faults.append(_by_variable(str(error), cls, tier))
+            faults.append(_with_variable_name(str(error), cls, tier))
     raise ConfigError("\n".join(faults))
 
 
-def _by_variable(message: str, cls: type[ServiceConfig], tier: str) -> str:
+def _with_variable_name(message: str, cls: type[ServiceConfig], tier: str) -> str:
     """What a config says of one of its fields, by the name under which an operator knows it."""
     name, space, rest = message.partition(" ")
     is_field = name in {each.name for each in dataclasses.fields(cls)}
@@ -119,7 +119,9 @@ def settings(config: ServiceConfig) -> dict[str, str]:
     return shown
 
 
-def _given(cls: type[ServiceConfig], tier: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def _present_settings(
+    cls: type[ServiceConfig], tier: str, environ: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
     """Field, variable and text of each setting that is set."""
     for each in dataclasses.fields(cls):
         for variable in (variable_prefix(tier) + each.name.upper(), each.metadata.get("fleet", "")):

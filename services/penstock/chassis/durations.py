@@ -2,7 +2,7 @@
 
 from google.protobuf.duration_pb2 import Duration
 
-NANOS = 1_000_000_000
+NANOS_PER_S = 1_000_000_000
 
 
 def seconds_of(duration: Duration) -> float:
@@ -12,4 +12,4 @@ def seconds_of(duration: Duration) -> float:
 
 def set_seconds(duration: Duration, seconds: float) -> None:
     """Set what is not below 0, in half the time of `FromNanoseconds` and a fourth of that of `FromTimedelta`."""
-    duration.seconds, duration.nanos = divmod(round(seconds * 1e9), NANOS)
+    duration.seconds, duration.nanos = divmod(round(seconds * 1e9), NANOS_PER_S)

@@ -19,8 +19,8 @@ from penstock.v1.failure_pb2 import Failure, FieldViolation, QuotaViolation
 log = structlog.get_logger()
 
 DOMAIN = "penstock"
-NANOS = 1_000_000_000
-PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRFC A6: what gRPC's own retries obey; RetryInfo is for applications
+NANOS_PER_S = 1_000_000_000
+PUSHBACK_METADATA_KEY = "grpc-retry-pushback-ms"  # gRFC A6: what gRPC's own retries obey; RetryInfo is for applications
 
 
 class PenstockError(Exception):
@@ -80,14 +80,14 @@ class PenstockError(Exception):
         A negative pushback means "do not retry", which is what an error without `retry_after` says.
         """
         pushback = -1 if self.retry_after is None else round(self.retry_after * 1000)
-        return (("grpc-status-details-bin", self.status().SerializeToString()), (PUSHBACK_KEY, str(pushback)))
+        return (("grpc-status-details-bin", self.status().SerializeToString()), (PUSHBACK_METADATA_KEY, str(pushback)))
 
     def failure(self) -> Failure:
         failure = Failure()
-        self.write(failure)
+        self.write_to(failure)
         return failure
 
-    def write(self, failure: Failure) -> None:
+    def write_to(self, failure: Failure) -> None:
         """Set what is set of an empty one, where it stands: whole messages in others are copied."""
         failure.code, failure.reason, failure.message = self.code.value[0], self.reason, self.message
         for key, value in self.metadata.items():
@@ -97,7 +97,7 @@ class PenstockError(Exception):
         if self.quota_violations:
             failure.quota_violations.extend(self.quota_violations)
         if self.retry_after is not None:
-            failure.retry_after.FromNanoseconds(round(self.retry_after * NANOS))
+            failure.retry_after.FromNanoseconds(round(self.retry_after * NANOS_PER_S))
 
 
 class InvalidArgument(PenstockError):

@@ -15,12 +15,12 @@ import grpc
 import structlog
 from grpc.aio import ServicerContext
 
-from penstock.chassis.calls import CallRecord, Calls
+from penstock.chassis.calls import CallCounter, CallMetrics
 from penstock.chassis.errors import DeadlineExceeded, Internal, PenstockError
 from penstock.chassis.malformed import MessageMalformed, checked
 from penstock.chassis.stream_end import counters
 from penstock.chassis.telemetry import current_traceparent, trace_id_of
-from penstock.chassis.writing import FAREWELL, ClientTooSlow, write_all
+from penstock.chassis.writing import ABORT_TIMEOUT_S, ClientTooSlow, write_responses
 
 log = structlog.get_logger()
 
@@ -30,9 +30,9 @@ Body = Callable[[], Awaitable[Any]]
 Guard = Callable[[Context, Body], Awaitable[Any]]
 
 # Served for operators and probes: not counted as work, so that a watcher does not hold up a drain, and not traced.
-OPERATIONS = ("grpc.", "penstock.v1.Admin/")
+OPERATION_PREFIXES = ("grpc.", "penstock.v1.Admin/")
 
-_KINDS = {
+_HANDLER_FACTORIES = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
@@ -45,7 +45,7 @@ def guarded(handler: Any, guard: Guard) -> Any:
 
     A request that is a MessageMalformed is raised in its place.
     """
-    kind, make = _KINDS[handler.request_streaming, handler.response_streaming]
+    kind, make = _HANDLER_FACTORIES[handler.request_streaming, handler.response_streaming]
     method = getattr(handler, kind)
     is_generator = inspect.isasyncgenfunction(method)
 
@@ -56,7 +56,7 @@ def guarded(handler: Any, guard: Guard) -> Any:
             if not is_generator:
                 return await method(request, context)
             async with aclosing(method(request, context)) as responses:
-                await write_all(context, responses)
+                await write_responses(context, responses)
             return None
 
         return await guard(context, body)
@@ -68,7 +68,7 @@ def guarded(handler: Any, guard: Guard) -> Any:
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Maps exceptions to statuses, binds trace ids, counts and observes calls. The outermost interceptor."""
 
-    calls: Calls = field(default_factory=Calls)
+    calls: CallCounter = field(default_factory=CallCounter)
     _guarded: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by method: a handler, and with the guard
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -83,30 +83,30 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return found
 
     def _with_guard(self, method: str, handler: Any) -> Any:
-        is_operation = method.startswith(OPERATIONS)
+        is_operation = method.startswith(OPERATION_PREFIXES)
         # A session that lives for days says nothing as one span; its requests have spans of their own.
         is_session = handler.request_streaming and handler.response_streaming
 
         async def guard(context: Context, body: Body) -> Any:
-            record = CallRecord(method, traceparent_in(context), is_observed=not (is_operation or is_session))
+            record = CallMetrics(method, traceparent_in(context), is_observed=not (is_operation or is_session))
             current_traceparent.set(record.traceparent)
             with (
-                self.calls.counted(is_work=not is_operation),
+                self.calls.count(is_work=not is_operation),
                 structlog.contextvars.bound_contextvars(rpc=method, **_trace_fields(record.traceparent)),
             ):
-                return await _answered(record, context, body)
+                return await _run_call(record, context, body)
 
         return guarded(_checking(handler), guard)
 
 
 def _checking(handler: Any) -> Any:
     """Return `handler` with malformed messages as errors of their sender."""
-    kind, make = _KINDS[handler.request_streaming, handler.response_streaming]
+    kind, make = _HANDLER_FACTORIES[handler.request_streaming, handler.response_streaming]
     deserialize = checked(handler.request_deserializer, is_stream=handler.request_streaming)
     return make(getattr(handler, kind), deserialize, handler.response_serializer)
 
 
-async def _answered(record: CallRecord, context: Context, body: Body) -> Any:
+async def _run_call(record: CallMetrics, context: Context, body: Body) -> Any:
     """Run the call; its exception becomes a status here."""
     try:
         result = await body()
@@ -117,10 +117,10 @@ async def _answered(record: CallRecord, context: Context, body: Body) -> Any:
         record.end(code_name(context))
         raise
     except Exception as error:  # noqa: BLE001  # grpc.aio would send str(error) to the caller; we never do
-        told = told_of(error, context)
+        told = caller_error(error, context)
         record.end(told.code.name, reason=told.reason)
         with suppress(TimeoutError):  # a client that does not read may never take in that it was too slow
-            async with asyncio.timeout(FAREWELL if isinstance(told, ClientTooSlow) else None):
+            async with asyncio.timeout(ABORT_TIMEOUT_S if isinstance(told, ClientTooSlow) else None):
                 await context.abort(told.code, told.message, told.trailing_metadata())
         raise grpc.aio.AbortError from None
     else:
@@ -128,9 +128,9 @@ async def _answered(record: CallRecord, context: Context, body: Body) -> Any:
         return result
 
 
-def told_of(error: Exception, context: Context) -> PenstockError:
+def caller_error(error: Exception, context: Context) -> PenstockError:
     """What the caller hears of `error`; one that is not meant for callers is logged and told as "internal error"."""
-    found = first_mapped(error)
+    found = first_penstock_error(error)
     if isinstance(found, MessageMalformed):
         counters.malformed_messages += 1
         log.warning("message_malformed", peer=context.peer(), bytes=found.size)
@@ -142,22 +142,22 @@ def told_of(error: Exception, context: Context) -> PenstockError:
     return Internal("internal error")
 
 
-def first_mapped(error: BaseException) -> PenstockError | None:
+def first_penstock_error(error: BaseException) -> PenstockError | None:
     """The PenstockError in `error`, looking into the groups that TaskGroups raise; None beside any other error."""
     if isinstance(error, PenstockError):
         return error
     if not isinstance(error, BaseExceptionGroup):
         return None
-    found = [first_mapped(each) for each in error.exceptions]
+    found = [first_penstock_error(each) for each in error.exceptions]
     return found[0] if all(found) else None
 
 
 def is_past_deadline(context: Context) -> bool:
     remaining: float | None = context.time_remaining()
-    return remaining is not None and remaining <= DEADLINE_SLACK
+    return remaining is not None and remaining <= DEADLINE_TOLERANCE_S
 
 
-DEADLINE_SLACK = 0.01  # s; the client's clock ends a call a moment before ours does
+DEADLINE_TOLERANCE_S = 0.01  # s; the client's clock ends a call a moment before ours does
 
 
 def code_name(context: Context) -> str:

@@ -16,7 +16,7 @@ import structlog
 import uvloop
 
 from penstock.chassis import telemetry
-from penstock.chassis.afterwards import this_afterwards
+from penstock.chassis.afterwards import deferred_calls
 from penstock.chassis.config import ConfigError, ServiceConfig, describe, load
 
 log = structlog.get_logger()
@@ -30,43 +30,43 @@ class Stop:
 
     reason: str = ""
     grace: float | None = None  # s; None: as configured
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    hurried: asyncio.Event = field(default_factory=asyncio.Event)
+    requested: asyncio.Event = field(default_factory=asyncio.Event)
+    forced: asyncio.Event = field(default_factory=asyncio.Event)
     is_awaited: bool = False  # whether the process has come so far as to wait for this
 
     @property
-    def is_asked(self) -> bool:
-        return self.asked.is_set()
+    def is_requested(self) -> bool:
+        return self.requested.is_set()
 
-    def ask(self, reason: str, grace: float | None = None) -> None:
+    def request(self, reason: str, grace: float | None = None) -> None:
         """Ask once; a second ask by the same means says not to wait for running work any more."""
-        if self.is_asked:
+        if self.is_requested:
             if reason == self.reason:
-                self.hurried.set()
+                self.forced.set()
             return
         self.reason, self.grace = reason, grace
         log.info("stop_requested", reason=reason, grace=grace)
-        self.asked.set()
+        self.requested.set()
 
 
 _stops: WeakKeyDictionary[asyncio.AbstractEventLoop, Stop] = WeakKeyDictionary()
 
 
-def this_stop() -> Stop:
+def current_stop() -> Stop:
     """The one Stop of the running loop."""
     return _stops.setdefault(asyncio.get_running_loop(), Stop())
 
 
 async def stop_requested() -> Stop:
     """Return when SIGTERM, SIGINT or Admin.Drain asks this process to end."""
-    stop = this_stop()
+    stop = current_stop()
     stop.is_awaited = True
-    await stop.asked.wait()
+    await stop.requested.wait()
     return stop
 
 
 def request_stop(reason: str, grace: float | None = None) -> None:
-    this_stop().ask(reason, grace)
+    current_stop().request(reason, grace)
 
 
 @asynccontextmanager
@@ -95,15 +95,15 @@ def new_instance_id(tier: str) -> str:
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run `main` under uvloop with SIGTERM and SIGINT answered; returns when it is done."""
-    uvloop.run(_answering_signals(main))
+    uvloop.run(_run_with_signals(main))
 
 
-async def _answering_signals(main: Callable[[], Awaitable[None]]) -> None:
-    loop, stop, whole = asyncio.get_running_loop(), this_stop(), asyncio.current_task()
+async def _run_with_signals(main: Callable[[], Awaitable[None]]) -> None:
+    loop, stop, whole = asyncio.get_running_loop(), current_stop(), asyncio.current_task()
     assert whole
 
     def answer(reason: str) -> None:
-        stop.ask(reason)
+        stop.request(reason)
         if not stop.is_awaited:  # still starting, perhaps for long: nothing is there to be drained
             whole.cancel()
 
@@ -113,10 +113,10 @@ async def _answering_signals(main: Callable[[], Awaitable[None]]) -> None:
     try:
         await main()
     except asyncio.CancelledError:
-        if not stop.is_asked:
+        if not stop.is_requested:
             raise
     finally:
-        this_afterwards().finish()
+        deferred_calls().flush()
 
 
 def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Coroutine[Any, Any, None]]) -> None:
@@ -130,27 +130,27 @@ def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Corou
         print(describe(config, tier))  # noqa: T201  # this is what was asked for
         return
     config = replace(config, instance_id=config.instance_id or new_instance_id(tier))
-    observed = _observe_or_exit(config, tier)
-    spare_what_is_loaded()
+    observed = _configure_telemetry_or_exit(config, tier)
+    freeze_gc()
     try:
         run(lambda: run_tier(config))
     except Exception as error:
-        if isinstance(refused := _innermost(error), ConfigError):
-            _exit_misused(tier, str(refused))
+        if isinstance(refused := _unwrap_group(error), ConfigError):
+            _usage_error(tier, str(refused))
         log.exception("crashed", pid=os.getpid())
         sys.exit(1)
     finally:
         observed.shutdown()
 
 
-def _innermost(error: BaseException) -> BaseException:
+def _unwrap_group(error: BaseException) -> BaseException:
     """Return what a task group was left by, where that is one error."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
-def spare_what_is_loaded() -> None:
+def freeze_gc() -> None:
     """Have no collection of garbage look at what was imported and is to stay: that holds all up for 40 to 110 ms."""
     gc.collect()
     gc.freeze()
@@ -159,14 +159,14 @@ def spare_what_is_loaded() -> None:
 def _load_or_exit(config_cls: type[Config], tier: str) -> Config:
     unknown = [each for each in sys.argv[1:] if each != "--print-config"]
     if unknown:
-        _exit_misused(tier, f"unknown argument {unknown[0]!r}; settings come from the environment (see --print-config)")
+        _usage_error(tier, f"unknown argument {unknown[0]!r}; settings come from the environment (see --print-config)")
     try:
         return load(config_cls, tier)
     except ConfigError as error:
-        _exit_misused(tier, str(error))
+        _usage_error(tier, str(error))
 
 
-def _observe_or_exit(config: ServiceConfig, tier: str) -> telemetry.Telemetry:
+def _configure_telemetry_or_exit(config: ServiceConfig, tier: str) -> telemetry.Telemetry:
     try:
         return telemetry.configure(
             tier,
@@ -176,9 +176,9 @@ def _observe_or_exit(config: ServiceConfig, tier: str) -> telemetry.Telemetry:
             log_level=config.log_level,
         )
     except OSError as error:
-        _exit_misused(tier, f"cannot serve metrics on {config.metrics_listen}: {error}")
+        _usage_error(tier, f"cannot serve metrics on {config.metrics_listen}: {error}")
 
 
-def _exit_misused(tier: str, message: str) -> NoReturn:
+def _usage_error(tier: str, message: str) -> NoReturn:
     print(f"penstock {tier}: {message}", file=sys.stderr)  # noqa: T201  # before logging is configured
     sys.exit(2)

@@ -9,9 +9,11 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 Out = TypeVar("Out", bound=Message)
-GAP = 0.001  # s, between messages where many frames come: each costs both ends ten times what one more frame does
-BUNDLE_FRAMES = 64  # in one message; more would keep the peer's loop busy for too long
-BUNDLE_BYTES = 262_144  # of one message; a frame beyond goes alone, as what a peer takes at once is bounded
+BUNDLE_INTERVAL_S = (
+    0.001  # s, between messages where many frames come: each costs both ends ten times what one more frame does
+)
+MAX_BUNDLE_FRAMES = 64  # in one message; more would keep the peer's loop busy for too long
+MAX_BUNDLE_BYTES = 262_144  # of one message; a frame beyond goes alone, as what a peer takes at once is bounded
 
 
 @dataclass
@@ -44,9 +46,9 @@ class Outbox(Generic[Out]):
             await self.ready.wait()
             if self.frames and can_bundle():
                 early = due - loop.time()
-                if early > 0 and len(self.frames) < BUNDLE_FRAMES:
+                if early > 0 and len(self.frames) < MAX_BUNDLE_FRAMES:
                     await asyncio.sleep(early)
-                due = loop.time() + GAP
+                due = loop.time() + BUNDLE_INTERVAL_S
                 await write(self._bundle())
             elif self.frames:
                 await write(self.frames.popleft())
@@ -58,6 +60,10 @@ class Outbox(Generic[Out]):
         """Return a message that carries frames, which themselves may be under way to others as well."""
         taken = [self.frames.popleft()]
         size = taken[0].ByteSize()
-        while self.frames and len(taken) < BUNDLE_FRAMES and (size := size + self.frames[0].ByteSize()) <= BUNDLE_BYTES:
+        while (
+            self.frames
+            and len(taken) < MAX_BUNDLE_FRAMES
+            and (size := size + self.frames[0].ByteSize()) <= MAX_BUNDLE_BYTES
+        ):
             taken.append(self.frames.popleft())
         return type(taken[0])(more=taken) if len(taken) > 1 else taken[0]

@@ -3,23 +3,23 @@
 import math
 
 
-class OwnTime:
+class StallFreeClock:
     """Counts what passed between two looks, up to `step`: who did not look for longer stood still, and heard nobody.
 
     It is to be looked at twice a step at least while it matters, so that a look which is a little late costs nothing.
     An infinite step makes it the clock that it is given.
     """
 
-    def __init__(self, step: float = math.inf) -> None:
-        self._step = step  # s
-        self._looked_at = math.inf
-        self._stood_still = 0.0
+    def __init__(self, max_gap_s: float = math.inf) -> None:
+        self._max_gap_s = max_gap_s  # s
+        self._last_read_at = math.inf
+        self._stalled_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<OwnTime, {self._stood_still:.3f} s stood still>"
+        return f"<OwnTime, {self._stalled_s:.3f} s stood still>"
 
     def at(self, now: float) -> float:
         """Return the own time, in s: that of the clock of `now`, less what was stood still."""
-        self._stood_still += max(0.0, now - self._looked_at - self._step)
-        self._looked_at = now
-        return now - self._stood_still
+        self._stalled_s += max(0.0, now - self._last_read_at - self._max_gap_s)
+        self._last_read_at = now
+        return now - self._stalled_s

@@ -79,8 +79,8 @@ PENSTOCK_ATTEMPT: Final = "penstock.attempt"
 PENSTOCK_WORKER_ID: Final = "penstock.worker_id"
 PENSTOCK_KV_BLOCKS_FREED: Final = "penstock.kv_blocks_freed"  # by one cancel
 PENSTOCK_REASON: Final = "penstock.reason"  # reason of a PenstockError
-PENSTOCK_REFUSED_BY: Final = "penstock.refused_by"  # tier that decided it
-PENSTOCK_IN_GRACE: Final = "penstock.in_grace"  # let in by the edge itself, auth being away
+PENSTOCK_REJECTED_BY: Final = "penstock.rejected_by"  # tier that decided it
+PENSTOCK_AUTH_FALLBACK: Final = "penstock.auth_fallback"  # let in by the edge itself, auth being away
 
 # Our own metrics
 PENSTOCK_QUEUE_DEPTH: Final = "penstock.queue.depth"  # tickets waiting, by priority
@@ -94,9 +94,11 @@ PENSTOCK_QUEUE_SHED: Final = "penstock.queue.shed"  # tickets, by reason
 PENSTOCK_KV_BLOCKS_USED: Final = "penstock.kv.blocks_used"
 PENSTOCK_KV_BLOCKS_TOTAL: Final = "penstock.kv.blocks_total"
 PENSTOCK_CANCEL_ACKNOWLEDGED: Final = "penstock.cancel.acknowledged"  # s, from the client's leaving to the receipt
-PENSTOCK_CANCEL_LET_GO: Final = "penstock.cancel.let_go"  # s, from the word to the engine to the step that freed all
+PENSTOCK_CANCEL_ENGINE_LATENCY: Final = (
+    "penstock.cancel.engine_latency"  # s, from the word to the engine to the step that freed all
+)
 PENSTOCK_CANCEL_WASTED: Final = "penstock.cancel.wasted_tokens"  # made in steps that ended after that word
-PENSTOCK_EDGE_REFUSED: Final = "penstock.edge.refused"  # requests, for load, by reason and tier
-PENSTOCK_GRACE_DECISIONS: Final = "penstock.grace.decisions"  # of edges while auth is away, by outcome
-PENSTOCK_XDS_ANSWERS: Final = "penstock.xds.answers"  # frames to proxies, by type
-PENSTOCK_XDS_VERDICTS: Final = "penstock.xds.verdicts"  # frames from proxies, by type and ACK or NACK
+PENSTOCK_EDGE_REJECTED: Final = "penstock.edge.rejected"  # requests, for load, by reason and tier
+PENSTOCK_AUTH_FALLBACK_DECISIONS: Final = "penstock.auth_fallback.decisions"  # of edges while auth is away, by outcome
+PENSTOCK_XDS_RESPONSES: Final = "penstock.xds.responses"  # frames to proxies, by type
+PENSTOCK_XDS_REQUESTS: Final = "penstock.xds.requests"  # frames from proxies, by type and ACK or NACK

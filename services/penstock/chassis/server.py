@@ -13,25 +13,25 @@ from grpc_channelz.v1 import channelz
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from penstock.chassis.admin import AdminService, OperatorGate
-from penstock.chassis.afterwards import this_afterwards
-from penstock.chassis.calls import Calls
-from penstock.chassis.channels import MESSAGE_BYTES
+from penstock.chassis.admin import AdminService, OperatorInterceptor
+from penstock.chassis.afterwards import deferred_calls
+from penstock.chassis.calls import CallCounter
+from penstock.chassis.channels import MAX_MESSAGE_BYTES
 from penstock.chassis.config import ConfigError
 from penstock.chassis.health import Health
 from penstock.chassis.interceptors import CallInterceptor
-from penstock.chassis.lifecycle import Stop, background, this_stop
+from penstock.chassis.lifecycle import Stop, background, current_stop
 from penstock.v1.admin_pb2_grpc import add_AdminServicer_to_server
 
 log = structlog.get_logger()
 
 Registration = tuple[Callable[[Any, Any], None], Any]
 
-CLEANUP_GRACE = 2.0  # s; for the `finally` blocks of handlers that were cancelled
-NEVER = 1e6  # s
+CLEANUP_GRACE_S = 2.0  # s; for the `finally` blocks of handlers that were cancelled
+UNBOUNDED_GRACE_S = 1e6  # s
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", 10_000),  # per connection; a proxy brings all its clients on a few
     # C-core cancels calls at random once a thousand wait for the loop to take them: a burst is the queue's to judge.
     ("grpc.server.max_pending_requests", 10_000),
@@ -48,10 +48,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def _bound(core: grpc.aio.Server, listen: str) -> int:
+def _bind(grpc_server: grpc.aio.Server, listen: str) -> int:
     """Return the port; raises ConfigError where it cannot be had."""
     try:
-        return core.add_insecure_port(listen)
+        return grpc_server.add_insecure_port(listen)
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {listen}; is the port taken? Its tier's LISTEN sets another") from error
 
@@ -60,9 +60,9 @@ def _bound(core: grpc.aio.Server, listen: str) -> int:
 class Server:
     """A server that listens. Handlers hold `address` to tell others where they are."""
 
-    core: grpc.aio.Server
+    grpc_server: grpc.aio.Server
     health: Health
-    calls: Calls
+    calls: CallCounter
     address: str  # host:port by which others reach it
 
     @property
@@ -73,25 +73,25 @@ class Server:
         """Say by health whether new calls are wanted, for example not before a model is loaded."""
         self.health.set_ready(is_ready=is_ready)
 
-    async def turn_away_at_stop(self, stop: Stop) -> None:
+    async def stop_accepting(self, stop: Stop) -> None:
         """NOT_SERVING from the moment a stop is asked, while the tier may still be ending its own work."""
-        await stop.asked.wait()
+        await stop.requested.wait()
         self.health.close()
 
-    async def drain(self, grace: float, hurried: asyncio.Event) -> None:
+    async def drain(self, grace: float, forced: asyncio.Event) -> None:
         """NOT_SERVING, no new calls, let work end within `grace` seconds or until `hurried`, cancel the rest."""
-        begun, working = time.monotonic(), self.calls.working
+        begun, working = time.monotonic(), self.calls.in_flight
         self.health.close()
         # The grace is ours to keep: where gRPC's own runs out while a second stop ends the server, it crashes.
-        stopping = asyncio.ensure_future(self.core.stop(NEVER))
-        await _first_of(grace, self.calls.is_idle.wait(), hurried.wait())
-        cancelled = self.calls.working
-        if not cancelled and not self.calls.operating:  # watchers of health and snapshots never end by themselves
+        stopping = asyncio.ensure_future(self.grpc_server.stop(UNBOUNDED_GRACE_S))
+        await _wait_any(grace, self.calls.idle.wait(), forced.wait())
+        cancelled = self.calls.in_flight
+        if not cancelled and not self.calls.operator_calls:  # watchers of health and snapshots never end by themselves
             await asyncio.wait([stopping], timeout=max(0.0, begun + grace - time.monotonic()))
-        await self.core.stop(None)
+        await self.grpc_server.stop(None)
         await stopping
-        await _first_of(CLEANUP_GRACE, self.calls.is_idle.wait())
-        this_afterwards().finish()
+        await _wait_any(CLEANUP_GRACE_S, self.calls.idle.wait())
+        deferred_calls().flush()
         took = round(time.monotonic() - begun, 3)
         log.info("drained", address=self.address, working=working, cancelled=cancelled, took_s=took)
 
@@ -106,48 +106,48 @@ async def serving(
     advertise: str = "",
     is_ready: bool = True,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    message_bytes: int = MESSAGE_BYTES,
+    message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> AsyncIterator[Server]:
     """Serve `registrations`, pairs of add_X_to_server and servicer, until the block is left; then drain.
 
     `drain_grace` gives way to the grace of Admin.Drain; `message_bytes` bounds what a caller can have parsed. Raises
     ConfigError when `listen` cannot be bound.
     """
-    calls = Calls()
-    gate = OperatorGate(admin.token if admin else "")
+    calls = CallCounter()
+    gate = OperatorInterceptor(admin.token if admin else "")
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
     core = grpc.aio.server(interceptors=(CallInterceptor(calls), gate, *interceptors), options=options)
     if admin:
         admin.calls = calls
         registrations = [*registrations, (add_AdminServicer_to_server, admin)]
     health = _register(core, registrations)
-    address = advertised(listen, _bound(core, listen), advertise)
+    address = advertised_address(listen, _bind(core, listen), advertise)
     await core.start()
     server = Server(core, health, calls, address)
     server.set_ready(is_ready=is_ready)
     log.info("listening", address=address, port=server.port)
-    stop = this_stop()
+    stop = current_stop()
     try:
-        async with background(server.turn_away_at_stop(stop)):
+        async with background(server.stop_accepting(stop)):
             yield server
     finally:
-        await server.drain(drain_grace if stop.grace is None else stop.grace, stop.hurried)
+        await server.drain(drain_grace if stop.grace is None else stop.grace, stop.forced)
 
 
-def advertised(listen: str, port: int, advertise: str) -> str:
+def advertised_address(listen: str, port: int, advertise: str) -> str:
     """host:port by which others reach a server bound to `listen`; a wildcard without `advertise` means loopback."""
     if listen.startswith("unix:"):
         return listen
     host = advertise or listen.rpartition(":")[0]
     if advertise and ":" in advertise.rpartition("]")[2]:
         return advertise
-    return f"{_WILDCARDS.get(host, host)}:{port}"
+    return f"{_LOOPBACK_BY_WILDCARD.get(host, host)}:{port}"
 
 
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+_LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
-class _Registrar:
+class _ServiceNames:
     """Stands for the server while services are added, to learn their names."""
 
     def __init__(self, core: grpc.aio.Server) -> None:
@@ -163,7 +163,7 @@ class _Registrar:
 
 
 def _register(core: grpc.aio.Server, registrations: Iterable[Registration]) -> Health:
-    registrar = _Registrar(core)
+    registrar = _ServiceNames(core)
     for add, servicer in registrations:
         add(servicer, registrar)
     health = Health(registrar.names)
@@ -174,7 +174,7 @@ def _register(core: grpc.aio.Server, registrations: Iterable[Registration]) -> H
     return health
 
 
-async def _first_of(seconds: float, *waits: Any) -> None:
+async def _wait_any(seconds: float, *waits: Any) -> None:
     """Return when one of `waits` is done or `seconds` have passed."""
     pending = [asyncio.ensure_future(each) for each in waits]
     try:

@@ -12,9 +12,9 @@ from google.protobuf.message import Message
 from penstock.chassis.outbox import Outbox
 from penstock.v1.stream_pb2 import End, Heartbeat, Hello
 
-TICK = 0.38  # s; a heartbeat is due in a tick in which nothing else was sent
-SILENT_TICKS = 4  # dead after 1.52 to 1.9 s without a frame: within 2 s where five timers are each a little late
-FLUSH_TIMEOUT = 1.0  # s; for what is still in the outbox when a stream is closed on purpose
+TICK_S = 0.38  # s; a heartbeat is due in a tick in which nothing else was sent
+MAX_SILENT_TICKS = 4  # dead after 1.52 to 1.9 s without a frame: within 2 s where five timers are each a little late
+FLUSH_TIMEOUT_S = 1.0  # s; for what is still in the outbox when a stream is closed on purpose
 
 Out = TypeVar("Out", bound=Message)
 In = TypeVar("In", bound=Message)
@@ -32,63 +32,63 @@ class StreamCounters:
 counters = StreamCounters()
 
 
-class StreamEnd(Generic[Out, In]):
+class StreamEndpoint(Generic[Out, In]):
     """One end of one stream, until it is closed for a reason."""
 
-    def __init__(self, out: Callable[..., Out], hello: Hello, capacity: int) -> None:
-        self._out = out
+    def __init__(self, frame_type: Callable[..., Out], hello: Hello, capacity: int) -> None:
+        self._frame_type = frame_type
         self._outbox = Outbox[Out](capacity)
-        self._outbox.put(_greeting(out, hello))
-        self.limit = asyncio.timeout(None)
-        self._heard = True
-        self._sent = 0
+        self._outbox.put(_hello_frame(frame_type, hello))
+        self.timeout = asyncio.timeout(None)
+        self._has_received = True
+        self._sent_frames = 0
         self.hello = Hello()
-        self.ended = False
-        self.has_said_end = False
-        self.closed_because = ""
+        self.has_peer_ended = False
+        self.has_sent_end = False
+        self.close_reason = ""
 
     def send(self, frame: Out) -> bool:
         """Queue `frame`; False when the stream is closed, or was just closed because the peer does not read, or where
         nothing more was to be said.
         """
-        if self.closed_because or self.has_said_end:
+        if self.close_reason or self.has_sent_end:
             return False
-        self._sent += 1
+        self._sent_frames += 1
         if not self._outbox.put(frame):
             self.close("peer does not read")
             return False
         return True
 
-    def say_end(self, reason: str) -> None:
+    def send_end(self, reason: str) -> None:
         """Say that nothing more comes, and hold to it: the peer closes the stream, and a write would fail."""
-        self.send(self._out(end=End(reason=reason)))
-        self.has_said_end = True
+        self.send(self._frame_type(end=End(reason=reason)))
+        self.has_sent_end = True
 
     def close(self, reason: str) -> None:
         """Interrupt the reading side, from wherever this is called."""
-        if not self.closed_because:
-            self.note_closed(reason)
+        if not self.close_reason:
+            self.mark_closed(reason)
             with suppress(RuntimeError):  # the reader has left already
-                self.limit.reschedule(asyncio.get_running_loop().time())
+                self.timeout.reschedule(asyncio.get_running_loop().time())
 
-    def note_closed(self, reason: str) -> None:
-        self.closed_because = self.closed_because or reason
+    def mark_closed(self, reason: str) -> None:
+        self.close_reason = self.close_reason or reason
         self._outbox.written.set()  # what is left is written by nobody, and not to be waited for
 
-    def frames_in(self, message: Any) -> Iterator[In]:
+    def data_frames(self, message: Any) -> Iterator[In]:
         """Yield the frames of a message that are for the caller."""
         for frame in getattr(message, "more", ()) or (message,):
-            if self.understand(frame):
+            if self.on_frame(frame):
                 yield frame
 
-    def understand(self, frame: Any) -> bool:
+    def on_frame(self, frame: Any) -> bool:
         """Note that the peer lives; True when the frame is for the caller."""
-        self._heard = True
+        self._has_received = True
         kind = frame.WhichOneof("frame")
         if kind is None:
             counters.unknown_frames += 1
         if kind == "end":
-            self.ended = True
+            self.has_peer_ended = True
         return kind not in (None, "heartbeat", "hello")
 
     async def write(self, write: Callable[[Out], Awaitable[object]]) -> None:
@@ -100,23 +100,23 @@ class StreamEnd(Generic[Out, In]):
 
     async def tick(self) -> None:
         silent, sent = 0, 0
-        while silent < SILENT_TICKS:
-            await asyncio.sleep(TICK)
-            silent = 0 if self._heard else silent + 1
-            self._heard = False
-            if sent == self._sent:
-                self.send(self._out(heartbeat=Heartbeat()))
-            sent = self._sent
+        while silent < MAX_SILENT_TICKS:
+            await asyncio.sleep(TICK_S)
+            silent = 0 if self._has_received else silent + 1
+            self._has_received = False
+            if sent == self._sent_frames:
+                self.send(self._frame_type(heartbeat=Heartbeat()))
+            sent = self._sent_frames
         self.close("peer is silent")
 
     async def flush(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_TIMEOUT):
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self._outbox.written.wait()
 
 
-def _greeting(out: Callable[..., Out], hello: Hello) -> Out:
+def _hello_frame(frame_type: Callable[..., Out], hello: Hello) -> Out:
     """Say hello, and that frames with `more` are understood where there can be any."""
-    greeting = out(hello=hello)
+    greeting = frame_type(hello=hello)
     greeting.hello.bundles = "more" in greeting.DESCRIPTOR.fields_by_name  # type: ignore[attr-defined]  # a frame
     return greeting

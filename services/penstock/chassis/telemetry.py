@@ -35,11 +35,11 @@ from penstock.chassis.logs import configure_logs
 
 log = structlog.get_logger()
 
-SCOPE = "penstock"
-EXPORT_TIMEOUT = 2.0  # s; a receiver that is away must not hold up the end of the process
+INSTRUMENTATION_SCOPE = "penstock"
+EXPORT_TIMEOUT_S = 2.0  # s; a receiver that is away must not hold up the end of the process
 
 # W3C Trace Context, section 3.2: trace, span and flags, in lower-case hexadecimal.
-_PLAIN = re.compile("00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+_TRACEPARENT_V0 = re.compile("00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 _UNSAMPLED = frozenset("02468ace")  # last digit of a traceparent: bit 0 of its flags
 _propagator = TraceContextTextMapPropagator()
 
@@ -57,7 +57,7 @@ class Telemetry:
 
     def shutdown(self) -> None:
         self.traces.shutdown()
-        self.meters.shutdown(timeout_millis=EXPORT_TIMEOUT * 1000)
+        self.meters.shutdown(timeout_millis=EXPORT_TIMEOUT_S * 1000)
         if self.metrics_server:
             self.metrics_server.shutdown()
             self.metrics_server.server_close()
@@ -97,12 +97,12 @@ def tracer() -> trace.Tracer:
 
 @lru_cache(maxsize=2)  # to ask for it anew costs as much as two spans
 def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
-    return provider.get_tracer(SCOPE)
+    return provider.get_tracer(INSTRUMENTATION_SCOPE)
 
 
 def meter() -> metrics.Meter:
     """The process's meter; instruments made before `configure` come alive with it."""
-    return metrics.get_meter(SCOPE)
+    return metrics.get_meter(INSTRUMENTATION_SCOPE)
 
 
 def start_span(
@@ -124,7 +124,7 @@ def is_recorded(traceparent: str) -> bool:
 
 
 def _parent(traceparent: str) -> Context:
-    plain = _PLAIN.fullmatch(traceparent)
+    plain = _TRACEPARENT_V0.fullmatch(traceparent)
     if plain is None:  # the propagator takes five times as long, and knows of versions to come
         return _propagator.extract({"traceparent": traceparent}, context=Context())
     flags = TraceFlags(int(plain[3], 16))
@@ -140,7 +140,7 @@ def traceparent_of(span: Span) -> str:
 
 def trace_id_of(traceparent: str) -> str:
     """The 32 hex digits of the trace; empty when `traceparent` is malformed."""
-    if plain := _PLAIN.fullmatch(traceparent):  # as nearly all are: the propagator takes 20 times as long
+    if plain := _TRACEPARENT_V0.fullmatch(traceparent):  # as nearly all are: the propagator takes 20 times as long
         return plain[1]
     context = trace.get_current_span(_propagator.extract({"traceparent": traceparent}, context=Context()))
     found = context.get_span_context().trace_id
@@ -162,7 +162,7 @@ def _traces(resource: Resource, endpoint: str) -> TracerProvider:
     if not endpoint:  # ids are still made, so that logs and timelines have them
         return TracerProvider(resource=resource, sampler=ALWAYS_OFF, shutdown_on_exit=False)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # sampler as OTEL_TRACES_SAMPLER says
-    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"), timeout=EXPORT_TIMEOUT)
+    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"), timeout=EXPORT_TIMEOUT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
@@ -171,7 +171,7 @@ def _meters(resource: Resource, endpoint: str, metrics_listen: str) -> MeterProv
     readers: list[MetricReader] = []
     if endpoint:
         insecure = not endpoint.startswith("https")
-        exporter = OTLPMetricExporter(endpoint=endpoint, insecure=insecure, timeout=EXPORT_TIMEOUT)
+        exporter = OTLPMetricExporter(endpoint=endpoint, insecure=insecure, timeout=EXPORT_TIMEOUT_S)
         readers.append(PeriodicExportingMetricReader(exporter))
     if metrics_listen:
         readers.append(PrometheusMetricReader())

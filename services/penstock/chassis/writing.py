@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.chassis.errors import Aborted
 
-UNREAD = 30.0  # s that a client may take nothing in of a response that is due to it
-FAREWELL = 1.0  # s for such a client to take in how its call ended; the transport keeps it for later
+CLIENT_READ_TIMEOUT_S = 30.0  # s that a client may take nothing in of a response that is due to it
+ABORT_TIMEOUT_S = 1.0  # s for such a client to take in how its call ended; the transport keeps it for later
 
 
 class ClientTooSlow(Aborted):
@@ -17,38 +17,38 @@ class ClientTooSlow(Aborted):
     default_reason = "CLIENT_TOO_SLOW"
 
 
-class _Watch:
+class _WriteWatchdog:
     """Ends a block when a write within it takes too long; one timer for all writes of a call."""
 
     def __init__(self, limit: asyncio.Timeout) -> None:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(UNREAD, self._look)
-        self._begun = math.inf
+        self._timer = self._loop.call_later(CLIENT_READ_TIMEOUT_S, self._check)
+        self._write_began_at = math.inf
 
     def begin(self) -> None:
-        self._begun = self._loop.time()
+        self._write_began_at = self._loop.time()
 
     def end(self) -> None:
-        self._begun = math.inf
+        self._write_began_at = math.inf
 
     def close(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
-        if now >= self._begun + UNREAD:
+        if now >= self._write_began_at + CLIENT_READ_TIMEOUT_S:
             self._limit.reschedule(now)
         else:
-            self._timer = self._loop.call_at(min(self._begun, now) + UNREAD, self._look)
+            self._timer = self._loop.call_at(min(self._write_began_at, now) + CLIENT_READ_TIMEOUT_S, self._check)
 
 
-async def write_all(context: Any, responses: AsyncIterator[Any]) -> None:
+async def write_responses(context: Any, responses: AsyncIterator[Any]) -> None:
     """Write each response as the client takes them in; raises ClientTooSlow when it takes nothing for `UNREAD`."""
     limit = asyncio.timeout(None)
     try:
         async with limit:
-            watch = _Watch(limit)
+            watch = _WriteWatchdog(limit)
             try:
                 async for response in responses:
                     watch.begin()
@@ -59,5 +59,7 @@ async def write_all(context: Any, responses: AsyncIterator[Any]) -> None:
     except TimeoutError:
         if not limit.expired():
             raise  # of the handler itself
-        text = f"the client took nothing in for {UNREAD:g} s; read faster, or resume with the tokens it has"
+        text = (
+            f"the client took nothing in for {CLIENT_READ_TIMEOUT_S:g} s; read faster, or resume with the tokens it has"
+        )
         raise ClientTooSlow(text) from None

@@ -11,8 +11,8 @@ from penstock.simulator.calibration.fit import Measured, fit
 from penstock.simulator.calibration.measure import Turns, disturbed, measure, open_rounds
 from penstock.simulator.calibration.result import Outcome
 from penstock.simulator.calibration.timed_engine import cores_had, settled, typical_work
-from penstock.worker.engine.cores import cores_here
-from penstock.worker.engine.law_file import Facts, law_text
+from penstock.worker.engine.cores import available_cores
+from penstock.worker.engine.law_file import MeasurementFacts, step_time_toml
 
 BUSY = 0.8  # of its threads; with fewer cores than that others were in the way all along, or the model is tiny
 
@@ -29,7 +29,7 @@ class CalibrationOptions:
 
 def calibrate(asked: CalibrationOptions) -> None:
     """Raises ValueError where too few points could be measured."""
-    threads = asked.threads or cores_here()
+    threads = asked.threads or available_cores()
     with Live(console=errors, transient=True, auto_refresh=False) as live:
 
         def say(line: str) -> None:
@@ -39,7 +39,7 @@ def calibrate(asked: CalibrationOptions) -> None:
         turns = measure(open_rounds(asked.model, threads), asked.rounds, say)
     outcome = outcome_of(turns, asked.model, threads)
     if asked.out:
-        asked.out.write_text(law_text(outcome.fit.law, outcome.facts), encoding="utf-8")
+        asked.out.write_text(step_time_toml(outcome.fit.law, outcome.facts), encoding="utf-8")
     if asked.plot:
         outcome.plot(asked.plot)
     _show(outcome, asked)
@@ -50,7 +50,7 @@ def outcome_of(turns: Turns, model: str, threads: int) -> Outcome:
     cores = cores_had([turn for found in turns.values() for turn in found])
     steps = [Measured(typical_work(found), settled(found, cores)) for found in turns.values()]
     found = fit(steps)
-    facts: Facts = {
+    facts: MeasurementFacts = {
         "model": model,
         "threads": threads,
         "cores": round(cores, 2),

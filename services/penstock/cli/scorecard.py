@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.chassis.lifecycle import spare_what_is_loaded
+from penstock.chassis.lifecycle import freeze_gc
 from penstock.cli.tables import answers, errors
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import Card, exit_code
@@ -35,7 +35,7 @@ COLORS = {"pass": "green", "miss": "red", "void": "yellow"}
 
 async def scorecard(proofs: Sequence[str], mesh: MeshOptions, *, as_json: bool, **given: Any) -> None:
     """Raises Exit with 1 for a miss, 3 for a void run."""
-    spare_what_is_loaded()  # or what a proof measures has pauses of its own
+    freeze_gc()  # or what a proof measures has pauses of its own
     cards = []
     for proof in proofs:
         card = await _prove(proof, mesh, given)

@@ -20,7 +20,7 @@ from penstock.simulator.scenario import Scenario
 from penstock.simulator.scenario_file import read_scenario
 from penstock.simulator.simulation import Progress, Simulation
 from penstock.simulator.sweep import knee
-from penstock.worker.engine.law_file import read_law
+from penstock.worker.engine.law_file import read_step_time_model
 
 Run = tuple[Simulation, dict[str, Any]]
 
@@ -53,7 +53,7 @@ def simulate(scenario: Scenario, plot: Path | None, *, as_json: bool) -> None:
 
 def _with_law(scenario: Scenario, path: Path) -> Scenario:
     try:
-        law = read_law(path)
+        law = read_step_time_model(path)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return replace(scenario, workers=tuple(replace(kind, law=law) for kind in scenario.workers))

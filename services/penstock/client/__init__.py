@@ -19,9 +19,9 @@ from penstock.chassis.errors import (
     Unauthenticated,
     Unavailable,
 )
-from penstock.client.answer import Answer
+from penstock.client.answer import Generation
 from penstock.client.client import Client
-from penstock.client.piece import Piece
+from penstock.client.piece import TokenChunk
 from penstock.client.progress import IndexGap
 from penstock.client.request import Options, Prompt
 from penstock.client.retries import RetryPolicy
@@ -29,11 +29,11 @@ from penstock.client.session import Session
 
 __all__ = [
     "Aborted",
-    "Answer",
     "Cancelled",
     "Client",
     "DeadlineExceeded",
     "FailedPrecondition",
+    "Generation",
     "IndexGap",
     "Internal",
     "InvalidArgument",
@@ -42,11 +42,11 @@ __all__ = [
     "Overloaded",
     "PenstockError",
     "PermissionDenied",
-    "Piece",
     "Prompt",
     "QuotaExceeded",
     "RetryPolicy",
     "Session",
+    "TokenChunk",
     "Unauthenticated",
     "Unavailable",
 ]

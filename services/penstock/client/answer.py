@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable
-from penstock.client.piece import Piece
+from penstock.client.piece import TokenChunk
 from penstock.client.progress import Progress
 from penstock.client.request import set_timeout
 from penstock.client.retries import CONNECTION_LOST, RetryBudget
@@ -17,7 +17,7 @@ from penstock.client.transport import Transport
 from penstock.v1.inference_pb2 import Accepted, Finished, GenerateRequest
 
 
-class Answer:
+class Generation:
     """Iterate it for pieces. Nothing is asked before that; leaving the block early cancels, down to the GPU.
 
     Without a block, an answer that is not read to its end is cancelled once nothing refers to it any more.
@@ -28,7 +28,7 @@ class Answer:
         self._budget = budget
         self._timeout = request.timeout.ToTimedelta().total_seconds() if request.HasField("timeout") else None
         self._progress = Progress(request)
-        self._pieces = self._read()
+        self._chunks = self._read_chunks()
         self.attempts = 0
 
     def __repr__(self) -> str:
@@ -69,46 +69,46 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._pieces.aclose()
+        await self._chunks.aclose()
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self._pieces
+    def __aiter__(self) -> AsyncIterator[TokenChunk]:
+        return self._chunks
 
     async def read(self) -> str:
         """Read to the end and return the whole text."""
-        async for _ in self._pieces:
+        async for _ in self._chunks:
             pass
         return self.text
 
-    async def _read(self) -> AsyncGenerator[Piece, None]:
+    async def _read_chunks(self) -> AsyncGenerator[TokenChunk, None]:
         give_up_at = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
             self.attempts += 1
-            request, patience = self._next(give_up_at)
+            request, patience = self._next_request(give_up_at)
             try:
                 async with aclosing(self._transport.attempt(request, patience)) as events:
                     async for event in events:
-                        if piece := self._progress.take(event):
+                        if piece := self._progress.apply(event):
                             yield piece
                 if self._progress.finished:
-                    self._budget.succeeded()
+                    self._budget.on_success()
                     return
                 raise Unavailable("the edge ended the answer without finishing it", reason=CONNECTION_LOST)
             except PenstockError as error:
-                await self._pause(error, give_up_at)
+                await self._wait_before_retry(error, give_up_at)
 
-    def _next(self, give_up_at: float | None) -> tuple[GenerateRequest, float]:
+    def _next_request(self, give_up_at: float | None) -> tuple[GenerateRequest, float]:
         """The request of the next attempt, with the time that is left."""
-        request, patience = self._progress.request(), self._budget.policy.patience
+        request, patience = self._progress.next_request(), self._budget.policy.connect_timeout
         if give_up_at is not None:
             left = give_up_at - time.monotonic()
             set_timeout(request, left)
             patience = min(patience, left)
         return request, patience
 
-    async def _pause(self, error: PenstockError, give_up_at: float | None) -> None:
+    async def _wait_before_retry(self, error: PenstockError, give_up_at: float | None) -> None:
         """Wait for the next attempt, or raise `error` where there is to be none."""
-        wait = self._budget.wait(error, self.attempts, random.random())  # noqa: S311  # spreads, guards nothing
+        wait = self._budget.delay(error, self.attempts, random.random())  # noqa: S311  # spreads, guards nothing
         if wait is None:
             raise error
         if give_up_at is not None and time.monotonic() + wait >= give_up_at:

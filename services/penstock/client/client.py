@@ -10,8 +10,8 @@ from typing import Self, TypeVar, Unpack
 import grpc
 
 from penstock.chassis.errors import PenstockError
-from penstock.client.answer import Answer
-from penstock.client.calls import Calls, Metadata
+from penstock.client.answer import Generation
+from penstock.client.calls import CallTransport, Metadata
 from penstock.client.endpoints import Endpoint, Endpoints
 from penstock.client.request import Options, Prompt, count_request, generate_request
 from penstock.client.retries import RetryBudget, RetryPolicy
@@ -20,7 +20,7 @@ from penstock.v1.inference_pb2 import CountTokensResponse, ListModelsRequest, Mo
 
 Result = TypeVar("Result")
 
-UNARY_TIMEOUT = 30.0  # s
+UNARY_TIMEOUT_S = 30.0  # s
 
 
 class Client:
@@ -47,7 +47,7 @@ class Client:
         metadata: Metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._metadata = metadata
         self._endpoints = Endpoints(targets, credentials)
-        self._calls = Calls(self._endpoints, metadata)
+        self._transport = CallTransport(self._endpoints, metadata)
         self._budget = RetryBudget(retries or RetryPolicy())
 
     async def __aenter__(self) -> Self:
@@ -59,9 +59,9 @@ class Client:
     ) -> None:
         await self._endpoints.close()
 
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """An answer to iterate, best within its own `async with`. Raises TypeError or ValueError for wrong options."""
-        return Answer(self._calls, generate_request(prompt, **options), self._budget)
+        return Generation(self._transport, generate_request(prompt, **options), self._budget)
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> str:
         """The whole text of an answer."""
@@ -87,25 +87,25 @@ class Client:
     ) -> CountTokensResponse:
         request = count_request(prompt, model)
         request.include_token_ids = include_token_ids
-        return await self._ask(lambda to, key: to.stub.CountTokens(request, metadata=key, timeout=UNARY_TIMEOUT))
+        return await self._call(lambda to, key: to.stub.CountTokens(request, metadata=key, timeout=UNARY_TIMEOUT_S))
 
     async def list_models(self) -> list[Model]:
         request = ListModelsRequest()
-        answer = await self._ask(lambda to, key: to.stub.ListModels(request, metadata=key, timeout=UNARY_TIMEOUT))
+        answer = await self._call(lambda to, key: to.stub.ListModels(request, metadata=key, timeout=UNARY_TIMEOUT_S))
         return list(answer.models)
 
-    async def _ask(self, call: Callable[[Endpoint, Metadata], Awaitable[Result]]) -> Result:
+    async def _call(self, call: Callable[[Endpoint, Metadata], Awaitable[Result]]) -> Result:
         """Call until it is answered; these calls change nothing, so asking again is harmless."""
         attempt = 1
         while True:
             try:
-                answer = await self._calls.unary(call, self._budget.policy.patience)
+                answer = await self._transport.unary(call, self._budget.policy.connect_timeout)
             except PenstockError as error:
-                wait = self._budget.wait(error, attempt, random.random())  # noqa: S311  # spreads, guards nothing
+                wait = self._budget.delay(error, attempt, random.random())  # noqa: S311  # spreads, guards nothing
                 if wait is None:
                     raise
                 await asyncio.sleep(wait)
                 attempt += 1
             else:
-                self._budget.succeeded()
+                self._budget.on_success()
                 return answer

@@ -12,14 +12,14 @@ import grpc
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.errors import Unavailable
 from penstock.client.retries import CONNECTION_LOST
-from penstock.client.rotation import Rotation
+from penstock.client.rotation import TargetRotation
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
 if TYPE_CHECKING:
     from penstock.v1.inference_pb2_grpc import InferenceAsyncStub  # a name that only the type stubs have
 
-CONNECT = 1.0  # s; for one target while there are others
-PAUSE = 0.05  # s; once every target has been tried: one may be there again at any moment
+CONNECT_TIMEOUT_S = 1.0  # s; for one target while there are others
+RETRY_PAUSE_S = 0.05  # s; once every target has been tried: one may be there again at any moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,51 +35,51 @@ class Endpoints:
     def __init__(self, targets: Sequence[str], credentials: grpc.ChannelCredentials | None) -> None:
         self._targets = targets
         self._credentials = credentials
-        self._rotation = Rotation(list(targets))
-        self._open: dict[str, Endpoint] = {}
+        self._rotation = TargetRotation(list(targets))
+        self._endpoints: dict[str, Endpoint] = {}
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
         for target in self._targets:
             opened = await self._stack.enter_async_context(self._channel(target))
-            self._open[target] = Endpoint(target, opened, InferenceStub(opened))
+            self._endpoints[target] = Endpoint(target, opened, InferenceStub(opened))
 
     async def close(self) -> None:
-        self._open.clear()
+        self._endpoints.clear()
         await self._stack.aclose()
 
     def next(self) -> Endpoint:
         """The next endpoint, connected or not."""
-        if not self._open:
+        if not self._endpoints:
             raise RuntimeError("the client is not open; use it as `async with Client(..) as client`")
-        return self._open[self._rotation.next(time.monotonic())]
+        return self._endpoints[self._rotation.next(time.monotonic())]
 
-    def has_other(self) -> bool:
+    def has_healthy_other(self) -> bool:
         """Whether a target but the one last given has not failed of late."""
-        return self._rotation.has_well(time.monotonic())
+        return self._rotation.has_healthy(time.monotonic())
 
-    def failed(self, endpoint: Endpoint) -> None:
-        self._rotation.failed(endpoint.target, time.monotonic())
+    def mark_failed(self, endpoint: Endpoint) -> None:
+        self._rotation.mark_failed(endpoint.target, time.monotonic())
 
-    async def connected(self, patience: float) -> Endpoint:
+    async def next_connected(self, timeout: float) -> Endpoint:
         """The next endpoint that is connected; raises Unavailable / CONNECTION_LOST after `patience` seconds.
 
         Connecting is no attempt at the request: whatever fails here, no server has seen it.
         """
-        give_up_at, tried = time.monotonic() + patience, 0
+        give_up_at, tried = time.monotonic() + timeout, 0
         while (left := give_up_at - time.monotonic()) > 0:
             endpoint = self.next()
             try:
-                async with asyncio.timeout(left if len(self._rotation) == 1 else min(CONNECT, left)):
-                    await _is_ready(endpoint.channel, may_refuse=len(self._rotation) > 1)
+                async with asyncio.timeout(left if len(self._rotation) == 1 else min(CONNECT_TIMEOUT_S, left)):
+                    await _wait_ready(endpoint.channel, fail_on_refusal=len(self._rotation) > 1)
             except (TimeoutError, ConnectionRefusedError):
-                self.failed(endpoint)
+                self.mark_failed(endpoint)
                 tried += 1
                 if tried % len(self._rotation) == 0:
-                    await asyncio.sleep(PAUSE)
+                    await asyncio.sleep(RETRY_PAUSE_S)
             else:
                 return endpoint
-        text = f"no connection to {', '.join(self._targets)} within {patience:.1f} s; is an edge running there?"
+        text = f"no connection to {', '.join(self._targets)} within {timeout:.1f} s; is an edge running there?"
         raise Unavailable(text, reason=CONNECTION_LOST)
 
     def _channel(self, target: str) -> grpc.aio.Channel:
@@ -88,9 +88,9 @@ class Endpoints:
         return grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
 
 
-async def _is_ready(connection: grpc.aio.Channel, *, may_refuse: bool) -> None:
+async def _wait_ready(connection: grpc.aio.Channel, *, fail_on_refusal: bool) -> None:
     """Wait until connected. Raises ConnectionRefusedError at a refusal, if there is another target to ask."""
     while (state := connection.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-        if may_refuse and state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+        if fail_on_refusal and state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             raise ConnectionRefusedError
         await connection.wait_for_state_change(state)

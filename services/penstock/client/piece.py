@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class TokenChunk(NamedTuple):
     """The tokens of one step, and the text they have brought; the text is empty while a character is incomplete."""
 
     text: str

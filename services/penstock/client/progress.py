@@ -3,7 +3,7 @@
 from typing import TypeAlias
 
 from penstock.chassis.errors import Internal
-from penstock.client.piece import Piece
+from penstock.client.piece import TokenChunk
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished, GenerateRequest
 
 Event: TypeAlias = Accepted | Delta | Finished
@@ -24,8 +24,10 @@ class Progress:
         self.token_ids: list[int] = []
         self.accepted: Accepted | None = None
         self.finished: Finished | None = None
-        self.repeated = 0  # tokens that came again and were dropped
-        self._has_rest = False  # the text after the last token, which a resumed answer that is whole is sent again
+        self.duplicate_tokens = 0  # tokens that came again and were dropped
+        self._has_trailing_text = (
+            False  # the text after the last token, which a resumed answer that is whole is sent again
+        )
 
     def __repr__(self) -> str:
         return f"<Progress {len(self.token_ids)} tokens{', finished' if self.finished else ''}>"
@@ -34,17 +36,17 @@ class Progress:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def take(self, event: Event) -> Piece | None:
+    def apply(self, event: Event) -> TokenChunk | None:
         """Return what is new in `event`, if anything; raises IndexGap when tokens before it are missing."""
         if isinstance(event, Delta):
-            return self._take_delta(event)
+            return self._apply_delta(event)
         if isinstance(event, Finished):
             self.finished = event
         elif self.accepted is None:  # what a later attempt is granted follows from the first
             self.accepted = event
         return None
 
-    def request(self) -> GenerateRequest:
+    def next_request(self) -> GenerateRequest:
         """What to ask next: the request as given, or how it goes on after what has come.
 
         Once an edge has taken it in, the model, the seed and the length are settled, whatever another would choose.
@@ -62,20 +64,20 @@ class Progress:
             request.resume.token_ids[:] = [*self._request.resume.token_ids, *self.token_ids]
         return request
 
-    def _take_delta(self, delta: Delta) -> Piece | None:
+    def _apply_delta(self, delta: Delta) -> TokenChunk | None:
         expected, first, count = self._next_index, delta.first_index, len(delta.token_ids)
         if first < expected and first + count <= expected:
-            self.repeated += count
+            self.duplicate_tokens += count
             return None
         if first != expected:
             raise IndexGap(f"the edge sent token {first} where {expected} was next; ask again")
-        if not count and self._has_rest:
+        if not count and self._has_trailing_text:
             return None
-        self._has_rest = not count
+        self._has_trailing_text = not count
         self.token_ids += delta.token_ids
         self._texts.append(delta.text)
         logprobs = tuple(delta.logprobs) if self._request.sampling.logprobs else ()
-        return Piece(delta.text, tuple(delta.token_ids), first, logprobs)
+        return TokenChunk(delta.text, tuple(delta.token_ids), first, logprobs)
 
     @property
     def _next_index(self) -> int:

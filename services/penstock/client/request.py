@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
 
 
-SAMPLING = frozenset(field.name for field in Sampling.DESCRIPTOR.fields)
+SAMPLING_FIELDS = frozenset(field.name for field in Sampling.DESCRIPTOR.fields)
 
 
 def generate_request(prompt: Prompt, **options: Unpack[Options]) -> GenerateRequest:
@@ -50,7 +50,7 @@ def generate_request(prompt: Prompt, **options: Unpack[Options]) -> GenerateRequ
         raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
     given = {name: value for name, value in options.items() if value is not None}
     timeout = given.pop("timeout", None)
-    sampling = {name: given.pop(name) for name in SAMPLING & given.keys()}
+    sampling = {name: given.pop(name) for name in SAMPLING_FIELDS & given.keys()}
     request = GenerateRequest(**given, sampling=Sampling(**sampling))  # type: ignore[arg-type]  # by name, as typed above
     if timeout is not None:
         set_timeout(request, float(timeout))  # type: ignore[arg-type]  # as typed above

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 
 from penstock.chassis.errors import PenstockError, Unavailable, error_from_failure
-from penstock.chassis.streams import PROTOCOL, Link
+from penstock.chassis.streams import PROTOCOL_VERSION, Link
 from penstock.client.calls import Metadata
 from penstock.client.endpoints import Endpoint
 from penstock.client.progress import Event
@@ -25,10 +25,10 @@ from penstock.v1.inference_pb2 import (
 from penstock.v1.stream_pb2 import Hello
 
 DRAINING = "DRAINING"  # an edge that ends takes nothing new
-LEAVE = 5.0  # s; for an edge to close a stream that is not wanted any more
+CLOSE_TIMEOUT_S = 5.0  # s; for an edge to close a stream that is not wanted any more
 
 # Unread events of one request; bounded by the length of its own answer.
-Inbox = asyncio.Queue[Event | PenstockError]
+EventQueue = asyncio.Queue[Event | PenstockError]
 
 
 class EdgeStream:
@@ -41,19 +41,19 @@ class EdgeStream:
         self, endpoint: Endpoint, metadata: Metadata, instance_id: str, on_change: Callable[["EdgeStream"], None]
     ) -> None:
         self.endpoint = endpoint
-        self.was_up = False
-        self.is_taking = False
+        self.was_connected = False
+        self.is_accepting = False
         self._on_change = on_change
         self._handles = itertools.count(1)
-        self._inboxes: dict[int, Inbox] = {}  # of the requests that run
-        self._untaken: set[int] = set()  # of those, what the edge has said nothing of
+        self._event_queues: dict[int, EventQueue] = {}  # of the requests that run
+        self._unacknowledged: set[int] = set()  # of those, what the edge has said nothing of
         self._is_idle = asyncio.Event()
-        self._ceased = asyncio.Event()
+        self._retired = asyncio.Event()
         self._link = Link[SessionRequest, SessionResponse](
             "session",
             lambda: endpoint.stub.Session(metadata=metadata),
             SessionRequest,
-            Hello(protocol=PROTOCOL, instance_id=instance_id, tier="client"),
+            Hello(protocol=PROTOCOL_VERSION, instance_id=instance_id, tier="client"),
             on_frame=self._on_frame,
             on_up=self._on_up,
             on_down=self._on_down,
@@ -61,27 +61,26 @@ class EdgeStream:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"<EdgeStream {self.endpoint.target} {len(self._inboxes)} requests{', taking' if self.is_taking else ''}>"
-        )
+        accepting = ", accepting" if self.is_accepting else ""
+        return f"<EdgeStream {self.endpoint.target} {len(self._event_queues)} requests{accepting}>"
 
     async def run(self) -> None:
         """Hold the stream until it is lost, or retired and empty."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
-                leaving = group.create_task(self._leave(limit))
+                leaving = group.create_task(self._close_when_idle(limit))
                 await self._link.run_once()
                 leaving.cancel()
-        self._cease()
+        self._stop_accepting()
 
-    async def ceased(self) -> None:
+    async def wait_retired(self) -> None:
         """Wait until it takes no more requests."""
-        await self._ceased.wait()
+        await self._retired.wait()
 
     def retire(self) -> None:
         """Take no more; what runs goes on."""
-        self._cease()
-        self._look()
+        self._stop_accepting()
+        self._check_idle()
 
     async def end(self, error: PenstockError) -> None:
         """End what runs with `error`, and tell the edge that nothing more comes."""
@@ -90,18 +89,18 @@ class EdgeStream:
         await self._link.flush()
 
     def fail(self, error: PenstockError) -> None:
-        for inbox in self._inboxes.values():
+        for inbox in self._event_queues.values():
             inbox.put_nowait(error)
-        self._inboxes.clear()
-        self._look()
+        self._event_queues.clear()
+        self._check_idle()
 
     async def attempt(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        handle, inbox = next(self._handles), Inbox()
-        self._inboxes[handle] = inbox
-        self._untaken.add(handle)
+        handle, inbox = next(self._handles), EventQueue()
+        self._event_queues[handle] = inbox
+        self._unacknowledged.add(handle)
         try:
             if not self._link.send(SessionRequest(generate=SessionGenerate(handle=handle, request=request))):
-                raise lost("the stream was closed")
+                raise connection_lost("the stream was closed")
             while True:
                 event = await inbox.get()
                 if isinstance(event, PenstockError):
@@ -110,63 +109,65 @@ class EdgeStream:
                 if isinstance(event, Finished):
                     return
         finally:
-            self._untaken.discard(handle)
-            if self._inboxes.pop(handle, None):  # it runs still
+            self._unacknowledged.discard(handle)
+            if self._event_queues.pop(handle, None):  # it runs still
                 self._link.send(SessionRequest(cancel=SessionCancel(handle=handle)))
-                self._look()
+                self._check_idle()
 
-    async def _leave(self, limit: asyncio.Timeout) -> None:
+    async def _close_when_idle(self, limit: asyncio.Timeout) -> None:
         """Say that nothing more comes once a retired stream is empty; its edge closes it, or we do."""
         await self._is_idle.wait()
         self._link.end("moved on")
-        limit.reschedule(asyncio.get_running_loop().time() + LEAVE)
+        limit.reschedule(asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S)
 
-    def _look(self) -> None:
-        if not self._inboxes and not self.is_taking:
+    def _check_idle(self) -> None:
+        if not self._event_queues and not self.is_accepting:
             self._is_idle.set()
 
-    def _cease(self) -> None:
-        self._ceased.set()
-        if self.is_taking:
-            self.is_taking = False
+    def _stop_accepting(self) -> None:
+        self._retired.set()
+        if self.is_accepting:
+            self.is_accepting = False
             self._on_change(self)
 
     # What the link says.
 
     def _on_up(self, _: Hello) -> None:
-        self.was_up = self.is_taking = True
+        self.was_connected = self.is_accepting = True
         self._on_change(self)
 
     def _on_down(self, reason: str) -> None:
-        for handle in self._untaken & self._inboxes.keys() if reason == "ended" else ():
+        for handle in self._unacknowledged & self._event_queues.keys() if reason == "ended" else ():
             # An edge ends a stream once nothing runs on it: what crossed with its last word was never begun.
-            self._last(handle, Unavailable("the edge ended the stream before it took the request", reason=DRAINING))
-        self.fail(lost(reason))
-        self._cease()
+            self._deliver_last(
+                handle, Unavailable("the edge ended the stream before it took the request", reason=DRAINING)
+            )
+        self.fail(connection_lost(reason))
+        self._stop_accepting()
 
     def _on_frame(self, frame: SessionResponse) -> None:
         match frame.WhichOneof("frame"):
             case "step":
                 for handle, delta in deltas_of(frame.step):
-                    self._tell(handle, delta)
+                    self._deliver(handle, delta)
             case "accepted":
-                self._tell(frame.accepted.handle, frame.accepted.accepted)
+                self._deliver(frame.accepted.handle, frame.accepted.accepted)
             case "finished":
-                self._last(frame.finished.handle, frame.finished.finished)
+                self._deliver_last(frame.finished.handle, frame.finished.finished)
             case "failed":
-                self._last(frame.failed.handle, error_from_failure(frame.failed.failure))
+                self._deliver_last(frame.failed.handle, error_from_failure(frame.failed.failure))
             case "cancelled":  # of a request that we have cancelled, nobody listens any more
-                self._last(frame.cancelled.handle, lost("the edge let go of the request"))
+                self._deliver_last(frame.cancelled.handle, connection_lost("the edge let go of the request"))
 
-    def _tell(self, handle: int, event: Accepted | Delta) -> None:
-        self._untaken.discard(handle)
-        if inbox := self._inboxes.get(handle):
+    def _deliver(self, handle: int, event: Accepted | Delta) -> None:
+        self._unacknowledged.discard(handle)
+        if inbox := self._event_queues.get(handle):
             inbox.put_nowait(event)
 
-    def _last(self, handle: int, event: Event | PenstockError) -> None:
-        if inbox := self._inboxes.pop(handle, None):
+    def _deliver_last(self, handle: int, event: Event | PenstockError) -> None:
+        if inbox := self._event_queues.pop(handle, None):
             inbox.put_nowait(event)
-            self._look()
+            self._check_idle()
 
 
 def deltas_of(step: SessionStep) -> Iterator[tuple[int, Delta]]:
@@ -179,5 +180,5 @@ def deltas_of(step: SessionStep) -> Iterator[tuple[int, Delta]]:
         start = end
 
 
-def lost(reason: str) -> Unavailable:
+def connection_lost(reason: str) -> Unavailable:
     return Unavailable(f"the session was lost: {reason}", reason=CONNECTION_LOST)

@@ -8,7 +8,7 @@ from penstock.v1.inference_pb2 import GenerateRequest
 
 
 class Transport(Protocol):
-    def attempt(self, request: GenerateRequest, patience: float) -> AsyncGenerator[Event, None]:
+    def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
         """Yield what the edge says, up to `finished`; raises PenstockError. Closing it early cancels the request.
 
         patience: s, for a connection; the request's own timeout bounds the rest.

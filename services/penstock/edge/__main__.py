@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager, suppress
 from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server import Server, serving
-from penstock.chassis.streams import PROTOCOL
-from penstock.edge.catalog import Catalog
-from penstock.edge.clock import Clock
+from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.edge.catalog import ModelCatalog
+from penstock.edge.clock import WallMonotonicClock
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
-from penstock.edge.http.front import HttpFront
+from penstock.edge.http.front import OpenAIApp
 from penstock.edge.http.server import serving_http
 from penstock.edge.request import limits
 from penstock.edge.service import InferenceService
-from penstock.edge.threads import Threads
-from penstock.edge.tower import Tower
+from penstock.edge.threads import TokenizerPools
+from penstock.edge.tower import RequestRunner
 from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
 
@@ -33,15 +33,18 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
 
     It does not listen before it could answer, so that whoever asks it meanwhile is refused and goes elsewhere at once.
     """
-    clock, hello = Clock(), Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="edge", zone=config.zone)
-    with Threads(config.tokenizer_threads) as threads:
-        catalog = Catalog(clock, threads, patience=config.model_patience)
-        tower = Tower(config, hello, catalog, clock)
+    clock, hello = (
+        WallMonotonicClock(),
+        Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="edge", zone=config.zone),
+    )
+    with TokenizerPools(config.tokenizer_threads) as threads:
+        catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout)
+        tower = RequestRunner(config, hello, catalog, clock)
         gateway = Gateway(config, tower, catalog, threads)
         async with background(catalog.run(), tower.run()):
-            await _arrived(tower, catalog, config.arrival_patience)
+            await _wait_ready(tower, catalog, config.startup_timeout)
             async with (
-                serving_http(config.http_listen, HttpFront(gateway, tower.has_joined.is_set), config.drain_grace),
+                serving_http(config.http_listen, OpenAIApp(gateway, tower.has_connected.is_set), config.drain_grace),
                 serving(
                     config.listen,
                     [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
@@ -53,22 +56,22 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     is_ready=False,
                     message_bytes=limits.BODY_BYTES,
                 ) as server,
-                background(_ready_once_joined(tower, server)),
+                background(_set_ready_once_connected(tower, server)),
             ):
                 yield server
-            await tower.landed()
+            await tower.wait_drained()
 
 
-async def _arrived(tower: Tower, catalog: Catalog, patience: float) -> None:
+async def _wait_ready(runner: RequestRunner, catalog: ModelCatalog, timeout: float) -> None:
     """Return once a request would go straight on; in a mesh where it cannot, after `patience` s, to say so."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(patience):
-            await tower.has_joined.wait()
-            await catalog.is_stocked()
+        async with asyncio.timeout(timeout):
+            await runner.has_connected.wait()
+            await catalog.wait_ready()
 
 
-async def _ready_once_joined(tower: Tower, server: Server) -> None:
-    await tower.has_joined.wait()
+async def _set_ready_once_connected(runner: RequestRunner, server: Server) -> None:
+    await runner.has_connected.wait()
     server.set_ready(is_ready=True)
 
 

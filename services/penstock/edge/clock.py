@@ -3,7 +3,7 @@
 import time
 
 
-class Clock:
+class WallMonotonicClock:
     """Unix time in seconds that never goes back: read once from the system's clock, then counted on."""
 
     def __init__(self) -> None:

@@ -11,33 +11,33 @@ from uuid import uuid4
 from structlog.contextvars import bind_contextvars
 
 from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
-from penstock.edge.catalog import Catalog
+from penstock.edge.catalog import ModelCatalog
 from penstock.edge.config import EdgeConfig
-from penstock.edge.flight.flight import Flight
-from penstock.edge.outlets.outlet import AnswerStream, Outlet
-from penstock.edge.passage import Passage
-from penstock.edge.planning import plan_for
-from penstock.edge.record import Record
+from penstock.edge.flight.flight import ActiveRequest
+from penstock.edge.outlets.outlet import ResponseSink, ResponseStream
+from penstock.edge.passage import RequestContext
+from penstock.edge.planning import plan_generation
+from penstock.edge.record import RequestTelemetry
 from penstock.edge.request.limits import TIMEOUT_S
-from penstock.edge.request.outline import Arrival, Knock, Outline
+from penstock.edge.request.outline import AdmissionProbe, AdmissionResult, RequestEstimate
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
-from penstock.edge.standing import Standings
-from penstock.edge.threads import SMALL, Threads
-from penstock.edge.tower import Tower
+from penstock.edge.standing import CallerClassCache
+from penstock.edge.threads import SMALL_INPUT_BYTES, TokenizerPools
+from penstock.edge.tower import RequestRunner
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, CountTokensResponse, Model
 
 Parsed = TypeVar("Parsed")
 
 BYTES_PER_ID = 4  # as the edge's own arrays have them
-BYTES_PER_SENT_ID = 36  # a Python int in a tuple, as a caller's are until the flight ends
-KNOCK_BYTES = 4_096  # about, of what waits beside a request's own bytes
-BRIEF = 128  # characters; 0.5 us each, as against 90 us of CPU and some turns of the loop
-IDS_PER_CHARACTER = 8  # that are checked in the time in which one is tokenized
+BYTES_PER_PYTHON_ID = 36  # a Python int in a tuple, as a caller's are until the flight ends
+PROBE_OVERHEAD_BYTES = 4_096  # about, of what waits beside a request's own bytes
+MAX_INLINE_PROMPT_CHARS = 128  # characters; 0.5 us each, as against 90 us of CPU and some turns of the loop
+CHECKED_IDS_PER_TOKENIZED_CHAR = 8  # that are checked in the time in which one is tokenized
 _seeds = random.SystemRandom()
 
 
-async def _at_once() -> None:
+async def _no_op() -> None:
     pass
 
 
@@ -47,22 +47,22 @@ class Gateway:
     Specs are to be valid by the public limits (`validate`) already; what depends on the model is checked here.
     """
 
-    def __init__(self, config: EdgeConfig, tower: Tower, catalog: Catalog, threads: Threads) -> None:
+    def __init__(self, config: EdgeConfig, runner: RequestRunner, catalog: ModelCatalog, pools: TokenizerPools) -> None:
         self._config = config
-        self._tower = tower
+        self._runner = runner
         self._catalog = catalog
-        self._threads = threads
+        self._pools = pools
 
     @asynccontextmanager
     async def generate(
         self,
         spec: RequestSpec,
         credential: Credential,
-        arrival: Arrival,
+        arrival: AdmissionResult,
         *,
         traceparent: str = "",
-        let_in: Callable[[], Awaitable[object]] = _at_once,  # awaited first of all but the queue's word
-    ) -> AsyncIterator[AnswerStream]:
+        on_admitted: Callable[[], Awaitable[object]] = _no_op,  # awaited first of all but the queue's word
+    ) -> AsyncIterator[ResponseStream]:
         """Run one request: `accepted` first, then deltas, then `finished`.
 
         async with gateway.generate(spec, credential, gateway.arrive(outline, credential)) as answer:
@@ -71,96 +71,108 @@ class Gateway:
         Entering raises what `open` raises; iterating raises everything else, refusals before `accepted`. Leaving the
         block before `finished` cancels the request down to the GPU.
         """
-        if arrival.knock:
-            await self.knock(arrival.knock, _size(spec))
-        stream = AnswerStream()
-        passage = self.open(spec, credential, arrival, stream, traceparent=traceparent)
-        stream.leave = partial(self._tower.leave, passage)
+        if arrival.probe:
+            await self.probe(arrival.probe, _size_bytes(spec))
+        stream = ResponseStream()
+        passage = self.create(spec, credential, arrival, stream, traceparent=traceparent)
+        stream.cancel = partial(self._runner.cancel, passage)
         try:
-            await let_in()
-            await self.prepare(passage)
+            await on_admitted()
+            await self.start(passage)
             yield stream
         finally:
-            self._tower.leave(passage)
+            self._runner.cancel(passage)
 
-    async def parsed(self, size: int, parse: Callable[[], Parsed]) -> Parsed:
+    async def parse(self, size: int, parse: Callable[[], Parsed]) -> Parsed:
         """Have a body of `size` bytes parsed; a long one must not hold up everybody's tokens."""
-        return parse() if size <= SMALL else await self._threads.run(size, parse)
+        return parse() if size <= SMALL_INPUT_BYTES else await self._pools.run(size, parse)
 
-    def arrive(
+    def admit(
         self,
-        asked: Outline,
+        estimate: RequestEstimate,
         credential: Credential,
         *,
         traceparent: str = "",
         time_left: float | None = None,  # s, of the call's own deadline; the earlier of it and what is asked for counts
-        standings: Standings | None = None,  # a session's
-    ) -> Arrival:
+        caller_classes: CallerClassCache | None = None,  # a session's
+    ) -> AdmissionResult:
         """Decide at the door, before anything is made of a request. Raises Overloaded when the queue has no room."""
-        time = self._time(asked.timeout_s, time_left)
-        now = self._tower.now()
-        return self._tower.door.check(asked, credential, traceparent, at=now, time=time, standings=standings)
+        time = self._time_limit(estimate.timeout_s, time_left)
+        now = self._runner.now()
+        return self._runner.admission.admit(
+            estimate, credential, traceparent, arrived_at=now, time_limit=time, caller_classes=caller_classes
+        )
 
-    async def knock(self, knock: Knock, size: int) -> None:
+    async def probe(self, knock: AdmissionProbe, size: int) -> None:
         """Ask the queue first, where an arrival is to, while `size` bytes wait.
 
         Raises Overloaded when it would not take the request in, or when the edge is full.
         """
-        with self._tower.flights.holding(size + KNOCK_BYTES):
-            await self._tower.queues.knock(knock)
+        with self._runner.requests.hold_bytes(size + PROBE_OVERHEAD_BYTES):
+            await self._runner.queue.probe(knock)
 
-    def open(
-        self, spec: RequestSpec, credential: Credential, arrival: Arrival, outlet: Outlet, *, traceparent: str = ""
-    ) -> Passage:
+    def create(
+        self,
+        spec: RequestSpec,
+        credential: Credential,
+        arrival: AdmissionResult,
+        outlet: ResponseSink,
+        *,
+        traceparent: str = "",
+    ) -> RequestContext:
         """Take a request in; `prepare` gets it going. Raises Overloaded when the edge is full."""
-        size = _size(spec)
-        self._tower.flights.check_room(size)
-        now = arrival.at
+        size = _size_bytes(spec)
+        self._runner.requests.check_room(size)
+        now = arrival.arrived_at
         ticket_id = uuid4().hex
         request_id = spec.request_id or ticket_id
-        passage = Passage(
-            flight=Flight(ticket_id, arrived=now, deadline=now + arrival.time, limits=self._config.flight_limits),
+        passage = RequestContext(
+            request=ActiveRequest(
+                ticket_id, arrived_at=now, deadline=now + arrival.time_limit, limits=self._config.lifecycle_limits
+            ),
             request_id=request_id,
             spec=spec,
             credential=credential,
-            outlet=outlet,
-            record=Record(spec, ticket_id, request_id, traceparent, now),
-            size=size,
-            asked_for=arrival.knock.ask if arrival.knock else None,
+            sink=outlet,
+            telemetry=RequestTelemetry(spec, ticket_id, request_id, traceparent, now),
+            size_bytes=size,
+            probed_demand=arrival.probe.demand if arrival.probe else None,
         )
-        self._tower.open(passage)
+        self._runner.add(passage)
         return passage
 
-    async def prepare(self, passage: Passage) -> None:
+    async def start(self, passage: RequestContext) -> None:
         """Tokenize, then set the flight on its way. What is wrong with the request is told through its outlet."""
         try:
-            if passage.size > SMALL or self._tower.auth.is_away:  # nobody unknown is worth that much work
-                passage.flight.identity = await self.identify(passage.credential)
+            if (
+                passage.size_bytes > SMALL_INPUT_BYTES or self._runner.auth.is_unreachable
+            ):  # nobody unknown is worth that much work
+                passage.request.identity = await self.identify(passage.credential)
             model = await self._catalog.find(passage.spec.model)
             plan_it = partial(
-                plan_for,
+                plan_generation,
                 passage.spec,
                 model,
                 now=datetime.now(UTC),
                 default_output_tokens=self._config.default_output_tokens,
                 draw_seed=partial(_seeds.getrandbits, 64),
             )
-            plan = plan_it() if _is_brief(passage.spec) else await self._threads.run(passage.size, plan_it)
-            self._tower.flights.grow(passage, BYTES_PER_ID * len(plan.prompt_ids))
-            self._tower.door.check_planned(passage, plan)
+            plan = plan_it() if _is_planned_inline(passage.spec) else await self._pools.run(passage.size_bytes, plan_it)
+            self._runner.requests.add_bytes(passage, BYTES_PER_ID * len(plan.prompt_ids))
+            self._runner.admission.check_planned(passage, plan)
         except Exception as error:  # noqa: BLE001  # logged there; one request's fault must not end its session
             self.name_caller(error, passage.credential)
-            self._tower.fail(passage, error_from_failure(failure_from(error)))
+            self._runner.fail(passage, error_from_failure(failure_from(error)))
             return
-        if passage.flight.is_done:  # its client left meanwhile, and its record is closed
+        if passage.request.is_done:  # its client left meanwhile, and its telemetry is closed
             return
-        now = self._tower.now()
-        passage.record.tokenized(now)
-        self._tower.apply(passage, passage.flight.tokenized(plan, now))
+        now = self._runner.now()
+        passage.telemetry.on_tokenized(now)
+        self._runner.apply(passage, passage.request.on_tokenized(plan, now))
 
-    def cancel(self, passage: Passage) -> None:
+    def cancel(self, passage: RequestContext) -> None:
         """The client does not want it any more; its outlet is told when it is over."""
-        self._tower.leave(passage)
+        self._runner.cancel(passage)
 
     async def count_tokens(
         self, spec: RequestSpec, credential: Credential, *, include_token_ids: bool = False
@@ -169,9 +181,9 @@ class Gateway:
         await self.identify(credential)
         model = await self._catalog.find(spec.model)
         encode = partial(model.codec.prompt_ids, spec.input, datetime.now(UTC))
-        size = _size(spec)
-        with self._tower.flights.holding(size):
-            ids = await self._threads.run(size, encode)
+        size = _size_bytes(spec)
+        with self._runner.requests.hold_bytes(size):
+            ids = await self._pools.run(size, encode)
         return CountTokensResponse(
             prompt_tokens=len(ids),
             context_length=model.context_length,
@@ -183,7 +195,7 @@ class Gateway:
         return self._catalog.list()
 
     async def identify(self, credential: Credential) -> Identity:
-        return await self._tower.auth.identify(credential, self._config.identify_patience)
+        return await self._runner.auth.identify(credential, self._config.identify_timeout)
 
     @contextmanager
     def naming(self, credential: Credential) -> Iterator[None]:
@@ -196,10 +208,12 @@ class Gateway:
 
     def name_caller(self, error: Exception, credential: Credential) -> None:
         """Have the log line of an unexpected error, which the same task writes next, name a caller that is known."""
-        if not isinstance(error, PenstockError) and (known := self._tower.auth.met(credential, PRIORITY_UNSPECIFIED)):
+        if not isinstance(error, PenstockError) and (
+            known := self._runner.auth.find_identity(credential, PRIORITY_UNSPECIFIED)
+        ):
             bind_contextvars(tenant=known.tenant_id, key_id=known.key_id)
 
-    def _time(self, *limits: float | None) -> float:
+    def _time_limit(self, *limits: float | None) -> float:
         """Seconds that a request may take: the shortest limit given, or the default.
 
         A call's own deadline above the contract's day counts as a day. A `timeout` above it is refused by `validate`,
@@ -209,28 +223,28 @@ class Gateway:
         return min([*given, TIMEOUT_S]) if given else self._config.default_timeout
 
 
-def _is_brief(spec: RequestSpec) -> bool:
+def _is_planned_inline(spec: RequestSpec) -> bool:
     """Tell whether to plan it takes less than to have a thread do so."""
     match spec.input:
         case TextInput(text):
             units = len(text)
         case TokenInput(ids):
-            units = len(ids) // IDS_PER_CHARACTER
+            units = len(ids) // CHECKED_IDS_PER_TOKENIZED_CHAR
         case _:
             return False
-    return units <= BRIEF and not spec.resume_ids
+    return units <= MAX_INLINE_PROMPT_CHARS and not spec.resume_ids
 
 
-def _size(spec: RequestSpec) -> int:
+def _size_bytes(spec: RequestSpec) -> int:
     """Bytes, about, of what a client sent."""
-    return _prompt_size(spec.input) + BYTES_PER_SENT_ID * len(spec.resume_ids)
+    return _prompt_bytes(spec.input) + BYTES_PER_PYTHON_ID * len(spec.resume_ids)
 
 
-def _prompt_size(prompt: Prompt) -> int:
+def _prompt_bytes(prompt: Prompt) -> int:
     match prompt:
         case TextInput(text):
             return len(text)
         case ChatInput(messages):
             return sum(len(message.role) + len(message.content) for message in messages)
         case _:
-            return BYTES_PER_SENT_ID * len(prompt.ids)
+            return BYTES_PER_PYTHON_ID * len(prompt.ids)

@@ -5,32 +5,32 @@ from collections.abc import Callable
 from datetime import datetime
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.catalog import Model
-from penstock.edge.flight.plan import Plan
+from penstock.edge.catalog import LoadedModel
+from penstock.edge.flight.plan import GenerationPlan
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.errors import TokenUnknown
 from penstock.v1.inference_pb2 import Sampling
 
 
-def plan_for(
-    spec: RequestSpec, model: Model, *, now: datetime, default_output_tokens: int, draw_seed: Callable[[], int]
-) -> Plan:
+def plan_generation(
+    spec: RequestSpec, model: LoadedModel, *, now: datetime, default_output_tokens: int, draw_seed: Callable[[], int]
+) -> GenerationPlan:
     """Raises InvalidArgument for what this model cannot do: prompts that do not fit, ids it does not have."""
     prompt_ids = array("I", model.codec.prompt_ids(spec.input, now))
     for position, token_id in enumerate(spec.resume_ids):
         if not 0 <= token_id < model.vocabulary_size:
             text = f"token id {token_id} at position {position} of the answer so far is not in the model's vocabulary"
             raise TokenUnknown(text, field="resume_ids")
-    transcript = model.codec.transcript(spec.input, prompt_ids, spec.stop)
+    transcript = model.codec.new_detokenizer(spec.input, prompt_ids, spec.stop)
     resumed_stop = ""
     for token_id in spec.resume_ids:
         resumed_stop = resumed_stop or transcript.push(token_id).stop_string
-    return Plan(
+    return GenerationPlan(
         model=model.name,
         prompt_ids=prompt_ids,
-        max_output_tokens=_granted(spec, len(prompt_ids), model.context_length, default_output_tokens),
+        max_output_tokens=_granted_output_tokens(spec, len(prompt_ids), model.context_length, default_output_tokens),
         sampling=_sampling(spec, draw_seed),
-        transcript=transcript,
+        detokenizer=transcript,
         resumed_ids=spec.resume_ids,
         resumed_stop=resumed_stop,
         eos_ids=frozenset() if spec.ignore_eos else model.eos_ids,
@@ -39,7 +39,9 @@ def plan_for(
     )
 
 
-def _granted(spec: RequestSpec, prompt_tokens: int, context_length: int, default_output_tokens: int) -> int:
+def _granted_output_tokens(
+    spec: RequestSpec, prompt_tokens: int, context_length: int, default_output_tokens: int
+) -> int:
     """Return how long the answer may be; raises InvalidArgument with the numbers when it cannot fit."""
     left = context_length - prompt_tokens
     asked = spec.max_output_tokens

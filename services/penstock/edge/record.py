@@ -8,18 +8,20 @@ from opentelemetry.trace import Span, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis import semconv
-from penstock.chassis.afterwards import afterwards
+from penstock.chassis.afterwards import defer
 from penstock.chassis.errors import PenstockError
 from penstock.chassis.telemetry import meter, start_span, trace_id_of, traceparent_of
-from penstock.edge.flight.effects import Cancelled
-from penstock.edge.flight.flight import Flight
+from penstock.edge.flight.effects import AcknowledgeCancel
+from penstock.edge.flight.flight import ActiveRequest
 from penstock.edge.request.spec import ChatInput, RequestSpec
 
 log = structlog.get_logger()
 
 PROVIDER = "penstock"
 SPAN_TOKENIZE = "edge.tokenize"
-FAULTS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "UNKNOWN"})  # ours, not the caller's
+SERVER_FAULT_CODES = frozenset(
+    {"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "UNKNOWN"}
+)  # ours, not the caller's
 
 _time_to_first_token = meter().create_histogram(
     semconv.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN,
@@ -47,79 +49,79 @@ _cancel_acknowledged = meter().create_histogram(
 )
 
 
-class Record:
+class RequestTelemetry:
     """Spans of one request, from the traceparent it came with. `traceparent` is what other tiers hang theirs under."""
 
     def __init__(self, spec: RequestSpec, ticket_id: str, request_id: str, traceparent: str, arrived: float) -> None:
         self._operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
         self._request_id = request_id
         self._error: PenstockError | None = None
-        self._root = start_span(
+        self._root_span = start_span(
             semconv.SPAN_EDGE_GENERATE,
             traceparent,
             start_time=round(arrived * 1e9),
-            attributes=_asked(spec, self._operation, ticket_id, request_id),
+            attributes=_request_attributes(spec, self._operation, ticket_id, request_id),
         )
-        self.traceparent = traceparent_of(self._root)
+        self.traceparent = traceparent_of(self._root_span)
         self.trace_id = trace_id_of(self.traceparent)
-        self._stage: Span | None = start_span(SPAN_TOKENIZE, self.traceparent, start_time=round(arrived * 1e9))
+        self._stage_span: Span | None = start_span(SPAN_TOKENIZE, self.traceparent, start_time=round(arrived * 1e9))
 
-    def tokenized(self, now: float) -> None:
-        self._end_stage(now)
-        self._stage = start_span(semconv.SPAN_ADMISSION, self.traceparent, start_time=round(now * 1e9))
+    def on_tokenized(self, now: float) -> None:
+        self._end_stage_span(now)
+        self._stage_span = start_span(semconv.SPAN_ADMISSION, self.traceparent, start_time=round(now * 1e9))
 
-    def admitted(self, now: float, *, in_grace: bool = False) -> None:
-        self._end_stage(now)
-        if in_grace:
-            self._root.set_attribute(semconv.PENSTOCK_IN_GRACE, in_grace)
+    def on_admitted(self, now: float, *, by_fallback: bool = False) -> None:
+        self._end_stage_span(now)
+        if by_fallback:
+            self._root_span.set_attribute(semconv.PENSTOCK_AUTH_FALLBACK, by_fallback)
 
-    def failed(self, error: PenstockError) -> None:
+    def on_failed(self, error: PenstockError) -> None:
         self._error = error
 
-    def refused_by(self, tier: str) -> None:
-        self._root.set_attribute(semconv.PENSTOCK_REFUSED_BY, tier)
+    def set_rejected_by(self, tier: str) -> None:
+        self._root_span.set_attribute(semconv.PENSTOCK_REJECTED_BY, tier)
 
-    def cancelled(self, receipt: Cancelled) -> None:
-        self._root.set_attribute("penstock.kv_blocks_freed", receipt.kv_blocks_freed)
-        if receipt.has_receipt:
-            afterwards(partial(_cancel_acknowledged.record, receipt.waited))
+    def on_cancelled(self, receipt: AcknowledgeCancel) -> None:
+        self._root_span.set_attribute("penstock.kv_blocks_freed", receipt.kv_blocks_freed)
+        if receipt.is_acknowledged:
+            defer(partial(_cancel_acknowledged.record, receipt.waited_s))
 
-    def end(self, flight: Flight, now: float) -> None:
+    def end(self, flight: ActiveRequest, now: float) -> None:
         """Write the line at once, which is to outlive the process, and the rest later; the flight is over."""
-        log.info("ticket_done", **self._line(flight, now))
-        afterwards(partial(self._close, flight, now))
+        log.info("ticket_done", **self._log_fields(flight, now))
+        defer(partial(self._end_spans, flight, now))
 
-    def _close(self, flight: Flight, now: float) -> None:
-        self._end_stage(now)  # with its request, however much later this is done
-        self._root.set_attributes(_came_of_it(flight))
+    def _end_spans(self, flight: ActiveRequest, now: float) -> None:
+        self._end_stage_span(now)  # with its request, however much later this is done
+        self._root_span.set_attributes(_result_attributes(flight))
         if self._error:
             code = self._error.code.name
-            self._root.set_attributes({semconv.ERROR_TYPE: code, semconv.PENSTOCK_REASON: self._error.reason})
-            if code in FAULTS:
-                self._root.set_status(Status(StatusCode.ERROR, self._error.reason))
-        self._root.end(round(now * 1e9))
-        self._measure(flight, now)
+            self._root_span.set_attributes({semconv.ERROR_TYPE: code, semconv.PENSTOCK_REASON: self._error.reason})
+            if code in SERVER_FAULT_CODES:
+                self._root_span.set_status(Status(StatusCode.ERROR, self._error.reason))
+        self._root_span.end(round(now * 1e9))
+        self._record_metrics(flight, now)
 
-    def _end_stage(self, now: float) -> None:
-        if self._stage:
-            self._stage.end(round(now * 1e9))
-            self._stage = None
+    def _end_stage_span(self, now: float) -> None:
+        if self._stage_span:
+            self._stage_span.end(round(now * 1e9))
+            self._stage_span = None
 
-    def _measure(self, flight: Flight, now: float) -> None:
+    def _record_metrics(self, flight: ActiveRequest, now: float) -> None:
         labels: dict[str, AttributeValue] = {
             semconv.GEN_AI_OPERATION_NAME: self._operation,
             semconv.GEN_AI_PROVIDER_NAME: PROVIDER,
             semconv.GEN_AI_REQUEST_MODEL: flight.model,
         }
         failed = {semconv.ERROR_TYPE: self._error.reason} if self._error else {}
-        _request_duration.record(now - flight.arrived, {**labels, **failed})
+        _request_duration.record(now - flight.arrived_at, {**labels, **failed})
         if self._error or math.isnan(flight.first_token_at):
             return
-        _time_to_first_token.record(flight.first_token_at - flight.arrived, labels)
+        _time_to_first_token.record(flight.first_token_at - flight.arrived_at, labels)
         if flight.output_tokens > 1:
-            _time_per_output_token.record(_per_token(flight), labels)
+            _time_per_output_token.record(_time_per_token(flight), labels)
 
-    def _line(self, flight: Flight, now: float) -> dict[str, object]:
+    def _log_fields(self, flight: ActiveRequest, now: float) -> dict[str, object]:
         return {
             "ticket_id": flight.ticket_id,
             "request_id": self._request_id,
@@ -135,14 +137,14 @@ class Record:
             "attempts": flight.attempt,
             "worker_id": flight.worker_id,
             "queue_s": round(flight.timeline.seconds("queue", "wait"), 6),
-            "ttft_s": _rounded(flight.first_token_at - flight.arrived),
-            "tpot_s": _rounded(_per_token(flight)),
-            "total_s": round(now - flight.arrived, 6),
-            "left_at": _rounded(flight.left_at),
+            "ttft_s": _rounded(flight.first_token_at - flight.arrived_at),
+            "tpot_s": _rounded(_time_per_token(flight)),
+            "total_s": round(now - flight.arrived_at, 6),
+            "cancelled_at": _rounded(flight.cancelled_at),
         }
 
 
-def _per_token(flight: Flight) -> float:
+def _time_per_token(flight: ActiveRequest) -> float:
     if flight.output_tokens < 2:
         return math.nan
     return (flight.last_token_at - flight.first_token_at) / (flight.output_tokens - 1)
@@ -152,7 +154,9 @@ def _rounded(seconds: float) -> float | None:
     return None if math.isnan(seconds) else round(seconds, 6)
 
 
-def _asked(spec: RequestSpec, operation: str, ticket_id: str, request_id: str) -> dict[str, AttributeValue]:
+def _request_attributes(
+    spec: RequestSpec, operation: str, ticket_id: str, request_id: str
+) -> dict[str, AttributeValue]:
     asked: dict[str, AttributeValue] = {
         semconv.GEN_AI_OPERATION_NAME: operation,
         semconv.GEN_AI_PROVIDER_NAME: PROVIDER,
@@ -170,7 +174,7 @@ def _asked(spec: RequestSpec, operation: str, ticket_id: str, request_id: str) -
     return asked
 
 
-def _came_of_it(flight: Flight) -> dict[str, AttributeValue]:
+def _result_attributes(flight: ActiveRequest) -> dict[str, AttributeValue]:
     return {
         semconv.GEN_AI_RESPONSE_MODEL: flight.model,
         semconv.GEN_AI_RESPONSE_FINISH_REASONS: [flight.outcome],

@@ -15,19 +15,21 @@ from typing import NamedTuple
 
 from penstock.chassis.errors import Overloaded
 
-PROBE_EVERY = 0.1  # s; the end of an overload is noticed by then
-HOLD = 0.04  # s between those that are let through once a refusal is over; the queue answers in a few ms
-LULL = 0.08  # s in which none was let through, after which a refusal that is over is nothing to anybody
-LATELY = 1.0  # s after which a refusal that is over says nothing of those who come
-LONGEST = 1.0  # s that one refusal holds at most: a tenant may be given another class or weight meanwhile
-KINDS = 10_000  # remembered; the least recently refused go first
-SIZES = 8  # of one kind
-SLACK = 0.005  # s; the same timeout comes as a little more or less, for the time it was on its way
-ROUNDED = 0.01  # of a timeout; gRPC rounds it up to two or three digits, now to one and now to the next
-SOONEST = 0.05  # s; what a refused client is told at least
+PROBE_INTERVAL_S = 0.1  # s; the end of an overload is noticed by then
+RECOVERY_PROBE_INTERVAL_S = (
+    0.04  # s between those that are let through once a refusal is over; the queue answers in a few ms
+)
+RECOVERY_IDLE_S = 0.08  # s in which none was let through, after which a refusal that is over is nothing to anybody
+RECENT_WINDOW_S = 1.0  # s after which a refusal that is over says nothing of those who come
+MAX_REJECTION_TTL_S = 1.0  # s that one refusal holds at most: a tenant may be given another class or weight meanwhile
+MAX_TRAFFIC_CLASSES = 10_000  # remembered; the least recently refused go first
+MAX_REJECTIONS_PER_CLASS = 8  # of one kind
+TIMEOUT_JITTER_S = 0.005  # s; the same timeout comes as a little more or less, for the time it was on its way
+TIMEOUT_ROUNDING_SHARE = 0.01  # of a timeout; gRPC rounds it up to two or three digits, now to one and now to the next
+MIN_RETRY_AFTER_S = 0.05  # s; what a refused client is told at least
 
 
-class Kind(NamedTuple):
+class TrafficClass(NamedTuple):
     """Who shares an order: what others are refused says nothing of one that differs in any of these."""
 
     tenant_id: str
@@ -35,146 +37,170 @@ class Kind(NamedTuple):
     priority: int  # as granted
 
 
-class Ask(NamedTuple):
+class RequestDemand(NamedTuple):
     """What a request asks for."""
 
-    prompt: int  # tokens
-    output: int
-    arrived: float  # s of the unix clock
-    time: float  # s that it has from there
+    prompt_tokens: int  # tokens
+    max_output_tokens: int
+    arrived_at: float  # s of the unix clock
+    time_limit: float  # s that it has from there
 
     @property
     def deadline(self) -> float:
-        return self.arrived + self.time
+        return self.arrived_at + self.time_limit
 
 
-class Closing(NamedTuple):
+class RejectionWindow(NamedTuple):
     """For how long the queue takes nothing of a kind that asks for as much; it says so as it refuses or takes one."""
 
-    lasts: float  # s from when a request came that it was told with
-    prompt: int  # tokens
-    output: int
-    by_deadline: bool = False  # what has more time may be taken
-    most: int = 0  # tokens of a prompt; longer ones may be taken. 0: however long
+    duration: float  # s from when a request came that it was told with
+    min_prompt_tokens: int  # tokens
+    min_output_tokens: int
+    is_deadline_bound: bool = False  # what has more time may be taken
+    max_prompt_tokens: int = 0  # tokens of a prompt; longer ones may be taken. 0: however long
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CachedRejection:
     """One refusal of the queue: it holds until its end for what asks for as much and is due no earlier."""
 
-    ask: Ask
-    until: float
-    by_deadline: bool  # what has more time may be taken
+    demand: RequestDemand
+    expires_at: float
+    is_deadline_bound: bool  # what has more time may be taken
     reason: str
     retry_at: float
-    most: float = inf  # tokens of a prompt
+    max_prompt_tokens: float = inf  # tokens of a prompt
 
-    def holds_for(self, ask: Ask) -> bool:
-        was = self.ask
+    def matches(self, demand: RequestDemand) -> bool:
+        was = self.demand
         return (
-            was.prompt <= ask.prompt <= self.most
-            and ask.output >= was.output
-            and ask.arrived + ask.time + ROUNDED * ask.time >= was.arrived + was.time
-            and not (self.by_deadline and ask.time > was.time + SLACK)
+            was.prompt_tokens <= demand.prompt_tokens <= self.max_prompt_tokens
+            and demand.max_output_tokens >= was.max_output_tokens
+            and demand.arrived_at + demand.time_limit + TIMEOUT_ROUNDING_SHARE * demand.time_limit
+            >= was.arrived_at + was.time_limit
+            and not (self.is_deadline_bound and demand.time_limit > was.time_limit + TIMEOUT_JITTER_S)
         )
 
-    def error(self, now: float) -> Overloaded:
-        wait = max(SOONEST, self.retry_at - now)
+    def to_error(self, now: float) -> Overloaded:
+        wait = max(MIN_RETRY_AFTER_S, self.retry_at - now)
         text = f"the queue takes no such request for the moment; retry in {wait:.2f} s"
-        return Overloaded(text, reason=self.reason, retry_after=wait, metadata={"refused_by": "edge"})
+        return Overloaded(text, reason=self.reason, retry_after=wait, metadata={"rejected_by": "edge"})
 
 
 @dataclass(slots=True)
-class Closed:
+class CacheEntry:
     """What is known of one kind."""
 
-    refusals: list[Refusal] = field(default_factory=list)  # oldest first
-    heard_at: float = -inf  # when one was last refused by the queue, or let through to it
-    trying: float = -inf  # when the last came that was let through as a refusal was over
+    rejections: list[CachedRejection] = field(default_factory=list)  # oldest first
+    last_probe_at: float = -inf  # when one was last refused by the queue, or let through to it
+    recovery_probe_at: float = -inf  # when the last came that was let through as a refusal was over
 
-    def stands(self, refusal: Refusal, arrived: float) -> bool:
+    def should_reject(self, rejection: CachedRejection, arrived_at: float) -> bool:
         """Tell whether a refusal counts now; where it does not, whoever came is the one that is let through."""
-        if arrived >= refusal.until:
-            if arrived < self.trying + HOLD:
+        if arrived_at >= rejection.expires_at:
+            if arrived_at < self.recovery_probe_at + RECOVERY_PROBE_INTERVAL_S:
                 return True
-            if arrived < max(refusal.until, self.trying) + LULL:
-                self.trying = arrived
-        elif arrived >= self.heard_at + PROBE_EVERY:
-            self.heard_at = arrived
+            if arrived_at < max(rejection.expires_at, self.recovery_probe_at) + RECOVERY_IDLE_S:
+                self.recovery_probe_at = arrived_at
+        elif arrived_at >= self.last_probe_at + PROBE_INTERVAL_S:
+            self.last_probe_at = arrived_at
         else:
             return True
         return False
 
 
-class Refusals:
+class RejectionCache:
     """Of the queue, by kind; bounded in number."""
 
-    def __init__(self, *, kinds: int = KINDS) -> None:
-        self._most = kinds
-        self._kinds: OrderedDict[Kind, Closed] = OrderedDict()
+    def __init__(self, *, max_classes: int = MAX_TRAFFIC_CLASSES) -> None:
+        self._max_classes = max_classes
+        self._entries: OrderedDict[TrafficClass, CacheEntry] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kinds)
+        return len(self._entries)
 
     def __repr__(self) -> str:
         return f"<Refusals of {len(self)} kinds>"
 
-    def note(self, kind: Kind, refusal: Refusal, now: float) -> None:
+    def add(self, traffic_class: TrafficClass, rejection: CachedRejection, now: float) -> None:
         """Hear of a refusal; those that it covers, and those that are over, are forgotten."""
-        closed = self._kinds.setdefault(kind, Closed())
-        self._kinds.move_to_end(kind)
-        if len(self._kinds) > self._most:
-            self._kinds.popitem(last=False)
-        kept = [each for each in closed.refusals if each.until > now and not _covers(refusal, each)]
-        closed.refusals = [*kept, refusal][-SIZES:]
-        closed.heard_at = now
+        closed = self._entries.setdefault(traffic_class, CacheEntry())
+        self._entries.move_to_end(traffic_class)
+        if len(self._entries) > self._max_classes:
+            self._entries.popitem(last=False)
+        kept = [each for each in closed.rejections if each.expires_at > now and not _covers(rejection, each)]
+        closed.rejections = [*kept, rejection][-MAX_REJECTIONS_PER_CLASS:]
+        closed.last_probe_at = now
 
-    def find(self, kind: Kind, ask: Ask) -> Refusal | None:
+    def find(self, traffic_class: TrafficClass, demand: RequestDemand) -> CachedRejection | None:
         """Return why a request that comes now is refused; None: ask the queue."""
-        closed = self._kinds.get(kind)
-        if closed is None or ask.arrived in (closed.heard_at, closed.trying):  # let through a moment ago
+        closed = self._entries.get(traffic_class)
+        if closed is None or demand.arrived_at in (
+            closed.last_probe_at,
+            closed.recovery_probe_at,
+        ):  # let through a moment ago
             return None
         found = None
-        for each in closed.refusals:
-            if (found is None or each.until > found.until) and each.holds_for(ask):
+        for each in closed.rejections:
+            if (found is None or each.expires_at > found.expires_at) and each.matches(demand):
                 found = each
-        return found if found and closed.stands(found, ask.arrived) else None
+        return found if found and closed.should_reject(found, demand.arrived_at) else None
 
-    def were_any(self, kind: Kind, now: float) -> bool:
+    def any_recent(self, traffic_class: TrafficClass, now: float) -> bool:
         """Tell whether any of a kind was refused of late, whatever it asked for."""
-        closed = self._kinds.get(kind)
-        return closed is not None and any(now < each.until + LATELY for each in closed.refusals)
+        closed = self._entries.get(traffic_class)
+        return closed is not None and any(now < each.expires_at + RECENT_WINDOW_S for each in closed.rejections)
 
-    def taken(self, kind: Kind, ask: Ask) -> None:
+    def on_admitted(self, traffic_class: TrafficClass, demand: RequestDemand) -> None:
         """Hear that the queue took one in: what would have refused it holds no more."""
-        if closed := self._kinds.get(kind):
-            closed.refusals = [each for each in closed.refusals if not each.holds_for(ask)]
-            if not closed.refusals:
-                del self._kinds[kind]
+        if closed := self._entries.get(traffic_class):
+            closed.rejections = [each for each in closed.rejections if not each.matches(demand)]
+            if not closed.rejections:
+                del self._entries[traffic_class]
 
-    def closed(
-        self, kind: Kind, ask: Ask, closings: Iterable[Closing], *, asked_at: float, told: Overloaded | None, now: float
+    def add_windows(
+        self,
+        traffic_class: TrafficClass,
+        demand: RequestDemand,
+        windows: Iterable[RejectionWindow],
+        *,
+        sent_at: float,
+        overload: Overloaded | None,
+        now: float,
     ) -> None:
         """Hear for whom the door is shut; with a refusal that was `told`, or behind a request that was taken in."""
-        for each in closings:
-            like = ask._replace(prompt=each.prompt, output=each.output)
-            error = told or Overloaded("", retry_after=each.lasts)
-            self.note(kind, refusal_of(like, each, asked_at=asked_at, told=error, now=now), now)
+        for each in windows:
+            like = demand._replace(prompt_tokens=each.min_prompt_tokens, max_output_tokens=each.min_output_tokens)
+            error = overload or Overloaded("", retry_after=each.duration)
+            self.add(traffic_class, cached_rejection(like, each, sent_at=sent_at, overload=error, now=now), now)
 
 
-def refusal_of(ask: Ask, closing: Closing, *, asked_at: float, told: Overloaded, now: float) -> Refusal:
+def cached_rejection(
+    demand: RequestDemand, window: RejectionWindow, *, sent_at: float, overload: Overloaded, now: float
+) -> CachedRejection:
     """What is kept of what the queue says; it was asked no earlier than at `asked_at`."""
-    until = ask.arrived + closing.lasts - SLACK if closing.by_deadline else asked_at + closing.lasts
-    until = min(until, asked_at + LONGEST)
-    return Refusal(ask, until, closing.by_deadline, told.reason, now + (told.retry_after or 0.0), closing.most or inf)
+    until = (
+        demand.arrived_at + window.duration - TIMEOUT_JITTER_S
+        if window.is_deadline_bound
+        else sent_at + window.duration
+    )
+    until = min(until, sent_at + MAX_REJECTION_TTL_S)
+    return CachedRejection(
+        demand,
+        until,
+        window.is_deadline_bound,
+        overload.reason,
+        now + (overload.retry_after or 0.0),
+        window.max_prompt_tokens or inf,
+    )
 
 
-def _covers(newer: Refusal, older: Refusal) -> bool:
+def _covers(newer: CachedRejection, older: CachedRejection) -> bool:
     """Tell whether the older is of no more use, as others are due later the later they come."""
     return (
-        newer.until >= older.until
-        and newer.ask.prompt <= older.ask.prompt
-        and newer.most >= older.most
-        and newer.ask.output <= older.ask.output
-        and newer.by_deadline <= older.by_deadline
+        newer.expires_at >= older.expires_at
+        and newer.demand.prompt_tokens <= older.demand.prompt_tokens
+        and newer.max_prompt_tokens >= older.max_prompt_tokens
+        and newer.demand.max_output_tokens <= older.demand.max_output_tokens
+        and newer.is_deadline_bound <= older.is_deadline_bound
     )

@@ -6,42 +6,42 @@ from math import inf
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 
 
-class Roster:
+class ModelRegistry:
     """Models come as soon as one shard names them and go `linger` seconds after the last one stopped.
 
     A shard or a scheduler that starts again knows no model for a moment; requests must not hear of it.
     """
 
-    def __init__(self, *, linger: float = 10.0) -> None:
-        self._linger = linger  # s
+    def __init__(self, *, removal_delay: float = 10.0) -> None:
+        self._removal_delay = removal_delay  # s
         self._by_shard: dict[str, dict[str, CatalogEntry]] = {}
         self._last_seen: dict[str, tuple[CatalogEntry, float]] = {}
-        self._found: dict[str, CatalogEntry] = {}
-        self._found_until = -inf  # s; found again then, or when a shard has a word
+        self._merged: dict[str, CatalogEntry] = {}
+        self._merged_until = -inf  # s; found again then, or when a shard has a word
 
     def __repr__(self) -> str:
         return f"<Roster {sorted(self._last_seen)} from {len(self._by_shard)} shards>"
 
-    def replace(self, shard: str, entries: Iterable[CatalogEntry], now: float) -> None:
+    def update_shard(self, shard: str, entries: Iterable[CatalogEntry], now: float) -> None:
         """Take a shard's word for all models it can place."""
-        self._found_until = -inf
+        self._merged_until = -inf
         before = self._by_shard.get(shard, {})
         self._by_shard[shard] = {entry.model: entry for entry in entries}
         for entry in [*before.values(), *self._by_shard[shard].values()]:
             self._last_seen[entry.model] = entry, now
 
-    def forget(self, shard: str, now: float) -> None:
+    def remove_shard(self, shard: str, now: float) -> None:
         if shard in self._by_shard:
-            self.replace(shard, (), now)
+            self.update_shard(shard, (), now)
             del self._by_shard[shard]
 
     def entries(self, now: float) -> Mapping[str, CatalogEntry]:
         """Return each model's entry; of several shards' the one with most workers, which has the newest card."""
-        if now >= self._found_until:  # every request asks
-            self._found, self._found_until = self._find(now)
-        return self._found
+        if now >= self._merged_until:  # every request asks
+            self._merged, self._merged_until = self._merge(now)
+        return self._merged
 
-    def _find(self, now: float) -> tuple[dict[str, CatalogEntry], float]:
+    def _merge(self, now: float) -> tuple[dict[str, CatalogEntry], float]:
         """Return the entries, and until when they are right."""
         found: dict[str, CatalogEntry] = {}
         until = inf
@@ -52,9 +52,9 @@ class Roster:
         for name, (entry, seen_at) in list(self._last_seen.items()):
             if name in found:
                 continue
-            if now < seen_at + self._linger:
+            if now < seen_at + self._removal_delay:
                 found[name] = entry
-                until = min(until, seen_at + self._linger)
+                until = min(until, seen_at + self._removal_delay)
             else:
                 del self._last_seen[name]
         return found, until

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from penstock.chassis.streams import accepted
+from penstock.chassis.streams import accept_stream
 from penstock.chassis.telemetry import current_traceparent
 from penstock.edge.gateway import Gateway
 from penstock.edge.request.caller import credential_of
-from penstock.edge.session import Session
-from penstock.edge.wire import counted_spec_of, outline_of, response_of, spec_of
+from penstock.edge.session import SessionHandler
+from penstock.edge.wire import count_spec_of, estimate_from_message, response_of, spec_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2_grpc import InferenceServicer
@@ -26,8 +26,8 @@ class InferenceService(InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
         with self._gateway.naming(credential):
-            arrival = self._gateway.arrive(
-                outline_of(request), credential, traceparent=traceparent, time_left=context.time_remaining()
+            arrival = self._gateway.admit(
+                estimate_from_message(request), credential, traceparent=traceparent, time_left=context.time_remaining()
             )
             generating = self._gateway.generate(
                 spec_of(request),
@@ -35,7 +35,7 @@ class InferenceService(InferenceServicer):
                 arrival,
                 traceparent=traceparent,
                 # Before anything is waited for, or a proxy counts early cancels as an attack.
-                let_in=partial(context.send_initial_metadata, ()),
+                on_admitted=partial(context.send_initial_metadata, ()),
             )
             async with generating as answer:
                 async for event in answer:
@@ -43,12 +43,12 @@ class InferenceService(InferenceServicer):
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # reads and writes
         credential = _credential(context)
-        async with accepted(context, pb.SessionResponse, self._hello) as peer:
+        async with accept_stream(context, pb.SessionResponse, self._hello) as peer:
             with self._gateway.naming(credential):
-                await Session(self._gateway, peer, credential, current_traceparent.get()).run()
+                await SessionHandler(self._gateway, peer, credential, current_traceparent.get()).run()
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
-        spec = counted_spec_of(request)
+        spec = count_spec_of(request)
         credential = _credential(context)
         with self._gateway.naming(credential):
             return await self._gateway.count_tokens(spec, credential, include_token_ids=request.include_token_ids)

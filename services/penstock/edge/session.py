@@ -6,22 +6,22 @@ from typing import Any
 
 from penstock.chassis import stream_end
 from penstock.chassis.errors import InvalidArgument, PenstockError, Unavailable
-from penstock.chassis.lifecycle import this_stop
+from penstock.chassis.lifecycle import current_stop
 from penstock.chassis.streams import Peer
 from penstock.edge.gateway import Gateway
-from penstock.edge.outlets.session_outlet import SessionOutlet, failed_of, step_of
-from penstock.edge.passage import Passage
-from penstock.edge.request.outline import Arrival, Knock
-from penstock.edge.standing import Standings
-from penstock.edge.wire import outline_of, spec_of
+from penstock.edge.outlets.session_outlet import SessionSink, failed_frame, step_frame
+from penstock.edge.passage import RequestContext
+from penstock.edge.request.outline import AdmissionProbe, AdmissionResult
+from penstock.edge.standing import CallerClassCache
+from penstock.edge.wire import estimate_from_message, spec_of
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.stream_pb2 import End, Heartbeat
 
-STALLED_FLUSHES = 30  # tries of FLUSH_TIMEOUT each; a client that takes nothing in all of them loses its session
+MAX_STALLED_FLUSHES = 30  # tries of FLUSH_TIMEOUT each; a client that takes nothing in all of them loses its session
 
 
-class Session:
+class SessionHandler:
     """Handles to flights. Step frames are written one at a time: what comes meanwhile waits with its own request."""
 
     def __init__(
@@ -31,16 +31,16 @@ class Session:
         self._peer = peer
         self._credential = credential
         self._traceparent = traceparent
-        self._standings = Standings()
-        self._running: dict[int, Passage] = {}
-        self._knocking: dict[int, asyncio.Task[None]] = {}  # nothing else is known of these
-        self._preparing: dict[int, asyncio.Task[None]] = {}
-        self._with_pieces: dict[int, SessionOutlet] = {}
-        self._has_pieces = asyncio.Event()
+        self._caller_classes = CallerClassCache()
+        self._contexts: dict[int, RequestContext] = {}
+        self._probing: dict[int, asyncio.Task[None]] = {}  # nothing else is known of these
+        self._starting: dict[int, asyncio.Task[None]] = {}
+        self._pending_sinks: dict[int, SessionSink] = {}
+        self._has_output = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._is_draining = False
-        self._is_left = False
+        self._is_closed = False
 
     async def run(self) -> None:
         """Serve the stream to its end; what still runs when it is cut is cancelled."""
@@ -49,33 +49,33 @@ class Session:
             try:
                 async for frame in self._peer:
                     self._on_frame(frame)
-                if self._peer.ended:
-                    await self._outlast()
+                if self._peer.has_peer_ended:
+                    await self._wait_idle()
             finally:
-                self._is_left = True
-                for passage in list(self._running.values()):
+                self._is_closed = True
+                for passage in list(self._contexts.values()):
                     self._gateway.cancel(passage)
-                for each in (*loops, *self._knocking.values()):
+                for each in (*loops, *self._probing.values()):
                     each.cancel()
 
     # What a request's outlet tells.
 
-    def say(self, frame: pb.SessionResponse) -> None:
+    def send(self, frame: pb.SessionResponse) -> None:
         # Whoever loses its stream is to go on elsewhere; a receipt would say that it had cancelled.
-        if not self._is_left:
+        if not self._is_closed:
             self._peer.send(frame)
 
-    def has_piece(self, outlet: SessionOutlet) -> None:
-        self._with_pieces[outlet.handle] = outlet
-        self._has_pieces.set()
+    def on_output(self, outlet: SessionSink) -> None:
+        self._pending_sinks[outlet.handle] = outlet
+        self._has_output.set()
 
-    def is_over(self, outlet: SessionOutlet) -> None:
-        self._with_pieces.pop(outlet.handle, None)
-        self._running.pop(outlet.handle, None)
-        self._look()
+    def on_request_over(self, outlet: SessionSink) -> None:
+        self._pending_sinks.pop(outlet.handle, None)
+        self._contexts.pop(outlet.handle, None)
+        self._check_idle()
 
-    def _look(self) -> None:
-        if not (self._running or self._knocking):
+    def _check_idle(self) -> None:
+        if not (self._contexts or self._probing):
             self._is_idle.set()
 
     # What the client says.
@@ -84,65 +84,70 @@ class Session:
         kind = frame.WhichOneof("frame")
         if kind == "generate":
             self._generate(frame.generate)
-        elif kind == "cancel" and frame.cancel.handle in self._running:
+        elif kind == "cancel" and frame.cancel.handle in self._contexts:
             self._cancel(frame.cancel.handle)
-        elif kind == "cancel" and frame.cancel.handle in self._knocking:
-            self._knocking.pop(frame.cancel.handle).cancel()
-            self.say(pb.SessionResponse(cancelled=pb.SessionCancelled(handle=frame.cancel.handle)))
-            self._look()
+        elif kind == "cancel" and frame.cancel.handle in self._probing:
+            self._probing.pop(frame.cancel.handle).cancel()
+            self.send(pb.SessionResponse(cancelled=pb.SessionCancelled(handle=frame.cancel.handle)))
+            self._check_idle()
 
     def _cancel(self, handle: int) -> None:
         """A prompt that still waits to be tokenized is let go as well: its room at this edge is free from now on."""
-        preparing = self._preparing.get(handle)
-        self._gateway.cancel(self._running[handle])
+        preparing = self._starting.get(handle)
+        self._gateway.cancel(self._contexts[handle])
         if preparing:
             preparing.cancel()
 
-    def _generate(self, asked: pb.SessionGenerate) -> None:
-        if asked.handle in self._running or asked.handle in self._knocking:
-            text = f"handle {asked.handle} names a running request already; nobody could tell the two apart"
+    def _generate(self, frame: pb.SessionGenerate) -> None:
+        if frame.handle in self._contexts or frame.handle in self._probing:
+            text = f"handle {frame.handle} names a running request already; nobody could tell the two apart"
             raise InvalidArgument(text, field="handle", reason="HANDLE_IN_USE")
-        traceparent = asked.request.traceparent or self._traceparent
+        traceparent = frame.request.traceparent or self._traceparent
         try:
-            self._check_open()
-            arrival = self._gateway.arrive(
-                outline_of(asked.request), self._credential, traceparent=traceparent, standings=self._standings
+            self._check_accepting()
+            arrival = self._gateway.admit(
+                estimate_from_message(frame.request),
+                self._credential,
+                traceparent=traceparent,
+                caller_classes=self._caller_classes,
             )
-            if arrival.knock:
+            if arrival.probe:
                 self._is_idle.clear()
-                self._knocking[asked.handle] = self._group.create_task(
-                    self._knock(asked, arrival.knock, arrival, traceparent)
+                self._probing[frame.handle] = self._group.create_task(
+                    self._probe(frame, arrival.probe, arrival, traceparent)
                 )
                 return
-            self._open(asked, arrival, traceparent)
+            self._start(frame, arrival, traceparent)
         except PenstockError as error:
-            self.say(failed_of(asked.handle, error))
+            self.send(failed_frame(frame.handle, error))
 
-    async def _knock(self, asked: pb.SessionGenerate, knock: Knock, arrival: Arrival, traceparent: str) -> None:
+    async def _probe(
+        self, frame: pb.SessionGenerate, knock: AdmissionProbe, arrival: AdmissionResult, traceparent: str
+    ) -> None:
         """Nothing is made of a request while the queue is asked, so a cancel has nothing to end but this."""
         try:
-            await self._gateway.knock(knock, asked.ByteSize())
-            del self._knocking[asked.handle]
-            self._check_open()
-            self._open(asked, arrival, traceparent)
+            await self._gateway.probe(knock, frame.ByteSize())
+            del self._probing[frame.handle]
+            self._check_accepting()
+            self._start(frame, arrival, traceparent)
         except PenstockError as error:
-            self._knocking.pop(asked.handle, None)
-            self.say(failed_of(asked.handle, error))
-        self._look()
+            self._probing.pop(frame.handle, None)
+            self.send(failed_frame(frame.handle, error))
+        self._check_idle()
 
-    def _open(self, asked: pb.SessionGenerate, arrival: Arrival, traceparent: str) -> None:
-        spec, outlet = spec_of(asked.request), SessionOutlet(self, asked.handle)
-        passage = self._gateway.open(spec, self._credential, arrival, outlet, traceparent=traceparent)
-        self._running[asked.handle] = passage
+    def _start(self, frame: pb.SessionGenerate, arrival: AdmissionResult, traceparent: str) -> None:
+        spec, outlet = spec_of(frame.request), SessionSink(self, frame.handle)
+        passage = self._gateway.create(spec, self._credential, arrival, outlet, traceparent=traceparent)
+        self._contexts[frame.handle] = passage
         self._is_idle.clear()
-        self._preparing[asked.handle] = preparing = self._group.create_task(self._gateway.prepare(passage))
-        preparing.add_done_callback(lambda done: self._is_prepared(asked.handle, done))
+        self._starting[frame.handle] = preparing = self._group.create_task(self._gateway.start(passage))
+        preparing.add_done_callback(lambda done: self._on_started(frame.handle, done))
 
-    def _is_prepared(self, handle: int, preparing: asyncio.Task[None]) -> None:
-        if self._preparing.get(handle) is preparing:  # a handle that is free again may be taken by the next request
-            del self._preparing[handle]
+    def _on_started(self, handle: int, task: asyncio.Task[None]) -> None:
+        if self._starting.get(handle) is task:  # a handle that is free again may be taken by the next request
+            del self._starting[handle]
 
-    def _check_open(self) -> None:
+    def _check_accepting(self) -> None:
         if self._is_draining:
             raise Unavailable("this edge drains; open a session to another", reason="DRAINING", retry_after=0.1)
 
@@ -151,39 +156,39 @@ class Session:
     async def _write_steps(self) -> None:
         """One frame for all requests that have something new, each time the last frame was taken."""
         while True:
-            await self._has_pieces.wait()
-            self._has_pieces.clear()
-            outlets = list(self._with_pieces.values())
-            self._with_pieces.clear()
+            await self._has_output.wait()
+            self._has_output.clear()
+            outlets = list(self._pending_sinks.values())
+            self._pending_sinks.clear()
             if outlets:
-                self.say(step_of(outlets))
-                await self._taken()
+                self.send(step_frame(outlets))
+                await self._wait_flushed()
 
-    async def _taken(self) -> None:
-        for _ in range(STALLED_FLUSHES):
+    async def _wait_flushed(self) -> None:
+        for _ in range(MAX_STALLED_FLUSHES):
             begun = time.monotonic()
             await self._peer.flush()
-            if time.monotonic() - begun < stream_end.FLUSH_TIMEOUT:
+            if time.monotonic() - begun < stream_end.FLUSH_TIMEOUT_S:
                 return
         self._peer.close("client does not read")
 
-    async def _outlast(self) -> None:
+    async def _wait_idle(self) -> None:
         """Go on until the last request ends. A client that said `end` is silent by right, so its silence is no news:
         the transport's own pings still tell when it dies.
         """
-        while self._running or self._knocking:
-            self._peer.understand(pb.SessionRequest(heartbeat=Heartbeat()))
+        while self._contexts or self._probing:
+            self._peer.on_frame(pb.SessionRequest(heartbeat=Heartbeat()))
             try:
-                async with asyncio.timeout(stream_end.TICK):
+                async with asyncio.timeout(stream_end.TICK_S):
                     await self._is_idle.wait()
             except TimeoutError:
                 continue
 
     async def _drain(self) -> None:
         """When this process is to end: take nothing new, and end the stream once nothing runs on it."""
-        await this_stop().asked.wait()
+        await current_stop().requested.wait()
         self._is_draining = True
         await self._is_idle.wait()
-        self.say(pb.SessionResponse(end=End(reason="draining")))
+        self.send(pb.SessionResponse(end=End(reason="draining")))
         await self._peer.flush()
         self._peer.close("draining")

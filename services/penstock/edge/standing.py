@@ -3,33 +3,35 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.edge.refusals import Kind
+from penstock.edge.refusals import TrafficClass
 
-KEPT = 0.1  # s
+CALLER_CLASS_TTL_S = 0.1  # s
 
 
-class Standing(NamedTuple):
+class CallerClass(NamedTuple):
     """Of one caller that asks for one class of one model."""
 
-    kind: Kind
+    traffic_class: TrafficClass
     weight: float  # of its tenant
     key_id: str
     context_length: int  # tokens, of the model
 
 
-class Standings:
+class CallerClassCache:
     """Of one session's caller, by what it asks for; it goes with the session, as its key does."""
 
     def __init__(self) -> None:
-        self._kept_until = 0.0  # s
-        self._known: dict[tuple[int, str], Standing] = {}
+        self._expires_at = 0.0  # s
+        self._classes: dict[tuple[int, str], CallerClass] = {}
 
-    def find(self, priority: int, model: str, now: float, work_out: Callable[[], Standing | None]) -> Standing | None:
+    def find(
+        self, priority: int, model: str, now: float, compute: Callable[[], CallerClass | None]
+    ) -> CallerClass | None:
         """Return what was worked out a moment ago, or is now; None, which is never kept, where that cannot be."""
-        if now >= self._kept_until:
-            self._known.clear()
-            self._kept_until = now + KEPT
-        found = self._known.get((priority, model))
-        if found is None and (found := work_out()):
-            self._known[priority, model] = found
+        if now >= self._expires_at:
+            self._classes.clear()
+            self._expires_at = now + CALLER_CLASS_TTL_S
+        found = self._classes.get((priority, model))
+        if found is None and (found := compute()):
+            self._classes[priority, model] = found
         return found

@@ -8,13 +8,13 @@ from typing import Any
 import structlog
 
 from penstock.chassis.errors import Aborted, PenstockError
-from penstock.edge.catalog import Catalog
-from penstock.edge.clock import Clock
+from penstock.edge.catalog import ModelCatalog
+from penstock.edge.clock import WallMonotonicClock
 from penstock.edge.config import EdgeConfig
-from penstock.edge.door import EDGE, QUEUE, Door
+from penstock.edge.door import EDGE_TIER, QUEUE_TIER, AdmissionFilter
 from penstock.edge.flight.effects import (
     Accept,
-    Cancelled,
+    AcknowledgeCancel,
     CancelRun,
     Effect,
     Emit,
@@ -26,98 +26,102 @@ from penstock.edge.flight.effects import (
     StartRun,
     Withdraw,
 )
-from penstock.edge.flights import Flights
-from penstock.edge.links.auth import AuthLink
-from penstock.edge.links.queues import QueueLinks
-from penstock.edge.links.workers import WorkerLinks
-from penstock.edge.passage import Passage
+from penstock.edge.flights import ActiveRequests
+from penstock.edge.links.auth import AuthClient
+from penstock.edge.links.queues import QueueClient
+from penstock.edge.links.workers import WorkerClient
+from penstock.edge.passage import RequestContext
 from penstock.v1.inference_pb2 import Accepted, Finished, Usage
 from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
 
-LANDING = 3.0  # s, after the last client has gone: for the receipts of cancels and the last settlements
+DRAIN_TIMEOUT_S = 3.0  # s, after the last client has gone: for the receipts of cancels and the last settlements
 
 
-class Tower:
+class RequestRunner:
     """All flights of this process and the links they use. Everything here happens between awaits."""
 
-    def __init__(self, config: EdgeConfig, hello: Hello, catalog: Catalog, clock: Clock) -> None:
+    def __init__(self, config: EdgeConfig, hello: Hello, catalog: ModelCatalog, clock: WallMonotonicClock) -> None:
         self._clock = clock
-        self._client_buffer = config.client_buffer
-        self.flights = Flights(max_flights=config.max_flights, max_bytes=config.max_bytes)
-        self.auth = AuthLink(config.auths, hello, self.flights, self, config.grace_limits)
-        self.door = Door(self.auth.met, catalog, default_output_tokens=config.default_output_tokens)
-        self.queues = QueueLinks(config.queues, hello, self.flights, self, catalog=catalog, door=self.door)
-        self.workers = WorkerLinks(hello, self, idle=config.worker_idle)
+        self._response_buffer_bytes = config.response_buffer_bytes
+        self.requests = ActiveRequests(
+            max_active_requests=config.max_active_requests, max_held_bytes=config.max_held_bytes
+        )
+        self.auth = AuthClient(config.auths, hello, self.requests, self, config.auth_fallback_limits)
+        self.admission = AdmissionFilter(
+            self.auth.find_identity, catalog, default_output_tokens=config.default_output_tokens
+        )
+        self.queue = QueueClient(config.queues, hello, self.requests, self, catalog=catalog, admission=self.admission)
+        self.workers = WorkerClient(hello, self, idle_timeout=config.worker_idle_timeout)
         self.cancels = 0
-        self.receipts = 0
-        self.has_joined = asyncio.Event()  # auth and a queue were there at least once
-        self._has_landed = asyncio.Event()
+        self.cancels_acknowledged = 0
+        self.has_connected = asyncio.Event()  # auth and a queue were there at least once
+        self._is_empty = asyncio.Event()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for link in (self.auth, self.queues, self.workers):
+            for link in (self.auth, self.queue, self.workers):
                 group.create_task(link.run())
 
     def now(self) -> float:
         return self._clock.now()
 
-    def link_up(self) -> None:
-        if self.auth.is_up and self.queues.links_up:
-            self.has_joined.set()
+    def on_upstream_connected(self) -> None:
+        if self.auth.is_up and self.queue.links_up:
+            self.has_connected.set()
 
-    async def landed(self) -> None:
+    async def wait_drained(self) -> None:
         """Wait until nothing is under way and auth has confirmed every settlement, or it takes too long."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LANDING):
-                while self.flights:
-                    self._has_landed.clear()
-                    await self._has_landed.wait()
-                await self.auth.all_settled()
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                while self.requests:
+                    self._is_empty.clear()
+                    await self._is_empty.wait()
+                await self.auth.wait_settled()
 
-    def open(self, passage: Passage) -> None:
+    def add(self, passage: RequestContext) -> None:
         """Take a flight in (`flights.check_room` says whether there is room)."""
-        self.flights.add(passage)
-        self._arm(passage)
+        self.requests.add(passage)
+        self._schedule_tick(passage)
 
-    def leave(self, passage: Passage) -> None:
+    def cancel(self, passage: RequestContext) -> None:
         """The client is gone. Nothing happens to a flight that is over."""
-        if not passage.flight.is_done:
-            self.apply(passage, passage.flight.client_left(self.now()))
+        if not passage.request.is_done:
+            self.apply(passage, passage.request.on_client_cancelled(self.now()))
 
-    def fail(self, passage: Passage, error: PenstockError) -> None:
-        self.apply(passage, passage.flight.fail(error, self.now()))
+    def fail(self, passage: RequestContext, error: PenstockError) -> None:
+        self.apply(passage, passage.request.fail(error, self.now()))
 
-    def apply(self, passage: Passage, effects: list[Effect]) -> None:
+    def apply(self, passage: RequestContext, effects: list[Effect]) -> None:
         """Perform effects in order; those of a flight that ended are its last."""
         for effect in effects:
             if isinstance(effect, Emit):
                 self._emit(passage, effect)
             else:
                 self._perform(passage, effect)
-        flight = passage.flight
-        if flight.wake_at != passage.timer_at:
-            self._arm(passage)
+        flight = passage.request
+        if flight.next_tick_at != passage.timer_due_at:
+            self._schedule_tick(passage)
         if flight.is_done:
-            self._close(passage)
+            self._remove(passage)
 
-    def _emit(self, passage: Passage, piece: Emit) -> None:
-        passage.outlet.emit(piece)
-        if passage.outlet.unread > self._client_buffer:
-            text = f"the client is more than {self._client_buffer} bytes behind; resume with the tokens it has"
-            self.apply(passage, passage.flight.fail(Aborted(text, reason="CLIENT_TOO_SLOW"), self.now()))
+    def _emit(self, passage: RequestContext, piece: Emit) -> None:
+        passage.sink.send_delta(piece)
+        if passage.sink.unread_bytes > self._response_buffer_bytes:
+            text = f"the client is more than {self._response_buffer_bytes} bytes behind; resume with the tokens it has"
+            self.apply(passage, passage.request.fail(Aborted(text, reason="CLIENT_TOO_SLOW"), self.now()))
 
-    def _perform(self, passage: Passage, effect: Effect) -> None:
-        flight = passage.flight
+    def _perform(self, passage: RequestContext, effect: Effect) -> None:
+        flight = passage.request
         match effect:
             case Reserve():
                 self.auth.reserve(passage)
             case Enqueue():
                 self._enqueue(passage)
             case Withdraw():
-                self._forget_run(passage)
-                self.queues.withdraw(passage)
+                self._release_run(passage)
+                self.queue.withdraw(passage)
             case StartRun(lease):
                 self.workers.start(passage, lease)
             case CancelRun():
@@ -126,88 +130,90 @@ class Tower:
             case Settle():
                 self.auth.settle(passage.ticket_id, flight.reservation_id, effect)
             case Accept():
-                passage.outlet.accepted(_accepted(passage))
+                passage.sink.send_accepted(_accepted_message(passage))
             case Finish():
-                passage.outlet.finished(_finished(passage, effect))
+                passage.sink.send_finished(_finished_message(passage, effect))
             case Fail(error):
-                passage.record.failed(error)
-                passage.outlet.failed(error)
-            case Cancelled():
-                self._cancelled(passage, effect)
+                passage.telemetry.on_failed(error)
+                passage.sink.send_failed(error)
+            case AcknowledgeCancel():
+                self._acknowledge_cancel(passage, effect)
 
-    def _enqueue(self, passage: Passage) -> None:
-        self._forget_run(passage)
-        if not self.queues.enqueue(passage):
-            self.apply(passage, passage.flight.stranded(self.now()))
+    def _enqueue(self, passage: RequestContext) -> None:
+        self._release_run(passage)
+        if not self.queue.enqueue(passage):
+            self.apply(passage, passage.request.on_no_queue(self.now()))
 
-    def _cancelled(self, passage: Passage, receipt: Cancelled) -> None:
+    def _acknowledge_cancel(self, passage: RequestContext, receipt: AcknowledgeCancel) -> None:
         self.cancels += 1
-        self.receipts += receipt.has_receipt
-        passage.record.cancelled(receipt)
-        passage.outlet.cancelled(receipt)
+        self.cancels_acknowledged += receipt.is_acknowledged
+        passage.telemetry.on_cancelled(receipt)
+        passage.sink.send_cancelled(receipt)
 
-    def _forget_run(self, passage: Passage) -> None:
+    def _release_run(self, passage: RequestContext) -> None:
         if passage.run:
-            passage.run.forget()
+            passage.run.discard()
             passage.run = None
 
-    def _arm(self, passage: Passage) -> None:
+    def _schedule_tick(self, passage: RequestContext) -> None:
         """Have `tick` called when the flight wants it."""
         if passage.timer:
             passage.timer.cancel()
             passage.timer = None
-        passage.timer_at = passage.flight.wake_at
-        if not math.isinf(passage.timer_at):
-            delay = max(0.0, passage.timer_at - self.now())
+        passage.timer_due_at = passage.request.next_tick_at
+        if not math.isinf(passage.timer_due_at):
+            delay = max(0.0, passage.timer_due_at - self.now())
             passage.timer = asyncio.get_running_loop().call_later(delay, self._tick, passage)
 
-    def _tick(self, passage: Passage) -> None:
+    def _tick(self, passage: RequestContext) -> None:
         passage.timer = None
-        self.apply(passage, passage.flight.tick(self.now()))
-        if passage.timer is None and not passage.flight.is_done:
-            self._arm(passage)  # the loop's timer was a moment early
+        self.apply(passage, passage.request.tick(self.now()))
+        if passage.timer is None and not passage.request.is_done:
+            self._schedule_tick(passage)  # the loop's timer was a moment early
 
-    def _close(self, passage: Passage) -> None:
-        if self.flights.get(passage.ticket_id) is None:
+    def _remove(self, passage: RequestContext) -> None:
+        if self.requests.get(passage.ticket_id) is None:
             return
-        self._forget_run(passage)
+        self._release_run(passage)
         now = self.now()
-        if not passage.flight.identity.key_id and (known := self.auth.met(passage.credential, passage.spec.priority)):
-            passage.flight.identity = known  # for its record: it ended before auth was asked
-        self.flights.remove(passage, now)
-        passage.record.end(passage.flight, now)
-        if not self.flights:
-            self._has_landed.set()
+        if not passage.request.identity.key_id and (
+            known := self.auth.find_identity(passage.credential, passage.spec.priority)
+        ):
+            passage.request.identity = known  # for its telemetry: it ended before auth was asked
+        self.requests.remove(passage, now)
+        passage.telemetry.end(passage.request, now)
+        if not self.requests:
+            self._is_empty.set()
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows for snapshots."""
-        return {"sheds": self.door.sheds}
+        return {"sheds": self.admission.sheds}
 
     def figures(self) -> dict[str, float]:
         """Numbers for snapshots."""
-        states = {f"flights_{state}": float(count) for state, count in self.flights.counts().items()}
+        states = {f"flights_{state}": float(count) for state, count in self.requests.count_by_state().items()}
         return {
             **states,
-            "flights": len(self.flights),
-            "flights_opened": self.flights.opened,
-            "held_bytes": self.flights.bytes,
-            "unread_bytes": sum(passage.outlet.unread for passage in self.flights),
+            "active_requests": len(self.requests),
+            "requests_started": self.requests.started,
+            "held_bytes": self.requests.held_bytes,
+            "unread_bytes": sum(passage.sink.unread_bytes for passage in self.requests),
             "reservations_open": self.auth.unsettled
-            + sum(bool(passage.flight.reservation_id) for passage in self.flights),
+            + sum(bool(passage.request.reservation_id) for passage in self.requests),
             "auth_links_up": self.auth.links_up,
-            **self.auth.grace_figures,
-            "queue_links_up": self.queues.links_up,
+            **self.auth.fallback_figures,
+            "queue_links_up": self.queue.links_up,
             "worker_links_up": self.workers.links_up,
-            "knocks": self.queues.knocks,
-            "refused_here": self.door.refused(EDGE),
-            "refused_by_queue": self.door.refused(QUEUE),
+            "pending_probes": self.queue.pending_probes,
+            "rejected_by_edge": self.admission.rejected(EDGE_TIER),
+            "rejected_by_queue": self.admission.rejected(QUEUE_TIER),
             "cancels": self.cancels,
-            "receipts": self.receipts,
+            "cancels_acknowledged": self.cancels_acknowledged,
         }
 
 
-def _accepted(passage: Passage) -> Accepted:
-    flight = passage.flight
+def _accepted_message(passage: RequestContext) -> Accepted:
+    flight = passage.request
     return Accepted(
         request_id=passage.request_id,
         model=flight.plan.model,
@@ -218,8 +224,8 @@ def _accepted(passage: Passage) -> Accepted:
     )
 
 
-def _finished(passage: Passage, finish: Finish) -> Finished:
-    flight = passage.flight
+def _finished_message(passage: RequestContext, finish: Finish) -> Finished:
+    flight = passage.request
     usage = Usage(
         prompt_tokens=flight.prompt_tokens,
         output_tokens=flight.output_tokens,
@@ -227,8 +233,8 @@ def _finished(passage: Passage, finish: Finish) -> Finished:
     )
     finished = Finished(reason=finish.reason, usage=usage, stop_string=finish.stop_string)
     if passage.spec.explain:
-        timeline = flight.timeline.message(
-            trace_id=passage.record.trace_id, worker_id=flight.worker_id, attempts=flight.attempt
+        timeline = flight.timeline.to_message(
+            trace_id=passage.telemetry.trace_id, worker_id=flight.worker_id, attempts=flight.attempt
         )
         finished.timeline.CopyFrom(timeline)
     return finished

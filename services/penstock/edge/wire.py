@@ -6,10 +6,10 @@ from types import MappingProxyType
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.request import limits
-from penstock.edge.request.outline import Outline
+from penstock.edge.request.outline import RequestEstimate
 from penstock.edge.request.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
-from penstock.edge.text.least import least_of_text, least_of_turns
+from penstock.edge.text.least import min_tokens_of_text, min_tokens_of_turns
 from penstock.v1.inference_pb2 import (
     Accepted,
     CountTokensRequest,
@@ -20,7 +20,7 @@ from penstock.v1.inference_pb2 import (
 )
 
 # How the contract calls what the spec calls otherwise.
-FIELDS: Mapping[str, str] = MappingProxyType(
+FIELD_PATHS: Mapping[str, str] = MappingProxyType(
     {
         **{
             name: f"sampling.{name}"
@@ -62,27 +62,27 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         resume_ids=tuple(request.resume.token_ids),
         answer_id=request.resume.answer_id,
     )
-    validate(spec, FIELDS)
+    validate(spec, FIELD_PATHS)
     return spec
 
 
-def outline_of(request: GenerateRequest) -> Outline:
+def estimate_from_message(request: GenerateRequest) -> RequestEstimate:
     """Return what can be told of a request before it is copied or checked."""
-    return Outline(
+    return RequestEstimate(
         request.request_id,
         request.model,
         request.priority,
-        lambda: _least_prompt(request),
+        lambda: _min_prompt_tokens(request),
         request.max_output_tokens if request.HasField("max_output_tokens") else None,
         (seconds_of(request.timeout) or None) if request.HasField("timeout") else None,
-        is_fresh=not request.HasField("resume"),
+        is_new=not request.HasField("resume"),
     )
 
 
-def counted_spec_of(request: CountTokensRequest) -> RequestSpec:
+def count_spec_of(request: CountTokensRequest) -> RequestSpec:
     _check_counts(request)
     spec = RequestSpec(request_id="", model=request.model, input=_prompt(request))
-    validate(spec, FIELDS)
+    validate(spec, FIELD_PATHS)
     return spec
 
 
@@ -94,12 +94,12 @@ def response_of(event: Accepted | Delta | Finished) -> GenerateResponse:
     return GenerateResponse(finished=event)
 
 
-def _least_prompt(request: GenerateRequest) -> int:
+def _min_prompt_tokens(request: GenerateRequest) -> int:
     match request.WhichOneof("input"):
         case "text":
-            return least_of_text(request.text)
+            return min_tokens_of_text(request.text)
         case "chat":
-            return least_of_turns(request.chat.messages)
+            return min_tokens_of_turns(request.chat.messages)
         case _:
             return len(request.token_ids.ids)
 

@@ -46,7 +46,7 @@ BUSY = tuple(
     if each.kind
     in {
         *("reserve", "settle", "admitted", "settled", "enqueue", "withdraw", "queued", "leased", "place", "offer"),
-        *("credit", "head", "started", "released", "expect", "start", "cancel", "step", "stopped"),
+        *("credit", "head", "started", "released", "expect", "start", "cancel", "step", "cancelled"),
         *("generate", "accepted", "delta", "finished"),
     }
 )

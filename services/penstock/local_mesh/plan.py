@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.chassis.config import ConfigError
-from penstock.worker.engine.loaders import ModelUnsupported, located
+from penstock.worker.engine.loaders import ModelUnsupported, locate_model
 
 BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -59,7 +59,7 @@ class MeshPlan:
 def check_model(model: str) -> None:
     """Raises ConfigError where no files of `model` are installed here."""
     try:
-        located(model)
+        locate_model(model)
     except ModelUnsupported as error:
         raise ConfigError(str(error)) from error
 

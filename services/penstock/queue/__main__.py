@@ -6,38 +6,40 @@ import time
 from penstock.chassis import lifecycle
 from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, stop_requested
-from penstock.chassis.own_time import OwnTime
+from penstock.chassis.own_time import StallFreeClock
 from penstock.chassis.server import Server, serving
-from penstock.chassis.streams import PROTOCOL, RECONNECTED
+from penstock.chassis.streams import MAX_RECONNECT_S, PROTOCOL_VERSION
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.queue.book import TicketBook
-from penstock.queue.bounds import Bounds
+from penstock.queue.bounds import QueueLimits
 from penstock.queue.config import QueueConfig
-from penstock.queue.placed import Placed
-from penstock.queue.presence import Presence
+from penstock.queue.placed import RecentLeases
+from penstock.queue.presence import ModelAvailability
 from penstock.queue.service import QueueService
 from penstock.queue.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
 
-STANDSTILL = 0.5  # s without a tick, after which a shard that goes on knows to have missed what was said
-UNSTAFFED = 8.0  # s until a shard that no scheduler found is ready all the same; they look names up every 5 s
+STALL_THRESHOLD_S = 0.5  # s without a tick, after which a shard that goes on knows to have missed what was said
+MAX_SCHEDULER_WAIT_S = (
+    8.0  # s until a shard that no scheduler found is ready all the same; they look names up every 5 s
+)
 
 
 async def run(config: QueueConfig) -> None:
-    hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="queue")
+    hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="queue")
     book = TicketBook(
-        bounds=Bounds(config.max_depth, config.max_tokens),
-        presence=Presence(
-            patience=config.patience,
+        limits=QueueLimits(config.max_depth, config.max_tokens),
+        availability=ModelAvailability(
+            timeout=config.unavailable_model_timeout,
             warm_up=config.warm_up,
             started_at=time.time(),
-            own_time=OwnTime(STANDSTILL),
+            clock=StallFreeClock(STALL_THRESHOLD_S),
         ),
-        placed=Placed(config.placed_memory),
-        promises=config.promises,
-        new_order=config.order,
+        recent_leases=RecentLeases(config.recent_lease_ttl),
+        ttft_targets=config.ttft_targets,
+        new_policy=config.policy,
     )
-    service = QueueService(book, hello, staffing=config.staffing)
+    service = QueueService(book, hello, scheduler_wait=config.scheduler_wait)
     async with serving(
         config.listen,
         [(add_QueueServiceServicer_to_server, service)],
@@ -49,15 +51,15 @@ async def run(config: QueueConfig) -> None:
         is_ready=False,
     ) as server:
         hello.address = server.address
-        async with background(service.tick(), _ready_once_staffed(service, server)):
+        async with background(service.tick(), _set_ready_once_scheduler_connected(service, server)):
             await stop_requested()
             service.drain()
 
 
-async def _ready_once_staffed(service: QueueService, server: Server) -> None:
+async def _set_ready_once_scheduler_connected(service: QueueService, server: Server) -> None:
     """Whoever rolls the shards goes on to the next when this one is ready: by then it must do the other's work."""
-    await service.staffed(UNSTAFFED)
-    await asyncio.sleep(RECONNECTED)
+    await service.wait_for_scheduler(MAX_SCHEDULER_WAIT_S)
+    await asyncio.sleep(MAX_RECONNECT_S)
     server.set_ready(is_ready=True)
 
 

@@ -2,21 +2,21 @@
 
 from dataclasses import dataclass
 
-from penstock.queue.policies.order import Load
+from penstock.queue.policies.order import TicketTotals
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueueLimits:
     max_depth: int  # tickets waiting
     max_tokens: int  # prompt + output tokens waiting
 
-    def fits(self, waiting: Load, tokens: int) -> bool:
+    def fits(self, waiting: TicketTotals, tokens: int) -> bool:
         """Tell whether one more ticket of `tokens` stays within the bounds."""
         return waiting.tickets < self.max_depth and waiting.tokens + tokens <= self.max_tokens
 
-    def excess(self, waiting: Load, tokens: int) -> Load:
+    def excess(self, waiting: TicketTotals, tokens: int) -> TicketTotals:
         """Return by how much one more ticket of `tokens` would pass the bounds."""
-        return Load(
+        return TicketTotals(
             max(0, waiting.tickets + 1 - self.max_depth),
             max(0, waiting.tokens + tokens - self.max_tokens),
         )

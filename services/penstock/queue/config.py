@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from penstock.chassis.config import ServiceConfig
-from penstock.queue.policies.choice import Between, Choice
-from penstock.queue.policies.ranks import Within
-from penstock.queue.promises import Promises
+from penstock.queue.policies.choice import PolicyConfig, TenantPolicy
+from penstock.queue.policies.ranks import TicketOrder
+from penstock.queue.promises import TtftTargets
 from penstock.v1.inference_pb2 import Priority
 
 
@@ -22,17 +22,21 @@ class QueueConfig(ServiceConfig):
     ttft_standard: float = 60.0  # s
     ttft_batch: float = 0.0  # s; batch waits for as long as it takes
     ttft_headroom: float = 0.0  # share of promise or deadline that a prediction may take; 0: learnt from its errors
-    between_tenants: Between = Between.FAIR  # fair: weighted virtual token counters; none: one line for all
-    within_tenant: Within = Within.FIFO  # fifo, token_aware or deadline
-    class_floor: float = 0.05  # of the tokens that go while a lower class waits, those that are its own
-    burst: float = 0.0  # weighted tokens (1 in, 2 out) that a returning tenant may catch up; tenants come so far apart
+    tenant_policy: TenantPolicy = TenantPolicy.FAIR  # fair: weighted virtual token counters; none: one line for all
+    ticket_order: TicketOrder = TicketOrder.FIFO  # fifo, token_aware or deadline
+    min_class_share: float = 0.05  # of the tokens that go while a lower class waits, those that are its own
+    burst_tokens: float = (
+        0.0  # weighted tokens (1 in, 2 out) that a returning tenant may catch up; tenants come so far apart
+    )
     ageing_rate: float = 200.0  # tokens/s; token_aware: so much predicted work counts as a second of waiting
     ageing_bound: float = 10.0  # s; token_aware: nothing that came so much later goes first
     default_deadline: float = 30.0  # s; deadline: when a ticket that has none counts as due
-    patience: float = 10.0  # s a ticket waits for a model that is gone; a worker starts again in less
+    unavailable_model_timeout: float = 10.0  # s a ticket waits for a model that is gone; a worker starts again in less
     warm_up: float = 5.0  # s after the start in which a model that nobody serves may be one nobody has named yet
-    staffing: float = 2.0  # s after the start for a scheduler to name a model; edges are greeted then at the latest
-    placed_memory: float = 10.0  # s in which a lease may be recalled; above the schedulers' lease ttl
+    scheduler_wait: float = (
+        2.0  # s after the start for a scheduler to name a model; edges are greeted then at the latest
+    )
+    recent_lease_ttl: float = 10.0  # s in which a lease may be recalled; above the schedulers' lease ttl
     drain_grace: float = 5.0  # s; edges enqueue elsewhere at once
 
     def __post_init__(self) -> None:
@@ -40,8 +44,8 @@ class QueueConfig(ServiceConfig):
         for name in ("max_depth", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if not 0 <= self.class_floor < 1:
-            raise ValueError("class_floor must be at least 0 and below 1")
+        if not 0 <= self.min_class_share < 1:
+            raise ValueError("min_class_share must be at least 0 and below 1")
         if not 0 <= self.ttft_headroom <= 1:
             raise ValueError("ttft_headroom must be from 0 to 1")
         for name in ("ageing_rate", "default_deadline"):
@@ -50,27 +54,34 @@ class QueueConfig(ServiceConfig):
         for name in ("ttft_interactive", "ttft_standard", "ttft_batch"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
-        for name in ("burst", "ageing_bound", "patience", "warm_up", "staffing", "placed_memory"):
+        for name in (
+            "burst_tokens",
+            "ageing_bound",
+            "unavailable_model_timeout",
+            "warm_up",
+            "scheduler_wait",
+            "recent_lease_ttl",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
 
     @property
-    def order(self) -> Choice:
-        return Choice(
-            between=self.between_tenants,
-            within=self.within_tenant,
-            class_floor=self.class_floor,
-            burst=self.burst,
+    def policy(self) -> PolicyConfig:
+        return PolicyConfig(
+            tenant_policy=self.tenant_policy,
+            ticket_order=self.ticket_order,
+            min_class_share=self.min_class_share,
+            burst_tokens=self.burst_tokens,
             ageing_rate=self.ageing_rate,
             ageing_bound=self.ageing_bound,
             default_deadline=self.default_deadline,
         )
 
     @property
-    def promises(self) -> Promises:
+    def ttft_targets(self) -> TtftTargets:
         ttft = {
             Priority.PRIORITY_INTERACTIVE: self.ttft_interactive,
             Priority.PRIORITY_STANDARD: self.ttft_standard,
             Priority.PRIORITY_BATCH: self.ttft_batch,
         }
-        return Promises({int(priority): promised for priority, promised in ttft.items()}, self.ttft_headroom)
+        return TtftTargets({int(priority): promised for priority, promised in ttft.items()}, self.ttft_headroom)

@@ -9,31 +9,35 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-from penstock.queue.speed import Release
+from penstock.queue.speed import SlotRelease
 
-YOUNGEST = 0.25  # of the mean time, before which a lease hardly ends
-TAIL = (0.5, 1.0, 2.0)  # mean times after the last present lease has ended; beyond, the rate is what it is for ever
+MIN_HOLD_SHARE = 0.25  # of the mean time, before which a lease hardly ends
+TAIL_HOLD_FACTORS = (
+    0.5,
+    1.0,
+    2.0,
+)  # mean times after the last present lease has ended; beyond, the rate is what it is for ever
 
 
-class Curve:
+class ReleaseCurve:
     """Times are in s from the report, steps without prefill alone."""
 
     __slots__ = ("_counts", "_rate", "_times")
 
-    def __init__(self, releases: Sequence[Release], mean: float, free: int = 0) -> None:
+    def __init__(self, releases: Sequence[SlotRelease], mean_hold: float, free_slots: int = 0) -> None:
         """`mean`: s for which a ticket placed from now on keeps its slot; 0: unknown, and all goes on as it does.
 
         `free` slots are taken at once, and fall free again.
         """
-        last, ended = releases[-1] if releases else Release(0.0, 0)
-        self._rate = (ended + free) / mean if mean else ended / (last or 1.0)
+        last, ended = releases[-1] if releases else SlotRelease(0.0, 0)
+        self._rate = (ended + free_slots) / mean_hold if mean_hold else ended / (last or 1.0)
         self._times, self._counts = [0.0, *[after for after, _ in releases]], [0.0, *[count for _, count in releases]]
-        if mean:
-            self._times += [last + share * mean for share in TAIL]
-            self._counts += [ended] * len(TAIL)
-            followers = _Integral(self._times, [count + free for count in self._counts])
+        if mean_hold:
+            self._times += [last + share * mean_hold for share in TAIL_HOLD_FACTORS]
+            self._counts += [ended] * len(TAIL_HOLD_FACTORS)
+            followers = _CurveIntegral(self._times, [count + free_slots for count in self._counts])
             self._counts = [
-                count + followers(time - YOUNGEST * mean) / mean
+                count + followers(time - MIN_HOLD_SHARE * mean_hold) / mean_hold
                 for time, count in zip(self._times, self._counts, strict=True)
             ]
 
@@ -49,7 +53,7 @@ class Curve:
         return times[place - 1] + (times[place] - times[place - 1]) * (count - before) / (after - before)
 
 
-class _Integral:
+class _CurveIntegral:
     """Integral of a curve from 0 to a time."""
 
     def __init__(self, times: Sequence[float], heights: Sequence[float]) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
-from penstock.queue.errors import AskClosed
-from penstock.queue.policies.order import Key
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.errors import RejectionWindowsFn
+from penstock.queue.policies.order import SortKey
+from penstock.queue.waiting import QueuedTicket
 
 
 @dataclass(slots=True)
@@ -19,10 +19,10 @@ class Queued:
 
     edge: str
     ticket_id: str
-    ahead: int
+    tickets_ahead: int
     predicted_wait: float | None  # s; None: no measured rate yet
-    first_token: float | None = field(default=None, compare=False)  # s; predicted as well, and not on the wire
-    closed: AskClosed = field(default=tuple, compare=False)  # to others behind it
+    predicted_ttft: float | None = field(default=None, compare=False)  # s; predicted as well, and not on the wire
+    rejection_windows: RejectionWindowsFn = field(default=tuple, compare=False)  # to others behind it
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Withdrawn:
 
 
 @dataclass(slots=True)
-class Welcome:
+class WouldAdmit:
     """To an edge: the ticket that it asked about would be taken."""
 
     edge: str
@@ -60,7 +60,7 @@ class Welcome:
 
 
 @dataclass(slots=True)
-class Models:
+class CatalogUpdate:
     """To one edge, or to every edge: the models that can be placed."""
 
     edge: str  # empty: all
@@ -72,12 +72,12 @@ class Offer:
     """To a scheduler: place this ticket."""
 
     scheduler: str
-    ticket: WaitingTicket
-    uses_urgent_credit: bool = False
+    ticket: QueuedTicket
+    uses_express_credit: bool = False
 
 
 @dataclass(slots=True)
-class Recalled:
+class OfferWithdrawn:
     """To a scheduler: the clients of these tickets left, or nobody is to run them for now."""
 
     scheduler: str
@@ -85,7 +85,7 @@ class Recalled:
 
 
 @dataclass(slots=True)
-class Returned:
+class CreditReturned:
     """To a scheduler: credit that found no ticket."""
 
     scheduler: str
@@ -101,24 +101,24 @@ class Head:
     model: str
     waiting: int
     waiting_tokens: int
-    key: Key | None  # None: nothing waits
+    key: SortKey | None  # None: nothing waits
     tokens: int = field(default=0, compare=False)  # of the ticket that the key is of
-    resumes: bool = False
-    is_urgent: bool = False
+    is_resumed: bool = False
+    is_express: bool = False
 
-    def to(self, scheduler: str) -> "Head":
-        told = self.waiting, self.waiting_tokens, self.key, self.tokens, self.resumes, self.is_urgent
+    def addressed_to(self, scheduler: str) -> "Head":
+        told = self.waiting, self.waiting_tokens, self.key, self.tokens, self.is_resumed, self.is_express
         return Head(scheduler, self.model, *told)
 
 
 @dataclass(slots=True)
-class Left:
+class TicketRemoved:
     """To the record: a ticket is out of the book, by a lease where there is no reason."""
 
-    ticket: WaitingTicket
+    ticket: QueuedTicket
     reason: str
 
 
-ToEdge = Queued | Leased | Shed | Withdrawn | Welcome
-ToScheduler = Offer | Recalled | Returned | Head
-Effect = ToEdge | Models | ToScheduler | Left
+ToEdge = Queued | Leased | Shed | Withdrawn | WouldAdmit
+ToScheduler = Offer | OfferWithdrawn | CreditReturned | Head
+Effect = ToEdge | CatalogUpdate | ToScheduler | TicketRemoved

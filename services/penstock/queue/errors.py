@@ -6,26 +6,26 @@ from typing import NamedTuple
 from penstock.chassis.errors import DeadlineExceeded, Internal, NotFound, Overloaded, Unavailable
 
 
-class Closed(NamedTuple):
+class RejectionWindow(NamedTuple):
     """For how long nothing of a refused ticket's kind is taken that asks for as much."""
 
-    lasts: float  # s from when the ticket came to its edge
-    prompt: int  # tokens
-    output: int
-    by_deadline: bool = False  # what has more time may be taken
-    most: int = 0  # tokens of a prompt; longer ones may be taken. 0: however long
+    duration: float  # s from when the ticket came to its edge
+    min_prompt_tokens: int  # tokens
+    min_output_tokens: int
+    is_deadline_bound: bool = False  # what has more time may be taken
+    max_prompt_tokens: int = 0  # tokens of a prompt; longer ones may be taken. 0: however long
 
 
-AskClosed = Callable[[], Iterable[Closed]]  # worked out only for those who ask, before anything moves
+RejectionWindowsFn = Callable[[], Iterable[RejectionWindow]]  # worked out only for those who ask, before anything moves
 
 
-class AtTheDoor(Overloaded):
+class AdmissionRejected(Overloaded):
     """A refusal for load, by figures that others of the same kind would be refused with as well."""
 
-    closed: AskClosed = tuple
+    rejection_windows: RejectionWindowsFn = tuple
 
 
-class QueueFull(AtTheDoor):
+class QueueFull(AdmissionRejected):
     """As many tickets wait as may."""
 
     default_reason = "QUEUE_FULL"
@@ -35,13 +35,13 @@ class QueueFull(AtTheDoor):
         super().__init__(text, retry_after=retry_after)
 
 
-class QueueTokensFull(AtTheDoor):
+class QueueTokensFull(AdmissionRejected):
     """As many tokens wait as may."""
 
     default_reason = "QUEUE_TOKENS_FULL"
 
-    def __init__(self, tokens: int, waiting: int, bound: int, retry_after: float) -> None:
-        text = f"{tokens} tokens beside {waiting} that wait are more than the {bound} this queue takes"
+    def __init__(self, tokens: int, waiting: int, max_tokens: int, retry_after: float) -> None:
+        text = f"{tokens} tokens beside {waiting} that wait are more than the {max_tokens} this queue takes"
         super().__init__(f"{text}; retry in {retry_after:.1f} s", retry_after=retry_after)
 
 
@@ -55,7 +55,7 @@ class Evicted(Overloaded):
         super().__init__(text, retry_after=retry_after)
 
 
-class TooLate(AtTheDoor):
+class DeadlineUnreachable(AdmissionRejected):
     """No worker would get to it in time, by what was measured."""
 
     def __init__(self, first_token: float, limit: float, retry_after: float) -> None:  # s
@@ -63,11 +63,11 @@ class TooLate(AtTheDoor):
         super().__init__(f"{text}; retry in {retry_after:.1f} s or allow more time", retry_after=retry_after)
 
     @classmethod
-    def while_waiting(cls, limit: float, retry_after: float) -> "TooLate":
+    def while_waiting(cls, limit: float, retry_after: float) -> "DeadlineUnreachable":
         return cls(limit, limit, retry_after)
 
 
-class OthersTooLate(AtTheDoor):
+class WouldDelayOthers(AdmissionRejected):
     """It would be in time, and make longer prompts late that were let in before."""
 
     def __init__(self, retry_after: float) -> None:
@@ -91,18 +91,18 @@ class ModelUnknown(NotFound):
         super().__init__(f"no worker serves {model!r}; ask for one that ListModels names", metadata={"model": model})
 
 
-class Suspect(Unavailable):
+class PoisonSuspected(Unavailable):
     """A worker finds out whether such a request crashes engines: it is not to crash another's meanwhile."""
 
     default_reason = "SUSPECT"
-    ASK_AGAIN = 0.25  # s
+    RETRY_AFTER_S = 0.25  # s
 
     def __init__(self) -> None:
         text = "a worker finds out whether this request crashes the model's engine; ask again in a moment"
-        super().__init__(text, retry_after=self.ASK_AGAIN)
+        super().__init__(text, retry_after=self.RETRY_AFTER_S)
 
 
-class Guilty(Internal):
+class PoisonConfirmed(Internal):
     """Every engine would crash."""
 
     default_reason = "ENGINE_CRASHED"
@@ -122,11 +122,11 @@ class NoWorker(Unavailable):
         return cls(text, retry_after=retry_after, metadata={"model": model})
 
     @classmethod
-    def large_enough(cls, model: str, tokens: int) -> "NoWorker":
+    def none_large_enough(cls, model: str, tokens: int) -> "NoWorker":
         text = f"no worker of {model!r} can ever hold {tokens} tokens; shorten the prompt or lower max_output_tokens"
         return cls(text, metadata={"model": model, "tokens": str(tokens)})
 
     @classmethod
-    def left(cls, model: str, avoided: int, retry_after: float) -> "NoWorker":
+    def none_left(cls, model: str, avoided: int, retry_after: float) -> "NoWorker":
         text = f"{avoided} workers of {model!r} failed under this request and no other can run it"
         return cls(f"{text}; retry in {retry_after:.0f} s", retry_after=retry_after, metadata={"model": model})

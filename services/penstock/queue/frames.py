@@ -6,58 +6,62 @@ from datetime import timedelta
 from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
-from penstock.queue.charges import Service
-from penstock.queue.errors import AtTheDoor, Closed
+from penstock.queue.charges import ServedTicket
+from penstock.queue.errors import AdmissionRejected, RejectionWindow
 from penstock.queue.seats import Credit
-from penstock.queue.speed import Release, Speed
-from penstock.queue.waiting import NANOS, to_frame
+from penstock.queue.speed import PoolStats, SlotRelease
+from penstock.queue.waiting import NANOS_PER_SECOND, to_frame
 
 
-def to_edge(effect: out.ToEdge | out.Models) -> pb.SubmitResponse:
+def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
     match effect:
         case out.Queued():
-            queued = pb.Queued(ticket_id=effect.ticket_id, ahead_hint=effect.ahead)
+            queued = pb.Queued(ticket_id=effect.ticket_id, ahead_hint=effect.tickets_ahead)
             if effect.predicted_wait is not None:
                 queued.predicted_wait.FromTimedelta(timedelta(seconds=effect.predicted_wait))
-            queued.closed.extend(map(_closed, effect.closed()))
+            queued.rejection_windows.extend(map(_rejection_window_message, effect.rejection_windows()))
             return pb.SubmitResponse(queued=queued)
         case out.Leased():
             leased = pb.Leased(lease=effect.lease)
             leased.lease.queue_wait.FromTimedelta(timedelta(seconds=effect.waited))
             return pb.SubmitResponse(leased=leased)
         case out.Shed():
-            return pb.SubmitResponse(shed=_shed(effect))
+            return pb.SubmitResponse(shed=_shed_message(effect))
         case out.Withdrawn():
             return pb.SubmitResponse(withdrawn=pb.Withdrawn(ticket_ids=effect.ticket_ids))
-        case out.Welcome():
-            return pb.SubmitResponse(welcome=pb.Welcome(ticket_id=effect.ticket_id))
-        case out.Models():
+        case out.WouldAdmit():
+            return pb.SubmitResponse(would_admit=pb.WouldAdmit(ticket_id=effect.ticket_id))
+        case out.CatalogUpdate():
             return pb.SubmitResponse(catalog=pb.Catalog(entries=effect.entries))
 
 
-def _shed(effect: out.Shed) -> pb.Shed:
+def _shed_message(effect: out.Shed) -> pb.Shed:
     shed = pb.Shed(ticket_id=effect.ticket_id, failure=effect.error.failure())
-    if isinstance(effect.error, AtTheDoor):
-        shed.closed.extend(map(_closed, effect.error.closed()))
+    if isinstance(effect.error, AdmissionRejected):
+        shed.rejection_windows.extend(map(_rejection_window_message, effect.error.rejection_windows()))
     return shed
 
 
-def _closed(found: Closed) -> pb.Closed:
-    closed = pb.Closed(by_deadline=found.by_deadline, prompt_tokens=found.prompt, max_output_tokens=found.output)
-    closed.most_prompt_tokens = found.most
-    closed.lasts.FromTimedelta(timedelta(seconds=found.lasts))
+def _rejection_window_message(window: RejectionWindow) -> pb.RejectionWindow:
+    closed = pb.RejectionWindow(
+        is_deadline_bound=window.is_deadline_bound,
+        min_prompt_tokens=window.min_prompt_tokens,
+        min_output_tokens=window.min_output_tokens,
+    )
+    closed.max_prompt_tokens = window.max_prompt_tokens
+    closed.duration.FromTimedelta(timedelta(seconds=window.duration))
     return closed
 
 
 def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:
     match effect:
         case out.Offer():
-            offer = pb.Offer(ticket=to_frame(effect.ticket), uses_urgent_credit=effect.uses_urgent_credit)
+            offer = pb.Offer(ticket=to_frame(effect.ticket), uses_express_credit=effect.uses_express_credit)
             return pb.DispatchResponse(offer=offer)
-        case out.Recalled():
-            return pb.DispatchResponse(recalled=pb.Recalled(ticket_ids=effect.ticket_ids))
-        case out.Returned():
-            return pb.DispatchResponse(returned=pb.Returned(model=effect.model, tickets=effect.tickets))
+        case out.OfferWithdrawn():
+            return pb.DispatchResponse(offer_withdrawn=pb.OfferWithdrawn(ticket_ids=effect.ticket_ids))
+        case out.CreditReturned():
+            return pb.DispatchResponse(credit_returned=pb.CreditReturned(model=effect.model, tickets=effect.tickets))
         case out.Head():
             return pb.DispatchResponse(head=head_message(effect))
 
@@ -68,53 +72,53 @@ def head_message(effect: out.Head) -> pb.Head:
         head.tokens = effect.tokens
         head.priority = effect.key.priority  # type: ignore[assignment]  # an int that came from this very enum
         head.virtual_tokens = effect.key.virtual_tokens
-        head.enqueue_unix_nano = round(effect.key.enqueued * NANOS)
-        head.lifted_tokens = effect.key.lifted
-        head.resumes, head.urgent = effect.resumes, effect.is_urgent
+        head.enqueue_unix_nano = round(effect.key.enqueued * NANOS_PER_SECOND)
+        head.lifted_tokens = effect.key.lifted_tokens
+        head.resumes, head.express = effect.is_resumed, effect.is_express
     return head
 
 
 def credit_of(frame: pb.Credit) -> Credit:
     room = frame.total_tokens or None
-    return Credit(frame.tickets, frame.max_tokens, frame.tokens_per_second, room, frame.urgent_tickets)
+    return Credit(frame.tickets, frame.max_ticket_tokens, frame.tokens_per_second, room, frame.express_tickets)
 
 
-def speed_of(frame: pb.Pace, now: float) -> Speed:
-    return Speed(
-        at=now,
+def pool_stats_of(frame: pb.PoolStats, now: float) -> PoolStats:
+    return PoolStats(
+        received_at=now,
         tokens_per_second=frame.tokens_per_second,
         prefill_tokens_per_second=frame.prefill_tokens_per_second,
-        prefill_backlog=frame.prefill_backlog_tokens,
+        next_worker_backlog=frame.next_worker_backlog_tokens,
         step_time=seconds_of(frame.step_time),
         free_slots=max(0, frame.slots - frame.running),
         slots=frame.slots,
         leases=frame.leases,
-        room=frame.room,
+        available_leases=frame.available_leases,
         workers=frame.workers,
-        pending_prefill=frame.pending_prefill_tokens,
-        decode_step=seconds_of(frame.decode_step_time),
-        prefill_token=frame.prefill_token_seconds,
-        step_tokens=frame.step_tokens,
-        held_tokens=frame.held_tokens,
+        pending_prefill_tokens=frame.pending_prefill_tokens,
+        decode_step_time=seconds_of(frame.decode_step_time),
+        seconds_per_prefill_token=frame.seconds_per_prefill_token,
+        max_step_tokens=frame.max_step_tokens,
+        leased_tokens=frame.leased_tokens,
         free_tokens=frame.free_tokens,
-        releases=tuple(Release(seconds_of(each.after), each.leases) for each in frame.releases),
+        releases=tuple(SlotRelease(seconds_of(each.after), each.ended_leases) for each in frame.slot_releases),
     )
 
 
-def services_of(tickets: Iterable[pb.ServedTicket]) -> list[Service]:
+def served_tickets_of(tickets: Iterable[pb.ServedTicket]) -> list[ServedTicket]:
     return [
-        Service(
+        ServedTicket(
             each.ticket_id,
             each.prompt_tokens,
             each.output_tokens,
             each.ended,
             each.attempt,
             seconds_of(each.first_token_after),
-            each.steps,
+            each.worker_steps,
         )
         for each in tickets
     ]
 
 
-def steps_of(workers: Iterable[pb.WorkerSteps]) -> dict[str, int]:
+def worker_steps_of(workers: Iterable[pb.WorkerSteps]) -> dict[str, int]:
     return {each.worker_id: each.steps for each in workers}

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
-SMALL = 64  # entries not worth sweeping
+MIN_SWEEP_ENTRIES = 64  # entries not worth sweeping
 
 
 class LazyHeap(Generic[Entry]):
@@ -17,7 +17,7 @@ class LazyHeap(Generic[Entry]):
     def __init__(self, is_alive: Callable[[Entry], bool]) -> None:
         self._is_alive = is_alive
         self._entries: list[Entry] = []
-        self._sweep_at = SMALL
+        self._sweep_at = MIN_SWEEP_ENTRIES
 
     def __len__(self) -> int:
         """Count the entries, the dead ones that are still there included."""
@@ -27,9 +27,9 @@ class LazyHeap(Generic[Entry]):
         """Yield the living in no particular order."""
         return filter(self._is_alive, self._entries)
 
-    def sample(self, most: int) -> Iterator[Entry]:
+    def sample(self, max_entries: int) -> Iterator[Entry]:
         """Yield some of the living, evenly from the whole heap: all where these are `most` or fewer."""
-        step = max(1, len(self._entries) // most)
+        step = max(1, len(self._entries) // max_entries)
         return filter(self._is_alive, self._entries[::step])
 
     def push(self, entry: Entry) -> None:
@@ -37,7 +37,7 @@ class LazyHeap(Generic[Entry]):
         if len(self._entries) > self._sweep_at:
             self._entries = [each for each in self._entries if self._is_alive(each)]
             heapify(self._entries)
-            self._sweep_at = max(SMALL, 2 * len(self._entries))
+            self._sweep_at = max(MIN_SWEEP_ENTRIES, 2 * len(self._entries))
 
     def first(self) -> Entry | None:
         entries, is_alive = self._entries, self._is_alive

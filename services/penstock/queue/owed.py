@@ -9,78 +9,89 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-BUDGET = 0.01  # promises that may be broken by each that is made: one long prompt would else hold up all shorter ones
-MOST_BROKEN = 2.0  # promises at once, however many were kept before
-IN_REACH = 3.0  # times what a prompt takes, that is left to do of those it passes: the oldest has a share for itself
-MOST_OWED = 512  # of one model; of more, the newest, as each that comes is held against all
+BREACH_BUDGET_PER_COMMITMENT = (
+    0.01  # promises that may be broken by each that is made: one long prompt would else hold up all shorter ones
+)
+MAX_BREACH_BUDGET = 2.0  # promises at once, however many were kept before
+OVERTAKE_HORIZON_FACTOR = (
+    3.0  # times what a prompt takes, that is left to do of those it passes: the oldest has a share for itself
+)
+MAX_COMMITMENTS = 512  # of one model; of more, the newest, as each that comes is held against all
 
 
 @dataclass(slots=True)
-class First:
+class Commitment:
     """Of one prompt."""
 
     rank: int
-    prompt: int  # tokens
-    expected: float  # s; when it comes, but for those who are yet to come
-    due: float  # s
+    prompt_tokens: int  # tokens
+    expected_at: float  # s; when it comes, but for those who are yet to come
+    due_at: float  # s
 
 
-class Block(NamedTuple):
+class BlockedRange(NamedTuple):
     """Prompts that may not come in for a while."""
 
-    lasts: float  # s
-    least: int  # tokens; shorter ones take too little to matter
+    duration: float  # s
+    min_prompt_tokens: int  # tokens; shorter ones take too little to matter
 
 
 @dataclass(slots=True)
-class Owed:
+class TtftCommitments:
     """Of one model. What is expected to be out by now is forgotten."""
 
-    budget: float = 0.0  # promises that may be broken
-    _firsts: list[First] = field(default_factory=list)
+    breach_budget: float = 0.0  # promises that may be broken
+    _commitments: list[Commitment] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self._firsts)
+        return len(self._commitments)
 
-    def allows(self, rank: int, prompt: int, takes: float, begins: float) -> bool:
+    def allows(self, rank: int, prompt_tokens: int, prefill_delay: float, starts_at: float) -> bool:
         """Tell whether a prompt that takes `takes` s and has a slot when it `begins` may come in.
 
         Higher ranks have to bear it.
         """
-        passed = self._passed(prompt, takes, begins)
-        return self.budget >= sum(each.rank <= rank and each.expected + takes > each.due for each in passed)
+        passed = self._overtaken(prompt_tokens, prefill_delay, starts_at)
+        return self.breach_budget >= sum(
+            each.rank <= rank and each.expected_at + prefill_delay > each.due_at for each in passed
+        )
 
-    def block(self, rank: int, prompt: int, takes: float, begins: float) -> Block | None:
+    def blocked_range(
+        self, rank: int, prompt_tokens: int, prefill_delay: float, starts_at: float
+    ) -> BlockedRange | None:
         """Return for how long it is not allowed, nor are shorter ones; None: it is.
 
         What a prompt takes goes by its length, and when it begins moves no faster than time.
         """
         late = [
-            Block(
-                each.expected - begins - IN_REACH * takes, int(prompt * max(0.0, each.due - each.expected) / takes) + 1
+            BlockedRange(
+                each.expected_at - starts_at - OVERTAKE_HORIZON_FACTOR * prefill_delay,
+                int(prompt_tokens * max(0.0, each.due_at - each.expected_at) / prefill_delay) + 1,
             )
-            for each in self._passed(prompt, takes, begins)
-            if each.rank <= rank and each.expected + takes > each.due
+            for each in self._overtaken(prompt_tokens, prefill_delay, starts_at)
+            if each.rank <= rank and each.expected_at + prefill_delay > each.due_at
         ]
-        enough = sorted(late, reverse=True)[: int(self.budget) + 1]
-        if len(enough) <= self.budget:
+        enough = sorted(late, reverse=True)[: int(self.breach_budget) + 1]
+        if len(enough) <= self.breach_budget:
             return None
-        return Block(enough[-1].lasts, min(prompt, max(each.least for each in enough)))
+        return BlockedRange(enough[-1].duration, min(prompt_tokens, max(each.min_prompt_tokens for each in enough)))
 
-    def let_in(self, prompt: int, takes: float, begins: float, now: float) -> None:
+    def delay_overtaken(self, prompt_tokens: int, prefill_delay: float, starts_at: float, now: float) -> None:
         """Delay those that it passes; those that this makes late hold up nobody any more."""
-        for each in self._passed(prompt, takes, begins):
-            each.expected += takes
-        late = sum(each.expected > each.due for each in self._firsts)
-        self.budget = max(0.0, self.budget - late)
-        self._firsts = [each for each in self._firsts if now < each.expected <= each.due][-MOST_OWED:]
+        for each in self._overtaken(prompt_tokens, prefill_delay, starts_at):
+            each.expected_at += prefill_delay
+        late = sum(each.expected_at > each.due_at for each in self._commitments)
+        self.breach_budget = max(0.0, self.breach_budget - late)
+        self._commitments = [each for each in self._commitments if now < each.expected_at <= each.due_at][
+            -MAX_COMMITMENTS:
+        ]
 
-    def owe(self, first: First) -> None:
-        self.budget = min(MOST_BROKEN, self.budget + BUDGET)
-        self._firsts.append(first)
-        if len(self._firsts) >= 2 * MOST_OWED:
-            del self._firsts[:MOST_OWED]
+    def commit(self, commitment: Commitment) -> None:
+        self.breach_budget = min(MAX_BREACH_BUDGET, self.breach_budget + BREACH_BUDGET_PER_COMMITMENT)
+        self._commitments.append(commitment)
+        if len(self._commitments) >= 2 * MAX_COMMITMENTS:
+            del self._commitments[:MAX_COMMITMENTS]
 
-    def _passed(self, prompt: int, takes: float, begins: float) -> Iterator[First]:
-        horizon = begins + IN_REACH * takes
-        return (each for each in self._firsts if each.prompt > prompt and each.expected > horizon)
+    def _overtaken(self, prompt_tokens: int, prefill_delay: float, starts_at: float) -> Iterator[Commitment]:
+        horizon = starts_at + OVERTAKE_HORIZON_FACTOR * prefill_delay
+        return (each for each in self._commitments if each.prompt_tokens > prompt_tokens and each.expected_at > horizon)

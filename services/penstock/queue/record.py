@@ -2,10 +2,10 @@
 
 from penstock.chassis import semconv
 from penstock.chassis.telemetry import is_recorded, meter, start_span
-from penstock.queue.effects import Left
-from penstock.queue.shelves import Shelves
+from penstock.queue.effects import TicketRemoved
+from penstock.queue.shelves import ModelQueues
 from penstock.queue.snapshot import class_name
-from penstock.queue.waiting import NANOS
+from penstock.queue.waiting import NANOS_PER_SECOND
 
 _wait = meter().create_histogram(
     semconv.PENSTOCK_QUEUE_WAIT,
@@ -18,13 +18,13 @@ _depth = meter().create_gauge(semconv.PENSTOCK_QUEUE_DEPTH)
 _tokens = meter().create_gauge(semconv.PENSTOCK_QUEUE_TOKENS)
 
 
-def note_left(left: Left, now: float) -> None:
+def record_removed(removed: TicketRemoved, now: float) -> None:
     """Record a ticket's time in the book; it has a reason unless it ends with a lease.
 
     No wait outlasts its deadline: the request ends there, and the book notices at its next tick.
     """
-    ticket = left.ticket
-    if not left.reason:
+    ticket = removed.ticket
+    if not removed.reason:
         _wait.record(now - ticket.arrived, {semconv.PENSTOCK_PRIORITY: class_name(ticket.priority)})
     if not is_recorded(ticket.traceparent):
         return
@@ -34,19 +34,19 @@ def note_left(left: Left, now: float) -> None:
         semconv.PENSTOCK_PRIORITY: class_name(ticket.priority),
         semconv.PENSTOCK_ATTEMPT: ticket.attempt,
     }
-    if left.reason:
-        facts[semconv.PENSTOCK_REASON] = left.reason
-    begun = round(ticket.arrived * NANOS)
+    if removed.reason:
+        facts[semconv.PENSTOCK_REASON] = removed.reason
+    begun = round(ticket.arrived * NANOS_PER_SECOND)
     span = start_span(semconv.SPAN_QUEUE_WAIT, ticket.traceparent, start_time=begun, attributes=facts)
-    ended = min(now, ticket.deadline) if left.reason and ticket.deadline else now
-    span.end(max(begun, round(ended * NANOS)))
+    ended = min(now, ticket.deadline) if removed.reason and ticket.deadline else now
+    span.end(max(begun, round(ended * NANOS_PER_SECOND)))
 
 
-def note_shed(reason: str) -> None:
+def record_shed(reason: str) -> None:
     _shed.add(1, {semconv.PENSTOCK_REASON: reason})
 
 
-def note_depths(shelves: Shelves) -> None:
-    _tokens.set(shelves.waiting.tokens)
-    for priority, tickets in shelves.by_class.items():
+def record_depths(model_queues: ModelQueues) -> None:
+    _tokens.set(model_queues.waiting.tokens)
+    for priority, tickets in model_queues.tickets_by_class.items():
         _depth.set(tickets, {semconv.PENSTOCK_PRIORITY: class_name(priority)})

@@ -7,25 +7,25 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
-from penstock.chassis.streams import Peer, accepted
+from penstock.chassis.streams import Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
 from penstock.queue import record
 from penstock.queue.book import TicketBook
-from penstock.queue.frames import credit_of, services_of, speed_of, steps_of, to_edge, to_scheduler
+from penstock.queue.frames import credit_of, pool_stats_of, served_tickets_of, to_edge, to_scheduler, worker_steps_of
 from penstock.queue.snapshot import prediction_figures
-from penstock.queue.validation import TicketInvalid, check
-from penstock.queue.waiting import NANOS, WaitingTicket, from_frame
+from penstock.queue.validation import TicketInvalid, check_ticket
+from penstock.queue.waiting import NANOS_PER_SECOND, QueuedTicket, from_frame
 from penstock.v1.stream_pb2 import End, Hello
 
-TICK = 0.05  # s; how late a deadline may be noticed
-STREAM_FRAMES = 65_536  # frames waiting for one peer; beyond them its stream is closed, as it does not read
+TICK_INTERVAL_S = 0.05  # s; how late a deadline may be noticed
+MAX_BUFFERED_FRAMES = 65_536  # frames waiting for one peer; beyond them its stream is closed, as it does not read
 
 EdgePeer = Peer[pb.SubmitResponse, pb.SubmitRequest]
 SchedulerPeer = Peer[pb.DispatchResponse, pb.DispatchRequest]
-Said = TypeVar("Said", bound=out.Effect)
+EffectT = TypeVar("EffectT", bound=out.Effect)
 
 
 class QueueService(QueueServiceServicer):
@@ -36,59 +36,59 @@ class QueueService(QueueServiceServicer):
     """
 
     def __init__(
-        self, book: TicketBook, hello: Hello, *, staffing: float = 0.0, now: Callable[[], float] = time.time
+        self, book: TicketBook, hello: Hello, *, scheduler_wait: float = 0.0, now: Callable[[], float] = time.time
     ) -> None:
         self._book = book
         self._hello = hello
-        self._staffing = staffing
+        self._scheduler_wait = scheduler_wait
         self._now = now
-        self._is_staffed = asyncio.Event()
+        self._has_models = asyncio.Event()
         self._edges: dict[str, EdgePeer] = {}
         self._schedulers: dict[str, SchedulerPeer] = {}
-        self._streams = count(1)
-        self._is_telling_heads = False
+        self._stream_ids = count(1)
+        self._is_head_update_scheduled = False
 
     # Streams.
 
     async def Submit(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
-        await self.staffed(self._staffing)
-        self._is_staffed.set()  # waited for once is enough
-        async with accepted(context, pb.SubmitResponse, self._hello, capacity=STREAM_FRAMES) as peer:
-            edge = f"{peer.hello.instance_id}/{next(self._streams)}"
+        await self.wait_for_scheduler(self._scheduler_wait)
+        self._has_models.set()  # waited for once is enough
+        async with accept_stream(context, pb.SubmitResponse, self._hello, capacity=MAX_BUFFERED_FRAMES) as peer:
+            edge = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._edges[edge] = peer
             try:
-                self._perform(self._book.edge_joined(edge))
+                self._perform(self._book.on_edge_connected(edge))
                 async for frame in peer:
-                    if effects := self._from_edge(edge, frame):
+                    if effects := self._on_edge_frame(edge, frame):
                         self._perform(effects)
             finally:
                 del self._edges[edge]
-                self._perform(self._book.edge_lost(edge))
+                self._perform(self._book.on_edge_disconnected(edge))
 
     async def Dispatch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
-        async with accepted(context, pb.DispatchResponse, self._hello) as peer:
-            scheduler = f"{peer.hello.instance_id}/{next(self._streams)}"
+        async with accept_stream(context, pb.DispatchResponse, self._hello) as peer:
+            scheduler = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._schedulers[scheduler] = peer
             try:
-                self._perform(self._book.scheduler_joined(scheduler, self._now()))
+                self._perform(self._book.on_scheduler_connected(scheduler, self._now()))
                 async for frame in peer:
-                    self._perform(self._from_scheduler(scheduler, frame))
+                    self._perform(self._on_scheduler_frame(scheduler, frame))
             finally:
                 del self._schedulers[scheduler]
-                self._perform(self._book.scheduler_lost(scheduler, self._now()))
+                self._perform(self._book.on_scheduler_disconnected(scheduler, self._now()))
 
-    async def staffed(self, patience: float) -> None:
+    async def wait_for_scheduler(self, timeout_s: float) -> None:
         """Wait until a scheduler has named a model here, for `patience` s at most."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._is_staffed.wait()
+            async with asyncio.timeout(timeout_s):
+                await self._has_models.wait()
 
     async def tick(self) -> None:
         """Let time pass in the book until cancelled."""
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(TICK_INTERVAL_S)
             self._perform(self._book.tick(self._now()))
-            record.note_depths(self._book.shelves)
+            record.record_depths(self._book.model_queues)
 
     def drain(self) -> None:
         """Tell all that this shard ends: edges enqueue elsewhere what waits, schedulers forget their credit."""
@@ -100,63 +100,69 @@ class QueueService(QueueServiceServicer):
     def figures(self) -> dict[str, float]:
         book = self._book
         return {
-            "waiting": book.shelves.waiting.tickets,
-            "waiting_tokens": book.shelves.waiting.tokens,
+            "waiting": book.model_queues.waiting.tickets,
+            "waiting_tokens": book.model_queues.waiting.tokens,
             "offered": book.offered,
-            "leased": book.tally.leased,
-            "credits": book.seats.credit,
+            "leased": book.counters.leased,
+            "credits": book.schedulers.total_credit,
             "edges": len(self._edges),
             "schedulers": len(self._schedulers),
-            "running": len(book.charges),
-            **prediction_figures(book.shelves),
-            **{f"shed_{reason.lower()}": tickets for reason, tickets in book.tally.shed.items()},
+            "running": len(book.accounting),
+            **prediction_figures(book.model_queues),
+            **{f"shed_{reason.lower()}": tickets for reason, tickets in book.counters.shed.items()},
         }
 
     # Frames.
 
-    def _from_edge(self, edge: str, frame: pb.SubmitRequest) -> list[out.Effect]:
+    def _on_edge_frame(self, edge: str, frame: pb.SubmitRequest) -> list[out.Effect]:
         match frame.WhichOneof("frame"):
             case "enqueue":
                 return [
-                    each for ticket in frame.enqueue.tickets for each in self._let_in(edge, ticket, self._book.enqueue)
+                    each
+                    for ticket in frame.enqueue.tickets
+                    for each in self._validate_and_call(edge, ticket, self._book.enqueue)
                 ]
-            case "knock":  # moves nothing that anybody else is to hear of
-                for answer in self._let_in(edge, frame.knock.ticket, self._book.knock):
-                    self._tell_edge(answer)
+            case "probe":  # moves nothing that anybody else is to hear of
+                for answer in self._validate_and_call(edge, frame.probe.ticket, self._book.probe):
+                    self._send_to_edge(answer)
             case "withdraw":
                 gone = self._book.withdraw(edge, frame.withdraw.ticket_ids)
-                self._perform(gone, sent=frame.withdraw.withdraw_unix_nano / NANOS)
+                self._perform(gone, sent=frame.withdraw.withdraw_unix_nano / NANOS_PER_SECOND)
         return []
 
-    def _let_in(
-        self, edge: str, ticket: Ticket, let_in: Callable[[WaitingTicket, float], Sequence[Said]]
-    ) -> Sequence[Said | out.Shed]:
+    def _validate_and_call(
+        self, edge: str, ticket: Ticket, handler: Callable[[QueuedTicket, float], Sequence[EffectT]]
+    ) -> Sequence[EffectT | out.Shed]:
         try:
-            check(ticket)
+            check_ticket(ticket)
         except TicketInvalid as fault:
             return [out.Shed(edge, ticket.ticket_id, fault)]
-        return let_in(from_frame(ticket, edge), self._now())
+        return handler(from_frame(ticket, edge), self._now())
 
-    def _from_scheduler(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
+    def _on_scheduler_frame(self, scheduler: str, frame: pb.DispatchRequest) -> list[out.Effect]:
         now = self._now()
         match frame.WhichOneof("frame"):
             case "credit":
                 given = frame.credit
-                return self._book.credit(scheduler, given.model, credit_of(given), now, once=given.once)
-            case "pace":
-                return self._book.pace(scheduler, frame.pace.model, speed_of(frame.pace, now))
+                return self._book.on_credit(
+                    scheduler, given.model, credit_of(given), now, return_unused=given.return_unused
+                )
+            case "pool_stats":
+                return self._book.on_pool_stats(scheduler, frame.pool_stats.model, pool_stats_of(frame.pool_stats, now))
             case "virtual_times":
-                return self._book.virtual_times(frame.virtual_times.times)
-            case "served":
-                return self._book.served(services_of(frame.served.tickets), steps_of(frame.served.workers))
+                return self._book.on_virtual_times(frame.virtual_times.times)
+            case "service_report":
+                return self._book.on_service_report(
+                    served_tickets_of(frame.service_report.tickets), worker_steps_of(frame.service_report.workers)
+                )
             case "place":
-                return self._book.place(scheduler, frame.place.lease, now)
+                return self._book.on_place(scheduler, frame.place.lease, now)
             case "decline":
-                return self._book.decline(scheduler, frame.decline.ticket_id, frame.decline.reason, now)
+                return self._book.on_decline(scheduler, frame.decline.ticket_id, frame.decline.reason, now)
             case "catalog":
                 if frame.catalog.entries:
-                    self._is_staffed.set()
-                return self._book.catalog(scheduler, frame.catalog.entries, now, frame.catalog.blames)
+                    self._has_models.set()
+                return self._book.on_catalog(scheduler, frame.catalog.entries, now, frame.catalog.poison_reports)
         return []
 
     # Effects.
@@ -165,37 +171,37 @@ class QueueService(QueueServiceServicer):
         """`sent`: Unix time in s at which the peer caused the effects; 0: unknown."""
         for effect in effects:
             match effect:
-                case out.Left():
+                case out.TicketRemoved():
                     now = self._now()
-                    record.note_left(effect, min(sent or now, now))
-                case out.Models():
-                    self._tell_models(effect)
-                case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn() | out.Welcome():
-                    self._tell_edge(effect)
+                    record.record_removed(effect, min(sent or now, now))
+                case out.CatalogUpdate():
+                    self._send_catalog(effect)
+                case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn() | out.WouldAdmit():
+                    self._send_to_edge(effect)
                 case _:
-                    self._tell_scheduler(effect)
-        if not self._is_telling_heads:  # once per turn of the loop, however much changed in it
-            self._is_telling_heads = True
-            asyncio.get_running_loop().call_soon(self._tell_heads)
+                    self._send_to_scheduler(effect)
+        if not self._is_head_update_scheduled:  # once per turn of the loop, however much changed in it
+            self._is_head_update_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_head_updates)
 
-    def _tell_heads(self) -> None:
-        self._is_telling_heads = False
-        for head in self._book.shelves.heads():
-            self._tell_scheduler(head)
+    def _send_head_updates(self) -> None:
+        self._is_head_update_scheduled = False
+        for head in self._book.model_queues.head_updates():
+            self._send_to_scheduler(head)
 
-    def _tell_models(self, models: out.Models) -> None:
-        frame = to_edge(models)
+    def _send_catalog(self, update: out.CatalogUpdate) -> None:
+        frame = to_edge(update)
         for edge, peer in self._edges.items():
-            if models.edge in ("", edge):
+            if update.edge in ("", edge):
                 peer.send(frame)
 
-    def _tell_edge(self, effect: out.ToEdge) -> None:
+    def _send_to_edge(self, effect: out.ToEdge) -> None:
         if isinstance(effect, out.Shed):
-            record.note_shed(effect.error.reason)
+            record.record_shed(effect.error.reason)
         if peer := self._edges.get(effect.edge):
             peer.send(to_edge(effect))
 
-    def _tell_scheduler(self, effect: out.ToScheduler) -> None:
+    def _send_to_scheduler(self, effect: out.ToScheduler) -> None:
         if peer := self._schedulers.get(effect.scheduler):
             frame = to_scheduler(effect)
             if isinstance(effect, out.Offer) and (edge := self._edges.get(effect.ticket.edge)):

@@ -6,14 +6,14 @@ from heapq import nlargest
 from typing import Any
 
 from penstock.queue.book import TicketBook
-from penstock.queue.policies.order import NOTHING
-from penstock.queue.shelves import Shelves
-from penstock.queue.tally import Tally
+from penstock.queue.policies.order import NO_TICKETS
+from penstock.queue.shelves import ModelQueues
+from penstock.queue.tally import ShardCounters
 from penstock.v1.inference_pb2 import Priority
 
-QUANTILES = (0.5, 0.95)
-SPREAD = (0.05, 0.5, 0.95)
-MAX_TENANTS = 50  # rows; whoever has most tickets waiting
+WAIT_QUANTILES = (0.5, 0.95)
+LATENESS_QUANTILES = (0.05, 0.5, 0.95)
+MAX_TENANT_ROWS = 50  # rows; whoever has most tickets waiting
 
 
 def class_name(priority: int) -> str:
@@ -25,20 +25,24 @@ def tables(book: TicketBook) -> dict[str, Any]:
     return {
         "models": _models(book),
         "depth": _depth(book),
-        "sheds": _sheds(book.tally),
-        "predictions": _predictions(book.shelves),
+        "sheds": _sheds(book.counters),
+        "predictions": _predictions(book.model_queues),
     }
 
 
-def prediction_figures(shelves: Shelves) -> dict[str, float]:
+def prediction_figures(model_queues: ModelQueues) -> dict[str, float]:
     """How far realised waits were from predicted ones of late, over all models, in s."""
-    return _quantiles("wait_error_s", QUANTILES, [abs(each.late) for shelf in shelves for each in shelf.forecast.waits])
+    return _quantiles(
+        "wait_error_s",
+        WAIT_QUANTILES,
+        [abs(each.lateness) for shelf in model_queues for each in shelf.forecast.recent_waits],
+    )
 
 
 def _models(book: TicketBook) -> list[dict[str, Any]]:
-    running = Counter(ticket.model for ticket in book.charges)
+    running = Counter(ticket.model for ticket in book.accounting)
     waiting, tokens = Counter[str](), Counter[str]()
-    for (model, _, _), load in book.shelves.by_tenant.items():
+    for (model, _, _), load in book.model_queues.totals_by_tenant.items():
         waiting[model] += load.tickets
         tokens[model] += load.tokens
     return [
@@ -47,19 +51,19 @@ def _models(book: TicketBook) -> list[dict[str, Any]]:
             "waiting": waiting[shelf.model],
             "waiting_tokens": tokens[shelf.model],
             "running": running[shelf.model],
-            "credit": book.seats.credit_for(shelf.model),
-            "leased": book.tally.leased_by_model.get(shelf.model, 0),
+            "credit": book.schedulers.credit_for(shelf.model),
+            "leased": book.counters.leased_by_model.get(shelf.model, 0),
         }
-        for shelf in book.shelves
+        for shelf in book.model_queues
     ]
 
 
 def _depth(book: TicketBook) -> list[dict[str, Any]]:
     """One row a model, class and tenant that has tickets waiting or running."""
-    running = Counter((ticket.model, ticket.priority, ticket.tenant_id) for ticket in book.charges)
-    waiting = book.shelves.by_tenant
-    loads = {whose: (*waiting.get(whose, NOTHING), running[whose]) for whose in waiting.keys() | running.keys()}
-    deepest = nlargest(MAX_TENANTS, loads.items(), key=lambda row: (row[1], row[0]))
+    running = Counter((ticket.model, ticket.priority, ticket.tenant_id) for ticket in book.accounting)
+    waiting = book.model_queues.totals_by_tenant
+    loads = {whose: (*waiting.get(whose, NO_TICKETS), running[whose]) for whose in waiting.keys() | running.keys()}
+    deepest = nlargest(MAX_TENANT_ROWS, loads.items(), key=lambda row: (row[1], row[0]))
     return [
         {
             "model": model,
@@ -73,27 +77,27 @@ def _depth(book: TicketBook) -> list[dict[str, Any]]:
     ]
 
 
-def _sheds(tally: Tally) -> list[dict[str, Any]]:
+def _sheds(counters: ShardCounters) -> list[dict[str, Any]]:
     return [
         {"class": class_name(priority), "reason": reason, "tickets": tickets}
-        for (priority, reason), tickets in sorted(tally.shed_by_class.items())
+        for (priority, reason), tickets in sorted(counters.shed_by_class.items())
     ]
 
 
-def _predictions(shelves: Shelves) -> list[dict[str, Any]]:
+def _predictions(model_queues: ModelQueues) -> list[dict[str, Any]]:
     """One row a model; waits of late in s, and by how much they were longer than predicted."""
     rows = []
-    for shelf in shelves:
-        forecast, waits = shelf.forecast, shelf.forecast.waits
+    for shelf in model_queues:
+        forecast, waits = shelf.forecast, shelf.forecast.recent_waits
         rows.append(
             {
                 "model": shelf.model,
-                "tokens_per_second": forecast.rate.full,
+                "tokens_per_second": forecast.service_rate.saturated,
                 "correction": forecast.correction,
                 "headroom": forecast.headroom,
                 "waits": len(waits),
-                **_quantiles("waited_s", QUANTILES, [each.realised for each in waits]),
-                **_quantiles("late_s", SPREAD, [each.late for each in waits]),
+                **_quantiles("waited_s", WAIT_QUANTILES, [each.realised for each in waits]),
+                **_quantiles("late_s", LATENESS_QUANTILES, [each.lateness for each in waits]),
             }
         )
     return rows

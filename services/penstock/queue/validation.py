@@ -5,8 +5,8 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.v1.inference_pb2 import Priority
 
 MAX_PREFIX_HASHES = 64
-MAX_AVOIDED = 16  # workers
-REQUIRED = (
+MAX_AVOIDED_WORKERS = 16  # workers
+REQUIRED_FIELDS = (
     *("ticket_id", "tenant_id", "priority", "model", "prompt_tokens", "max_output_tokens"),
     *("attempt", "enqueue_unix_nano"),
 )
@@ -19,9 +19,9 @@ class TicketInvalid(InvalidArgument):
     default_reason = "TICKET_INVALID"
 
 
-def check(ticket: Ticket) -> None:
+def check_ticket(ticket: Ticket) -> None:
     """Raise TicketInvalid, naming the field."""
-    for name in REQUIRED:
+    for name in REQUIRED_FIELDS:
         if not getattr(ticket, name):
             raise TicketInvalid(f"a ticket needs {name}", field=name)
     if ticket.priority not in _PRIORITIES:
@@ -31,5 +31,5 @@ def check(ticket: Ticket) -> None:
         raise TicketInvalid("weight must be above 0", field="weight")
     if len(ticket.prefix_hashes) > MAX_PREFIX_HASHES:
         raise TicketInvalid(f"prefix_hashes may have {MAX_PREFIX_HASHES} at most", field="prefix_hashes")
-    if len(ticket.avoid_workers) > MAX_AVOIDED:
-        raise TicketInvalid(f"avoid_workers may have {MAX_AVOIDED} at most", field="avoid_workers")
+    if len(ticket.avoid_workers) > MAX_AVOIDED_WORKERS:
+        raise TicketInvalid(f"avoid_workers may have {MAX_AVOIDED_WORKERS} at most", field="avoid_workers")

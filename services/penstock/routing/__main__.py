@@ -4,32 +4,32 @@ from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server import serving
 from penstock.routing.config import RoutingConfig
-from penstock.routing.directory import EdgeDirectory
+from penstock.routing.directory import EdgeDiscovery
 from penstock.routing.edge import Address
-from penstock.routing.resources import Front
-from penstock.routing.rollout import Rollout
+from penstock.routing.resources import ProxyConfig
+from penstock.routing.rollout import Reconciler
 from penstock.routing.service import AggregatedDiscovery, add_discovery_to_server
 
 
 async def run_routing(config: RoutingConfig) -> None:
-    front = Front(
+    front = ProxyConfig(
         listen=Address.parse(config.envoy_listen),
         access_log=config.access_log,
-        ping_every=config.ping,
+        keepalive_interval=config.keepalive,
     )
-    rollout = await Rollout.begin(front, EdgeDirectory(config.edges))
+    rollout = await Reconciler.start(front, EdgeDiscovery(config.edges))
     async with (
-        background(rollout.follow(config.look_every)),
+        background(rollout.run(config.discovery_interval)),
         serving(
             config.listen,
-            [(add_discovery_to_server, AggregatedDiscovery(rollout.board))],
+            [(add_discovery_to_server, AggregatedDiscovery(rollout.cache))],
             admin=AdminService("routing", config.instance_id, rollout.figures, token=config.admin_token),
             drain_grace=config.drain_grace,
             advertise=config.advertise,
         ),
     ):
         await stop_requested()
-        rollout.board.close()
+        rollout.cache.close()
 
 
 if __name__ == "__main__":

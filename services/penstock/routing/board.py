@@ -9,36 +9,36 @@ from penstock.routing.snapshot import Snapshot
 
 
 @dataclass(slots=True)
-class SnapshotBoard:
+class SnapshotCache:
     snapshot: Snapshot
     is_closed: bool = False  # the streams are to end: this process is going
-    bells: set[asyncio.Event] = field(default_factory=set)
+    watchers: set[asyncio.Event] = field(default_factory=set)
 
     def publish(self, snapshot: Snapshot) -> bool:
         """Put it in force and wake the streams; false, and nobody wakes, where it says what is said already."""
         if not snapshot.differs_from(self.snapshot):
             return False
         self.snapshot = snapshot
-        self._ring()
+        self._notify()
         return True
 
     def close(self) -> None:
         self.is_closed = True
-        self._ring()
+        self._notify()
 
     @contextmanager
-    def bell(self) -> Iterator[asyncio.Event]:
+    def watch(self) -> Iterator[asyncio.Event]:
         """Rings at each publication and at the end; the holder may ring it for its own reasons."""
         bell = asyncio.Event()
-        self.bells.add(bell)
+        self.watchers.add(bell)
         try:
             yield bell
         finally:
-            self.bells.discard(bell)
+            self.watchers.discard(bell)
 
-    def _ring(self) -> None:
-        for bell in self.bells:
+    def _notify(self) -> None:
+        for bell in self.watchers:
             bell.set()
 
     def __repr__(self) -> str:
-        return f"<SnapshotBoard {self.snapshot!r}, {len(self.bells)} streams>"
+        return f"<SnapshotBoard {self.snapshot!r}, {len(self.watchers)} streams>"

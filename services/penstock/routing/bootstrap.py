@@ -13,8 +13,8 @@ from penstock.routing.edge import Address
 
 Json = dict[str, Any]
 
-XDS = "xds"
-ADMIN = "admin"
+XDS_CLUSTER = "xds"
+ADMIN_CLUSTER = "admin"
 
 
 def bootstrap(
@@ -35,7 +35,7 @@ def bootstrap(
     clusters = [_xds_cluster(Address.parse(xds_address))]
     listeners = []
     if ready_address:
-        clusters.append(_cluster(ADMIN, admin))
+        clusters.append(_cluster(ADMIN_CLUSTER, admin))
         listeners.append(_ready_listener(Address.parse(ready_address)))
     return {
         "node": {"id": node_id, "cluster": "penstock-front", "locality": {"region": region, "zone": zone}},
@@ -45,7 +45,7 @@ def bootstrap(
                 "api_type": "DELTA_GRPC",
                 "transport_api_version": "V3",
                 "set_node_on_first_message_only": True,
-                "grpc_services": [{"envoy_grpc": {"cluster_name": XDS}}],
+                "grpc_services": [{"envoy_grpc": {"cluster_name": XDS_CLUSTER}}],
             },
             "lds_config": {"resource_api_version": "V3", "ads": {}},
             "cds_config": {"resource_api_version": "V3", "ads": {}},
@@ -79,7 +79,7 @@ def _xds_cluster(address: Address) -> Json:
         "@type": f"type.googleapis.com/{http}",
         "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": keepalive}},
     }
-    return _cluster(XDS, address) | {"typed_extension_protocol_options": {http: options}}
+    return _cluster(XDS_CLUSTER, address) | {"typed_extension_protocol_options": {http: options}}
 
 
 def _cluster(name: str, address: Address) -> Json:
@@ -95,11 +95,13 @@ def _cluster(name: str, address: Address) -> Json:
 def _ready_listener(address: Address) -> Json:
     manager = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
     router = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
-    routes = [{"match": {"path": path}, "route": {"cluster": ADMIN}} for path in ("/ready", "/stats/prometheus")]
+    routes = [
+        {"match": {"path": path}, "route": {"cluster": ADMIN_CLUSTER}} for path in ("/ready", "/stats/prometheus")
+    ]
     config = {
         "@type": manager,
         "stat_prefix": "ready",
-        "route_config": {"virtual_hosts": [{"name": ADMIN, "domains": ["*"], "routes": routes}]},
+        "route_config": {"virtual_hosts": [{"name": ADMIN_CLUSTER, "domains": ["*"], "routes": routes}]},
         "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {"@type": router}}],
     }
     network = {"name": "envoy.filters.network.http_connection_manager", "typed_config": config}

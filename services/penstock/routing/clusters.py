@@ -13,14 +13,14 @@ from penstock.routing.resource import Resource, ResourceType
 
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 CONNECT_TIMEOUT = timedelta(seconds=1)
-CHECK_EVERY = timedelta(seconds=1)
-IDLE_CONNECTION = timedelta(hours=1)
+HEALTH_CHECK_INTERVAL = timedelta(seconds=1)
+CONNECTION_IDLE_TIMEOUT = timedelta(hours=1)
 UNBOUNDED = 2**31 - 1  # Envoy's own default of 1024 requests would refuse the 1025th stream; the edge is what sheds
 
 
-def grpc_cluster(name: str, *, ping_every: timedelta) -> Resource:
+def grpc_cluster(name: str, *, keepalive_interval: timedelta) -> Resource:
     """HTTP/2 to the edges' gRPC port, pinged so that a frozen edge does not hold its streams for ever."""
-    ping = core.KeepaliveSettings(interval=ping_every, timeout=ping_every)
+    ping = core.KeepaliveSettings(interval=keepalive_interval, timeout=keepalive_interval)
     http2 = core.Http2ProtocolOptions(connection_keepalive=ping)
     check = _check(grpc=core.HealthCheckGrpcHealthCheck())
     return _cluster(name, check, upstreams.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2))
@@ -35,13 +35,13 @@ def http_cluster(name: str) -> Resource:
 
 def _cluster(name: str, check: core.HealthCheck, protocol: upstreams.HttpProtocolOptionsExplicitHttpConfig) -> Resource:
     options = upstreams.HttpProtocolOptions(
-        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=IDLE_CONNECTION),
+        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=CONNECTION_IDLE_TIMEOUT),
         explicit_http_config=protocol,
     )
     message = cluster.Cluster(
         name=name,
         type=cluster.ClusterDiscoveryType.EDS,
-        eds_cluster_config=cluster.ClusterEdsClusterConfig(eds_config=ads()),
+        eds_cluster_config=cluster.ClusterEdsClusterConfig(eds_config=ads_config_source()),
         connect_timeout=CONNECT_TIMEOUT,
         lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,  # streams differ in length: turns would pile them up
         health_checks=[check],
@@ -49,21 +49,21 @@ def _cluster(name: str, check: core.HealthCheck, protocol: upstreams.HttpProtoco
         outlier_detection=_outliers(),
         common_lb_config=_balancing(),
         ignore_health_on_host_removal=True,  # else an edge taken out goes on getting calls while its check passes
-        typed_extension_protocol_options={HTTP_OPTIONS: packed(options)},
+        typed_extension_protocol_options={HTTP_OPTIONS: pack_any(options)},
     )
     return Resource(
         type=ResourceType.CLUSTER,
         name=name,
         body=bytes(message),
-        refers=frozenset({(ResourceType.ENDPOINT, name)}),
+        references=frozenset({(ResourceType.ENDPOINT, name)}),
     )
 
 
-def ads() -> core.ConfigSource:
+def ads_config_source() -> core.ConfigSource:
     return core.ConfigSource(ads=core.AggregatedConfigSource(), resource_api_version=core.ApiVersion.V3)
 
 
-def packed(message: Message) -> Any:
+def pack_any(message: Message) -> Any:
     return Any.pack(message)
 
 
@@ -73,13 +73,13 @@ def _check(
     return core.HealthCheck(
         grpc_health_check=grpc,
         http_health_check=http,
-        timeout=CHECK_EVERY,
-        interval=CHECK_EVERY,
+        timeout=HEALTH_CHECK_INTERVAL,
+        interval=HEALTH_CHECK_INTERVAL,
         unhealthy_threshold=2,
         healthy_threshold=1,
         # Without these two an idle cluster is checked once a minute.
-        no_traffic_interval=CHECK_EVERY,
-        no_traffic_healthy_interval=CHECK_EVERY,
+        no_traffic_interval=HEALTH_CHECK_INTERVAL,
+        no_traffic_healthy_interval=HEALTH_CHECK_INTERVAL,
     )
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 from penstock.routing.resource import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot
-from penstock.routing.subscription import WILDCARD, Answer, Flight, Verdict
+from penstock.routing.subscription import WILDCARD, InFlightResponse, RequestKind, XdsResponse
 
-ABSENT = ""  # version of a resource the proxy was told does not exist
+ABSENT_VERSION = ""  # version of a resource the proxy was told does not exist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaAsk:
+class DeltaRequest:
     type: ResourceType
     subscribe: tuple[str, ...] = ()
     unsubscribe: tuple[str, ...] = ()
@@ -25,65 +25,71 @@ class DeltaSubscription:
     type: ResourceType
     names: set[str] = field(default_factory=set)
     is_wildcard: bool = False
-    known: dict[str, str] = field(default_factory=dict)  # name -> version the proxy holds, or was sent
-    is_open: bool = False  # had its first ask
-    owes_first: bool = False  # a wildcard is answered once even if empty, or the proxy would wait for its start
-    flight: Flight = field(default_factory=Flight)
+    sent_versions: dict[str, str] = field(default_factory=dict)  # name -> version the proxy holds, or was sent
+    has_started: bool = False  # had its first ask
+    is_first_response_due: bool = (
+        False  # a wildcard is answered once even if empty, or the proxy would wait for its start
+    )
+    in_flight: InFlightResponse = field(default_factory=InFlightResponse)
 
-    def receive(self, ask: DeltaAsk) -> Verdict:
-        verdict = self._land(ask)
-        if not self.is_open:
-            self._open(ask)
+    def receive(self, request: DeltaRequest) -> RequestKind:
+        verdict = self._acknowledge(request)
+        if not self.has_started:
+            self._start(request)
         else:
-            self._subscribe(ask.subscribe)
-        self._unsubscribe(ask.unsubscribe)
+            self._subscribe(request.subscribe)
+        self._unsubscribe(request.unsubscribe)
         return verdict
 
-    def due(self, snapshot: Snapshot) -> Answer | None:
-        if self.flight.is_open or not self.is_open:
+    def due(self, snapshot: Snapshot) -> XdsResponse | None:
+        if self.in_flight.is_pending or not self.has_started:
             return None
         changed, removed = self._changed(snapshot), self._removed(snapshot)
-        if not (changed or removed or self.owes_first):
+        if not (changed or removed or self.is_first_response_due):
             return None
-        self._remember(changed, removed)
-        return Answer(
+        self._record_sent(changed, removed)
+        return XdsResponse(
             type=self.type,
             version=snapshot.versions[self.type],
-            nonce=self.flight.launch(),
+            nonce=self.in_flight.sent(),
             resources=changed,
             removed=removed,
         )
 
-    def _land(self, ask: DeltaAsk) -> Verdict:
-        if not ask.nonce:
-            return Verdict.ASK
-        if ask.nonce != self.flight.nonce:
-            return Verdict.STALE  # unlike in SotW its names still count: they are said only once
-        return self.flight.land(refused=ask.error is not None)
+    def _acknowledge(self, request: DeltaRequest) -> RequestKind:
+        if not request.nonce:
+            return RequestKind.SUBSCRIBE
+        if request.nonce != self.in_flight.nonce:
+            return RequestKind.STALE  # unlike in SotW its names still count: they are said only once
+        return self.in_flight.acknowledged(is_nack=request.error is not None)
 
-    def _open(self, ask: DeltaAsk) -> None:
-        self.is_open = True
-        self.is_wildcard = self.owes_first = not ask.subscribe or WILDCARD in ask.subscribe
-        self.names = set(ask.subscribe) - {WILDCARD}
-        self.known = {name: version for name, version in ask.initial_versions.items() if self._wants(name)}
+    def _start(self, request: DeltaRequest) -> None:
+        self.has_started = True
+        self.is_wildcard = self.is_first_response_due = not request.subscribe or WILDCARD in request.subscribe
+        self.names = set(request.subscribe) - {WILDCARD}
+        self.sent_versions = {name: version for name, version in request.initial_versions.items() if self._wants(name)}
 
     def _subscribe(self, names: tuple[str, ...]) -> None:
         for name in names:
             if name == WILDCARD:
-                self.owes_first |= not self.is_wildcard
+                self.is_first_response_due |= not self.is_wildcard
                 self.is_wildcard = True
             else:
                 self.names.add(name)
-                self.known.pop(name, None)  # asking again means: send it again
+                self.sent_versions.pop(name, None)  # asking again means: send it again
 
     def _unsubscribe(self, names: tuple[str, ...]) -> None:
         for name in names:
             if name == WILDCARD:
                 self.is_wildcard = False
-                self.known = {known: version for known, version in self.known.items() if known in self.names}
+                self.sent_versions = {
+                    known: version for known, version in self.sent_versions.items() if known in self.names
+                }
             else:
                 self.names.discard(name)
-                self.known.pop(name, None)  # under a wildcard it is still wanted, and the protocol wants it said again
+                self.sent_versions.pop(
+                    name, None
+                )  # under a wildcard it is still wanted, and the protocol wants it said again
 
     def _wants(self, name: str) -> bool:
         return self.is_wildcard or name in self.names
@@ -92,18 +98,18 @@ class DeltaSubscription:
         return tuple(
             resource
             for name, resource in snapshot.by_type[self.type].items()
-            if self._wants(name) and self.known.get(name) != resource.version
+            if self._wants(name) and self.sent_versions.get(name) != resource.version
         )
 
     def _removed(self, snapshot: Snapshot) -> tuple[str, ...]:
         there = snapshot.by_type[self.type].keys()
-        gone = (self.known.keys() | self.names) - there
-        return tuple(sorted(name for name in gone if self.known.get(name) != ABSENT))
+        gone = (self.sent_versions.keys() | self.names) - there
+        return tuple(sorted(name for name in gone if self.sent_versions.get(name) != ABSENT_VERSION))
 
-    def _remember(self, changed: tuple[Resource, ...], removed: tuple[str, ...]) -> None:
-        self.owes_first = False
-        self.known.update({resource.name: resource.version for resource in changed})
+    def _record_sent(self, changed: tuple[Resource, ...], removed: tuple[str, ...]) -> None:
+        self.is_first_response_due = False
+        self.sent_versions.update({resource.name: resource.version for resource in changed})
         for name in removed:
-            self.known.pop(name, None)
+            self.sent_versions.pop(name, None)
             if name in self.names:
-                self.known[name] = ABSENT
+                self.sent_versions[name] = ABSENT_VERSION

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Self
 
-DNS = "dns:///"
+DNS_SCHEME = "dns:///"
 
 
-class BadEdge(ValueError):
+class InvalidEdge(ValueError):
     """An edge is described in a way nobody can dial."""
 
 
@@ -22,10 +22,10 @@ class Address:
         """`host:port`, or `[v6]:port`."""
         match = re.fullmatch(r"\[(?P<v6>[0-9a-fA-F:.]+)\]:(?P<p6>\d+)|(?P<host>[^:\[\]/\s]+):(?P<port>\d+)", text)
         if match is None:
-            raise BadEdge(f"{text!r} is not host:port")
+            raise InvalidEdge(f"{text!r} is not host:port")
         port = int(match["p6"] or match["port"])
         if not 0 < port < 65536:
-            raise BadEdge(f"{text!r} has no port between 1 and 65535")
+            raise InvalidEdge(f"{text!r} has no port between 1 and 65535")
         return cls(match["v6"] or match["host"], port)
 
     @property
@@ -66,26 +66,26 @@ class EdgeSpec:
     `dns:///NAME:GRPC_PORT/HTTP_PORT...`.
     """
 
-    pattern: Edge  # as written; hosts may still be names
-    is_many: bool  # every record of the name is an edge of its own
+    template: Edge  # as written; hosts may still be names
+    is_dns_set: bool  # every record of the name is an edge of its own
 
     @classmethod
     def parse(cls, text: str) -> Self:
         place, *options = text.strip().split(";")
         addresses, _, locality = place.partition("@")
-        is_many = addresses.startswith(DNS)
-        grpc, _, http = addresses.removeprefix(DNS).rpartition("/")
+        is_dns_set = addresses.startswith(DNS_SCHEME)
+        grpc, _, http = addresses.removeprefix(DNS_SCHEME).rpartition("/")
         grpc_address = Address.parse(grpc)
         priority, is_draining = _options(options)
         return cls(
-            pattern=Edge(
+            template=Edge(
                 grpc=grpc_address,
-                http=Address.parse(f"{grpc_address.host}:{http}" if is_many else http),
+                http=Address.parse(f"{grpc_address.host}:{http}" if is_dns_set else http),
                 locality=Locality(*locality.split("/", 1)) if locality else Locality(),
                 priority=priority,
                 is_draining=is_draining,
             ),
-            is_many=is_many,
+            is_dns_set=is_dns_set,
         )
 
 
@@ -94,7 +94,7 @@ def parse_specs(text: str) -> tuple[EdgeSpec, ...]:
     lines = (line.partition("#")[0] for line in text.splitlines())
     specs = tuple(EdgeSpec.parse(item) for line in lines for item in line.split(",") if item.strip())
     if not specs:
-        raise BadEdge("no edge is named; write at least one as grpc_host:port/http_host:port")
+        raise InvalidEdge("no edge is named; write at least one as grpc_host:port/http_host:port")
     return specs
 
 
@@ -106,5 +106,5 @@ def _options(options: list[str]) -> tuple[int, bool]:
         elif option == "draining":
             is_draining = True
         else:
-            raise BadEdge(f"{option!r} is neither a priority from 0 to 127 nor 'draining'")
+            raise InvalidEdge(f"{option!r} is neither a priority from 0 to 127 nor 'draining'")
     return priority, is_draining

@@ -12,7 +12,7 @@ from penstock.routing.resource import Resource, ResourceType
 
 def endpoints(cluster: str, edges: Iterable[Edge], port: Callable[[Edge], Address]) -> Resource:
     """One endpoint per edge; equal for equal sets of edges, whatever order they come in."""
-    groups = groupby(sorted(set(edges), key=lambda edge: (_place(edge), port(edge))), key=_place)
+    groups = groupby(sorted(set(edges), key=lambda edge: (_locality_key(edge), port(edge))), key=_locality_key)
     assignment = endpoint.ClusterLoadAssignment(
         cluster_name=cluster,
         endpoints=[
@@ -27,16 +27,16 @@ def endpoints(cluster: str, edges: Iterable[Edge], port: Callable[[Edge], Addres
     return Resource(type=ResourceType.ENDPOINT, name=cluster, body=bytes(assignment))
 
 
-def socket(address: Address) -> core.Address:
+def socket_address(address: Address) -> core.Address:
     return core.Address(socket_address=core.SocketAddress(address=address.host, port_value=address.port))
 
 
-def _place(edge: Edge) -> tuple[int, Locality]:
+def _locality_key(edge: Edge) -> tuple[int, Locality]:
     return edge.priority, edge.locality
 
 
 def _endpoint(address: Address, *, is_draining: bool) -> endpoint.LbEndpoint:
     return endpoint.LbEndpoint(
-        endpoint=endpoint.Endpoint(address=socket(address)),
+        endpoint=endpoint.Endpoint(address=socket_address(address)),
         health_status=core.HealthStatus.DRAINING if is_draining else core.HealthStatus.UNKNOWN,
     )

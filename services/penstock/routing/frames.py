@@ -3,15 +3,15 @@
 from envoy_data_plane.envoy.service.discovery import v3 as discovery
 from envoy_data_plane.google.protobuf import Any
 
-from penstock.routing.delta import DeltaAsk
+from penstock.routing.delta import DeltaRequest
 from penstock.routing.resource import Resource, ResourceType
-from penstock.routing.sotw import SotwAsk
-from penstock.routing.subscription import Answer
+from penstock.routing.sotw import SotwRequest
+from penstock.routing.subscription import XdsResponse
 
 
-def sotw_ask(request: discovery.DiscoveryRequest) -> SotwAsk:
+def sotw_request(request: discovery.DiscoveryRequest) -> SotwRequest:
     """Raises ValueError for a type we do not serve."""
-    return SotwAsk(
+    return SotwRequest(
         type=ResourceType(request.type_url),
         names=tuple(request.resource_names),
         nonce=request.response_nonce,
@@ -19,18 +19,18 @@ def sotw_ask(request: discovery.DiscoveryRequest) -> SotwAsk:
     )
 
 
-def sotw_frame(answer: Answer) -> discovery.DiscoveryResponse:
+def sotw_response(response: XdsResponse) -> discovery.DiscoveryResponse:
     return discovery.DiscoveryResponse(
-        type_url=answer.type.value,
-        version_info=answer.version,
-        nonce=answer.nonce,
-        resources=[_packed(resource) for resource in answer.resources],
+        type_url=response.type.value,
+        version_info=response.version,
+        nonce=response.nonce,
+        resources=[_pack_any(resource) for resource in response.resources],
     )
 
 
-def delta_ask(request: discovery.DeltaDiscoveryRequest) -> DeltaAsk:
+def delta_request(request: discovery.DeltaDiscoveryRequest) -> DeltaRequest:
     """Raises ValueError for a type we do not serve."""
-    return DeltaAsk(
+    return DeltaRequest(
         type=ResourceType(request.type_url),
         subscribe=tuple(request.resource_names_subscribe),
         unsubscribe=tuple(request.resource_names_unsubscribe),
@@ -40,18 +40,18 @@ def delta_ask(request: discovery.DeltaDiscoveryRequest) -> DeltaAsk:
     )
 
 
-def delta_frame(answer: Answer) -> discovery.DeltaDiscoveryResponse:
+def delta_response(response: XdsResponse) -> discovery.DeltaDiscoveryResponse:
     return discovery.DeltaDiscoveryResponse(
-        type_url=answer.type.value,
-        system_version_info=answer.version,
-        nonce=answer.nonce,
+        type_url=response.type.value,
+        system_version_info=response.version,
+        nonce=response.nonce,
         resources=[
-            discovery.Resource(name=resource.name, version=resource.version, resource=_packed(resource))
-            for resource in answer.resources
+            discovery.Resource(name=resource.name, version=resource.version, resource=_pack_any(resource))
+            for resource in response.resources
         ],
-        removed_resources=list(answer.removed),
+        removed_resources=list(response.removed),
     )
 
 
-def _packed(resource: Resource) -> Any:
+def _pack_any(resource: Resource) -> Any:
     return Any(type_url=resource.type.value, value=resource.body)

@@ -13,17 +13,17 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager i
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.google.protobuf import Struct
 
-from penstock.routing.clusters import IDLE_CONNECTION, ads, packed
+from penstock.routing.clusters import CONNECTION_IDLE_TIMEOUT, ads_config_source, pack_any
 from penstock.routing.edge import Address
-from penstock.routing.endpoints import socket
+from penstock.routing.endpoints import socket_address
 from penstock.routing.resource import Resource, ResourceType
-from penstock.routing.routes import NEVER
+from penstock.routing.routes import NO_TIMEOUT
 
 STDOUT = "/dev/stdout"
-BUFFER_BYTES = 256 * 1024  # per connection; what a slow reader may hold here before the edge feels it
+CONNECTION_BUFFER_BYTES = 256 * 1024  # per connection; what a slow reader may hold here before the edge feels it
 STREAM_WINDOW_BYTES = 256 * 1024
 CONNECTION_WINDOW_BYTES = 4 * 1024 * 1024
-STREAMS_PER_CONNECTION = 1024  # concurrent calls; a client with more opens another connection or waits
+MAX_STREAMS_PER_CONNECTION = 1024  # concurrent calls; a client with more opens another connection or waits
 
 # Metadata only: no prompt, no token, no credential can reach it.
 ACCESS_LOG_FIELDS = {
@@ -52,19 +52,19 @@ def front_listener(name: str, address: Address, *, routes: str, access_log: str)
     """`access_log` is a file or /dev/stdout; empty means none."""
     network = listener.Filter(
         name="envoy.filters.network.http_connection_manager",
-        typed_config=packed(_connection_manager(routes, access_log)),
+        typed_config=pack_any(_connection_manager(routes, access_log)),
     )
     message = listener.Listener(
         name=name,
-        address=socket(address),
+        address=socket_address(address),
         filter_chains=[listener.FilterChain(filters=[network])],
-        per_connection_buffer_limit_bytes=BUFFER_BYTES,
+        per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
     )
     return Resource(
         type=ResourceType.LISTENER,
         name=name,
         body=bytes(message),
-        refers=frozenset({(ResourceType.ROUTE, routes)}),
+        references=frozenset({(ResourceType.ROUTE, routes)}),
     )
 
 
@@ -72,13 +72,13 @@ def _connection_manager(routes: str, access_log: str) -> hcm.HttpConnectionManag
     return hcm.HttpConnectionManager(
         stat_prefix="front",
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
-        rds=hcm.Rds(config_source=ads(), route_config_name=routes),
+        rds=hcm.Rds(config_source=ads_config_source(), route_config_name=routes),
         http_filters=[_router()],
         server_header_transformation=hcm.HttpConnectionManagerServerHeaderTransformation.PASS_THROUGH,
-        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=IDLE_CONNECTION),
+        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=CONNECTION_IDLE_TIMEOUT),
         http2_protocol_options=_http2(),
-        stream_idle_timeout=NEVER,  # 5 min by default: a queued request may well be silent for longer
-        request_timeout=NEVER,
+        stream_idle_timeout=NO_TIMEOUT,  # 5 min by default: a queued request may well be silent for longer
+        request_timeout=NO_TIMEOUT,
         request_headers_timeout=timedelta(seconds=10),  # against clients that never finish their headers
         use_remote_address=True,  # at the border: what a client says of its own origin is not believed
         normalize_path=True,
@@ -93,12 +93,12 @@ def _connection_manager(routes: str, access_log: str) -> hcm.HttpConnectionManag
 
 def _router() -> hcm.HttpFilter:
     quiet = router.Router(suppress_envoy_headers=True)  # callers learn nothing of what stands between
-    return hcm.HttpFilter(name="envoy.filters.http.router", typed_config=packed(quiet))
+    return hcm.HttpFilter(name="envoy.filters.http.router", typed_config=pack_any(quiet))
 
 
 def _http2() -> core.Http2ProtocolOptions:
     return core.Http2ProtocolOptions(
-        max_concurrent_streams=STREAMS_PER_CONNECTION,
+        max_concurrent_streams=MAX_STREAMS_PER_CONNECTION,
         initial_stream_window_size=STREAM_WINDOW_BYTES,
         initial_connection_window_size=CONNECTION_WINDOW_BYTES,
         # Finds clients that vanished without a word, so that their requests stop costing steps.
@@ -124,8 +124,8 @@ def _access_log(path: str) -> accesslog.AccessLog:
     line = core.SubstitutionFormatString(json_format=Struct.from_dict(ACCESS_LOG_FIELDS))
     if path == STDOUT:  # opened by name it may be refused, where a container runtime gave it to another user
         return accesslog.AccessLog(
-            name="envoy.access_loggers.stdout", typed_config=packed(streams.StdoutAccessLog(log_format=line))
+            name="envoy.access_loggers.stdout", typed_config=pack_any(streams.StdoutAccessLog(log_format=line))
         )
     return accesslog.AccessLog(
-        name="envoy.access_loggers.file", typed_config=packed(files.FileAccessLog(path=path, log_format=line))
+        name="envoy.access_loggers.file", typed_config=pack_any(files.FileAccessLog(path=path, log_format=line))
     )

@@ -20,7 +20,7 @@ class Resource:
     type: ResourceType
     name: str
     body: bytes  # the message inside the Any; serialised once, sent to every proxy
-    refers: frozenset[tuple[ResourceType, str]] = frozenset()  # what a proxy asks for because of this resource
+    references: frozenset[tuple[ResourceType, str]] = frozenset()  # what a proxy asks for because of this resource
 
     @cached_property
     def version(self) -> str:

@@ -15,27 +15,29 @@ from penstock.routing.listeners import front_listener
 from penstock.routing.routes import routes
 from penstock.routing.snapshot import Snapshot
 
-LISTENER, ROUTES, GRPC, HTTP = "front", "edges", "edge_grpc", "edge_http"
+LISTENER_NAME, ROUTE_CONFIG_NAME, GRPC_CLUSTER, HTTP_CLUSTER = "front", "edges", "edge_grpc", "edge_http"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
+class ProxyConfig:
     """What the proxies are to be, edges apart."""
 
     listen: Address
     access_log: str = ""  # file the proxies write one JSON line per call to; empty: none
-    ping_every: timedelta = timedelta(seconds=2)  # to each edge; one left unanswered for as long ends its streams
+    keepalive_interval: timedelta = timedelta(
+        seconds=2
+    )  # to each edge; one left unanswered for as long ends its streams
 
 
-def front_snapshot(front: Front, edges: Iterable[Edge]) -> Snapshot:
+def build_snapshot(proxy: ProxyConfig, edges: Iterable[Edge]) -> Snapshot:
     members = list(edges)
     return Snapshot.of(
         [
-            grpc_cluster(GRPC, ping_every=front.ping_every),
-            http_cluster(HTTP),
-            endpoints(GRPC, members, attrgetter("grpc")),
-            endpoints(HTTP, members, attrgetter("http")),
-            front_listener(LISTENER, front.listen, routes=ROUTES, access_log=front.access_log),
-            routes(ROUTES, grpc_cluster=GRPC, http_cluster=HTTP),
+            grpc_cluster(GRPC_CLUSTER, keepalive_interval=proxy.keepalive_interval),
+            http_cluster(HTTP_CLUSTER),
+            endpoints(GRPC_CLUSTER, members, attrgetter("grpc")),
+            endpoints(HTTP_CLUSTER, members, attrgetter("http")),
+            front_listener(LISTENER_NAME, proxy.listen, routes=ROUTE_CONFIG_NAME, access_log=proxy.access_log),
+            routes(ROUTE_CONFIG_NAME, grpc_cluster=GRPC_CLUSTER, http_cluster=HTTP_CLUSTER),
         ]
     )

@@ -6,53 +6,53 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.routing.board import SnapshotBoard
-from penstock.routing.directory import EdgeDirectory
-from penstock.routing.edge import BadEdge, Edge
-from penstock.routing.resources import Front, front_snapshot
+from penstock.routing.board import SnapshotCache
+from penstock.routing.directory import EdgeDiscovery
+from penstock.routing.edge import Edge, InvalidEdge
+from penstock.routing.resources import ProxyConfig, build_snapshot
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Rollout:
+class Reconciler:
     """Knows the edges in force. A list that cannot be read changes nothing."""
 
-    front: Front
-    directory: EdgeDirectory
-    board: SnapshotBoard
+    proxy: ProxyConfig
+    discovery: EdgeDiscovery
+    cache: SnapshotCache
     edges: frozenset[Edge]
 
     @classmethod
-    async def begin(cls, front: Front, directory: EdgeDirectory) -> "Rollout":
+    async def start(cls, proxy: ProxyConfig, discovery: EdgeDiscovery) -> "Reconciler":
         """Raises BadEdge or OSError where there is no list of edges to begin with."""
-        edges = frozenset(await directory.look())
+        edges = frozenset(await discovery.poll())
         log.info("edges_found", edges=_names(edges))
-        return cls(front, directory, SnapshotBoard(front_snapshot(front, edges)), edges)
+        return cls(proxy, discovery, SnapshotCache(build_snapshot(proxy, edges)), edges)
 
-    async def follow(self, every: float) -> None:
+    async def run(self, interval_s: float) -> None:
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(interval_s)
             try:
-                await self.advance()
-            except (BadEdge, OSError) as error:
-                log.error("edges_refused", error=str(error), kept=len(self.edges))  # noqa: TRY400  # no stack: a typo
+                await self.reconcile()
+            except (InvalidEdge, OSError) as error:
+                log.error("edges_invalid", error=str(error), kept=len(self.edges))  # noqa: TRY400  # no stack: a typo
 
-    async def advance(self) -> None:
+    async def reconcile(self) -> None:
         """Look once; publish if the edges are others than before."""
-        edges = frozenset(await self.directory.look())
+        edges = frozenset(await self.discovery.poll())
         if edges == self.edges:
             return
-        snapshot = await asyncio.to_thread(front_snapshot, self.front, edges)  # 0.1 s for a thousand edges
+        snapshot = await asyncio.to_thread(build_snapshot, self.proxy, edges)  # 0.1 s for a thousand edges
         log.info("edges_changed", added=_names(edges - self.edges), removed=_names(self.edges - edges))
         self.edges = edges
-        self.board.publish(snapshot)
+        self.cache.publish(snapshot)
 
     def figures(self) -> dict[str, float]:
         return {
             "edges": len(self.edges),
             "edges_draining": sum(edge.is_draining for edge in self.edges),
-            "xds_streams": len(self.board.bells),
+            "xds_streams": len(self.cache.watchers),
         }
 
 

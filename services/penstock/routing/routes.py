@@ -6,13 +6,13 @@ from envoy_data_plane.envoy.config.route import v3 as route
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as hosts
 from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities import v3 as priorities
 
-from penstock.routing.clusters import packed
+from penstock.routing.clusters import pack_any
 from penstock.routing.resource import Resource, ResourceType
 
 # Only while no edge has taken the call: a stream that began is resumed by the client's protocol, never by the proxy.
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"
-RETRIES = 3
-NEVER = timedelta(0)  # 0 switches a timeout off
+MAX_RETRIES = 3
+NO_TIMEOUT = timedelta(0)  # 0 switches a timeout off
 
 
 def routes(name: str, *, grpc_cluster: str, http_cluster: str) -> Resource:
@@ -25,8 +25,8 @@ def routes(name: str, *, grpc_cluster: str, http_cluster: str) -> Resource:
                 domains=["*"],
                 retry_policy=_retries(),
                 routes=[
-                    route.Route(name="grpc", match=is_grpc, route=_to(grpc_cluster)),
-                    route.Route(name="http", match=route.RouteMatch(prefix="/"), route=_to(http_cluster)),
+                    route.Route(name="grpc", match=is_grpc, route=_route_to(grpc_cluster)),
+                    route.Route(name="http", match=route.RouteMatch(prefix="/"), route=_route_to(http_cluster)),
                 ],
             )
         ],
@@ -35,28 +35,28 @@ def routes(name: str, *, grpc_cluster: str, http_cluster: str) -> Resource:
         type=ResourceType.ROUTE,
         name=name,
         body=bytes(message),
-        refers=frozenset({(ResourceType.CLUSTER, grpc_cluster), (ResourceType.CLUSTER, http_cluster)}),
+        references=frozenset({(ResourceType.CLUSTER, grpc_cluster), (ResourceType.CLUSTER, http_cluster)}),
     )
 
 
-def _to(cluster: str) -> route.RouteAction:
+def _route_to(cluster: str) -> route.RouteAction:
     """Deadlines are the edge's: grpc-timeout passes through; a timer here would race it and end calls as INTERNAL."""
-    return route.RouteAction(cluster=cluster, timeout=NEVER, idle_timeout=NEVER)
+    return route.RouteAction(cluster=cluster, timeout=NO_TIMEOUT, idle_timeout=NO_TIMEOUT)
 
 
 def _retries() -> route.RetryPolicy:
     return route.RetryPolicy(
         retry_on=RETRY_ON,
-        num_retries=RETRIES,
+        num_retries=MAX_RETRIES,
         host_selection_retry_max_attempts=5,
         retry_host_predicate=[
             route.RetryPolicyRetryHostPredicate(
                 name="envoy.retry_host_predicates.previous_hosts",
-                typed_config=packed(hosts.PreviousHostsPredicate()),
+                typed_config=pack_any(hosts.PreviousHostsPredicate()),
             )
         ],
         retry_priority=route.RetryPolicyRetryPriority(
             name="envoy.retry_priorities.previous_priorities",
-            typed_config=packed(priorities.PreviousPrioritiesConfig(update_frequency=1)),
+            typed_config=pack_any(priorities.PreviousPrioritiesConfig(update_frequency=1)),
         ),
     )

@@ -12,95 +12,95 @@ import structlog
 from envoy_data_plane.envoy.service.discovery import v3 as discovery
 
 from penstock.chassis.telemetry import meter
-from penstock.routing.board import SnapshotBoard
-from penstock.routing.delta import DeltaAsk, DeltaSubscription
-from penstock.routing.frames import delta_ask, delta_frame, sotw_ask, sotw_frame
+from penstock.routing.board import SnapshotCache
+from penstock.routing.delta import DeltaRequest, DeltaSubscription
+from penstock.routing.frames import delta_request, delta_response, sotw_request, sotw_response
 from penstock.routing.resource import ResourceType
-from penstock.routing.sotw import SotwAsk, SotwSubscription
-from penstock.routing.stream import Ask, XdsStream
-from penstock.routing.subscription import Answer, Verdict
+from penstock.routing.sotw import SotwRequest, SotwSubscription
+from penstock.routing.stream import XdsRequest, XdsStream
+from penstock.routing.subscription import RequestKind, XdsResponse
 
 SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 Request = discovery.DiscoveryRequest | discovery.DeltaDiscoveryRequest
 RequestT = TypeVar("RequestT", discovery.DiscoveryRequest, discovery.DeltaDiscoveryRequest)
 ResponseT = TypeVar("ResponseT", discovery.DiscoveryResponse, discovery.DeltaDiscoveryResponse)
-AskT = TypeVar("AskT", bound=Ask)
+XdsRequestT = TypeVar("XdsRequestT", bound=XdsRequest)
 
 log = structlog.get_logger()
 
 
 class AggregatedDiscovery:
-    def __init__(self, board: SnapshotBoard) -> None:
-        self._board = board
-        self._verdicts = meter().create_counter(
-            "penstock.xds.verdicts", unit="{frame}", description="By type and verdict."
+    def __init__(self, cache: SnapshotCache) -> None:
+        self._cache = cache
+        self._requests = meter().create_counter(
+            "penstock.xds.requests", unit="{frame}", description="By type and verdict."
         )
-        self._answers = meter().create_counter("penstock.xds.answers", unit="{frame}", description="By type.")
+        self._responses = meter().create_counter("penstock.xds.responses", unit="{frame}", description="By type.")
 
     async def StreamAggregatedResources(
         self,
         requests: AsyncIterator[discovery.DiscoveryRequest],
         context: grpc.aio.ServicerContext[discovery.DiscoveryRequest, discovery.DiscoveryResponse],
     ) -> None:
-        stream: XdsStream[SotwAsk] = XdsStream(SotwSubscription)
-        await self._converse(requests, context, stream, sotw_ask, sotw_frame)
+        stream: XdsStream[SotwRequest] = XdsStream(SotwSubscription)
+        await self._serve_stream(requests, context, stream, sotw_request, sotw_response)
 
     async def DeltaAggregatedResources(
         self,
         requests: AsyncIterator[discovery.DeltaDiscoveryRequest],
         context: grpc.aio.ServicerContext[discovery.DeltaDiscoveryRequest, discovery.DeltaDiscoveryResponse],
     ) -> None:
-        stream: XdsStream[DeltaAsk] = XdsStream(DeltaSubscription)
-        await self._converse(requests, context, stream, delta_ask, delta_frame)
+        stream: XdsStream[DeltaRequest] = XdsStream(DeltaSubscription)
+        await self._serve_stream(requests, context, stream, delta_request, delta_response)
 
-    async def _converse(
+    async def _serve_stream(
         self,
         requests: AsyncIterator[RequestT],
         context: grpc.aio.ServicerContext[RequestT, ResponseT],
-        stream: XdsStream[AskT],
-        ask: Callable[[RequestT], AskT],
-        frame: Callable[[Answer], ResponseT],
+        stream: XdsStream[XdsRequestT],
+        decode: Callable[[RequestT], XdsRequestT],
+        encode: Callable[[XdsResponse], ResponseT],
     ) -> None:
         """Write what the stream owes whenever the proxy or the board has spoken, until one of them is gone."""
-        with self._board.bell() as bell:
+        with self._cache.watch() as bell:
             await context.send_initial_metadata(())
             async with asyncio.TaskGroup() as group:
-                listening = group.create_task(self._listen(requests, stream, ask, bell))
+                listening = group.create_task(self._read_requests(requests, stream, decode, bell))
                 listening.add_done_callback(lambda _: bell.set())
-                while not (listening.done() or self._board.is_closed):
-                    for answer in stream.due(self._board.snapshot):
-                        await context.write(frame(answer))
-                        self._answers.add(1, {"type": answer.type.name})
+                while not (listening.done() or self._cache.is_closed):
+                    for answer in stream.due(self._cache.snapshot):
+                        await context.write(encode(answer))
+                        self._responses.add(1, {"type": answer.type.name})
                     await bell.wait()
                     bell.clear()
                 listening.cancel()
 
-    async def _listen(
+    async def _read_requests(
         self,
         requests: AsyncIterator[RequestT],
-        stream: XdsStream[AskT],
-        ask: Callable[[RequestT], AskT],
-        bell: asyncio.Event,
+        stream: XdsStream[XdsRequestT],
+        decode: Callable[[RequestT], XdsRequestT],
+        changed: asyncio.Event,
     ) -> None:
         node = ""
         async for request in requests:
             if request.node is not None:  # sent with the first frame only
                 node = request.node.id
             try:
-                asked = ask(request)
+                asked = decode(request)
             except ValueError:
                 log.warning("xds_type_unknown", node=node, type=request.type_url)
                 continue
-            self._report(node, asked.type, stream.receive(asked), request)
-            bell.set()
+            self._record(node, asked.type, stream.receive(asked), request)
+            changed.set()
 
-    def _report(self, node: str, kind: ResourceType, verdict: Verdict, request: Request) -> None:
-        self._verdicts.add(1, {"type": kind.name, "verdict": verdict.name})
-        if verdict is Verdict.NACK:
+    def _record(self, node: str, resource_type: ResourceType, kind: RequestKind, request: Request) -> None:
+        self._requests.add(1, {"type": resource_type.name, "verdict": kind.name})
+        if kind is RequestKind.NACK:
             error = request.error_detail.message if request.error_detail else ""
-            log.error("xds_refused", node=node, type=kind.name, nonce=request.response_nonce, error=error)
-        elif verdict is Verdict.ACK:
-            log.info("xds_accepted", node=node, type=kind.name, nonce=request.response_nonce)
+            log.error("xds_nack", node=node, type=resource_type.name, nonce=request.response_nonce, error=error)
+        elif kind is RequestKind.ACK:
+            log.info("xds_ack", node=node, type=resource_type.name, nonce=request.response_nonce)
 
 
 def add_discovery_to_server(service: AggregatedDiscovery, server: grpc.aio.Server) -> None:

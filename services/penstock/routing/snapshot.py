@@ -9,7 +9,7 @@ from typing import Self
 from penstock.routing.resource import Resource, ResourceType
 
 # Proxies ask for these only because another resource names them: one that nobody names is a mistake.
-REFERRED_TYPES = frozenset({ResourceType.ENDPOINT, ResourceType.ROUTE})
+REFERENCED_TYPES = frozenset({ResourceType.ENDPOINT, ResourceType.ROUTE})
 
 
 class SnapshotInconsistent(ValueError):
@@ -58,14 +58,14 @@ class Snapshot:
 
     def _dangling(self) -> Iterator[str]:
         for resource in self._resources():
-            for kind, name in sorted(resource.refers):
+            for kind, name in sorted(resource.references):
                 if name not in self.by_type[kind]:
                     yield f"{resource.type.name} {resource.name!r} refers to {kind.name} {name!r}, which is not there"
 
     def _orphans(self) -> Iterator[str]:
-        referred = {reference for resource in self._resources() for reference in resource.refers}
+        referred = {reference for resource in self._resources() for reference in resource.references}
         for resource in self._resources():
-            if resource.type in REFERRED_TYPES and (resource.type, resource.name) not in referred:
+            if resource.type in REFERENCED_TYPES and (resource.type, resource.name) not in referred:
                 yield f"no resource refers to {resource.type.name} {resource.name!r}, so no proxy would ever ask for it"
 
 

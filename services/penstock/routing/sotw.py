@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from penstock.routing.resource import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot
-from penstock.routing.subscription import WILDCARD, Answer, Flight, Verdict
+from penstock.routing.subscription import WILDCARD, InFlightResponse, RequestKind, XdsResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SotwAsk:
+class SotwRequest:
     type: ResourceType
     names: tuple[str, ...] = ()  # all that is wanted; empty means everything, unless names were given before
     nonce: str = ""  # of the answer this is about; empty until there was one
@@ -20,30 +20,34 @@ class SotwSubscription:
     type: ResourceType
     names: frozenset[str] = frozenset()
     is_wildcard: bool = False
-    was_explicit: bool = False  # names were given once: from then on, no names means nothing
-    answered_version: str | None = None  # accepted or refused: either way not worth sending again
-    flight: Flight = field(default_factory=Flight)
+    has_named_resources: bool = False  # names were given once: from then on, no names means nothing
+    sent_version: str | None = None  # accepted or refused: either way not worth sending again
+    in_flight: InFlightResponse = field(default_factory=InFlightResponse)
 
-    def receive(self, ask: SotwAsk) -> Verdict:
-        if ask.nonce and ask.nonce != self.flight.nonce:
-            return Verdict.STALE  # the ask about the newer answer repeats all the names
-        verdict = self.flight.land(refused=ask.error is not None) if ask.nonce else Verdict.ASK
-        if self._widen(frozenset(ask.names)) or not ask.nonce:
-            self.answered_version = None
+    def receive(self, request: SotwRequest) -> RequestKind:
+        if request.nonce and request.nonce != self.in_flight.nonce:
+            return RequestKind.STALE  # the ask about the newer answer repeats all the names
+        verdict = (
+            self.in_flight.acknowledged(is_nack=request.error is not None) if request.nonce else RequestKind.SUBSCRIBE
+        )
+        if self._update_names(frozenset(request.names)) or not request.nonce:
+            self.sent_version = None
         return verdict
 
-    def due(self, snapshot: Snapshot) -> Answer | None:
+    def due(self, snapshot: Snapshot) -> XdsResponse | None:
         version = snapshot.versions[self.type]
-        if self.flight.is_open or version == self.answered_version or not (self.is_wildcard or self.names):
+        if self.in_flight.is_pending or version == self.sent_version or not (self.is_wildcard or self.names):
             return None
-        self.answered_version = version
-        return Answer(type=self.type, version=version, nonce=self.flight.launch(), resources=self._wanted(snapshot))
+        self.sent_version = version
+        return XdsResponse(
+            type=self.type, version=version, nonce=self.in_flight.sent(), resources=self._wanted(snapshot)
+        )
 
-    def _widen(self, names: frozenset[str]) -> bool:
+    def _update_names(self, names: frozenset[str]) -> bool:
         """Take over the names wanted now; true if one of them was not wanted before."""
-        self.was_explicit |= bool(names)
+        self.has_named_resources |= bool(names)
         had_all, had = self.is_wildcard, self.names
-        self.is_wildcard = WILDCARD in names or not self.was_explicit
+        self.is_wildcard = WILDCARD in names or not self.has_named_resources
         self.names = names - {WILDCARD}
         return (self.is_wildcard and not had_all) or not self.names <= had
 

@@ -6,37 +6,37 @@ from typing import Generic, Protocol, TypeVar
 
 from penstock.routing.resource import ResourceType
 from penstock.routing.snapshot import Snapshot
-from penstock.routing.subscription import Answer, Verdict
+from penstock.routing.subscription import RequestKind, XdsResponse
 
 
-class Ask(Protocol):
+class XdsRequest(Protocol):
     @property
     def type(self) -> ResourceType: ...
 
 
-AskT = TypeVar("AskT", bound=Ask)
-AskT_contra = TypeVar("AskT_contra", bound=Ask, contravariant=True)
+XdsRequestT = TypeVar("XdsRequestT", bound=XdsRequest)
+XdsRequestT_contra = TypeVar("XdsRequestT_contra", bound=XdsRequest, contravariant=True)
 
 
-class Subscription(Protocol[AskT_contra]):
-    def receive(self, ask: AskT_contra) -> Verdict: ...
+class Subscription(Protocol[XdsRequestT_contra]):
+    def receive(self, request: XdsRequestT_contra) -> RequestKind: ...
 
-    def due(self, snapshot: Snapshot) -> Answer | None: ...
+    def due(self, snapshot: Snapshot) -> XdsResponse | None: ...
 
 
 @dataclass(slots=True)
-class XdsStream(Generic[AskT]):
+class XdsStream(Generic[XdsRequestT]):
     """Knows no message class and no network: SotW or delta is the kind of subscription it opens."""
 
-    open_subscription: Callable[[ResourceType], Subscription[AskT]]
-    subscriptions: dict[ResourceType, Subscription[AskT]] = field(default_factory=dict)
+    open_subscription: Callable[[ResourceType], Subscription[XdsRequestT]]
+    subscriptions: dict[ResourceType, Subscription[XdsRequestT]] = field(default_factory=dict)
 
-    def receive(self, ask: AskT) -> Verdict:
-        if ask.type not in self.subscriptions:
-            self.subscriptions[ask.type] = self.open_subscription(ask.type)
-        return self.subscriptions[ask.type].receive(ask)
+    def receive(self, request: XdsRequestT) -> RequestKind:
+        if request.type not in self.subscriptions:
+            self.subscriptions[request.type] = self.open_subscription(request.type)
+        return self.subscriptions[request.type].receive(request)
 
-    def due(self, snapshot: Snapshot) -> Iterator[Answer]:
+    def due(self, snapshot: Snapshot) -> Iterator[XdsResponse]:
         """Answers owed now; clusters and endpoints before the listeners and routes that name them."""
         for kind in ResourceType:
             if (subscription := self.subscriptions.get(kind)) and (answer := subscription.due(snapshot)):

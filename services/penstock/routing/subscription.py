@@ -15,17 +15,17 @@ from penstock.routing.resource import Resource, ResourceType
 WILDCARD = "*"
 
 
-class Verdict(Enum):
+class RequestKind(Enum):
     """What a frame from a proxy meant."""
 
-    ASK = auto()  # a change of interest, or the first frame
+    SUBSCRIBE = auto()  # a change of interest, or the first frame
     ACK = auto()
     NACK = auto()  # the proxy refused the last answer and goes on with what it had
     STALE = auto()  # about an answer that a later one has overtaken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class XdsResponse:
     type: ResourceType
     version: str
     nonce: str
@@ -34,24 +34,24 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightResponse:
     """The answer that was sent last, and whether the proxy has spoken about it."""
 
-    sent: int = field(default=0)
-    is_open: bool = field(default=False)
+    last_nonce: int = field(default=0)
+    is_pending: bool = field(default=False)
 
     @property
     def nonce(self) -> str:
-        return str(self.sent) if self.sent else ""
+        return str(self.last_nonce) if self.last_nonce else ""
 
-    def launch(self) -> str:
-        self.sent += 1
-        self.is_open = True
+    def sent(self) -> str:
+        self.last_nonce += 1
+        self.is_pending = True
         return self.nonce
 
-    def land(self, *, refused: bool) -> Verdict:
+    def acknowledged(self, *, is_nack: bool) -> RequestKind:
         """Close the flight; a second word about the same answer is only a change of interest."""
-        if not self.is_open:
-            return Verdict.ASK
-        self.is_open = False
-        return Verdict.NACK if refused else Verdict.ACK
+        if not self.is_pending:
+            return RequestKind.SUBSCRIBE
+        self.is_pending = False
+        return RequestKind.NACK if is_nack else RequestKind.ACK

@@ -5,9 +5,9 @@ from uuid import uuid4
 from penstock.chassis import lifecycle
 from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, stop_requested
-from penstock.chassis.own_time import OwnTime
+from penstock.chassis.own_time import StallFreeClock
 from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL
+from penstock.chassis.streams import PROTOCOL_VERSION
 from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.dispatcher import Dispatcher
@@ -16,15 +16,15 @@ from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
 
-STANDSTILL = 0.5  # s without a tick, after which a scheduler that goes on knows to have missed what was said
+STALL_THRESHOLD_S = 0.5  # s without a tick, after which a scheduler that goes on knows to have missed what was said
 
 
 async def run(config: SchedulerConfig) -> None:
-    hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="scheduler")
+    hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="scheduler")
     # An instance id may be the pod's name and outlive this process; its lease ids must not come again.
     prefix = f"{config.instance_id}-{uuid4().hex[:8]}"
-    leases = LeaseBook(ttl=config.lease_ttl, prefix=prefix, own_time=OwnTime(STANDSTILL))
-    dispatcher = Dispatcher(leases=leases, look_ahead=config.look_ahead, reserve_share=config.reserve_share)
+    leases = LeaseBook(ttl=config.lease_ttl, prefix=prefix, clock=StallFreeClock(STALL_THRESHOLD_S))
+    dispatcher = Dispatcher(leases=leases, look_ahead=config.look_ahead, express_slot_share=config.express_slot_share)
     service = SchedulerService(dispatcher, config.queues, hello)
     async with serving(
         config.listen,

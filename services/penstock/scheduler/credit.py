@@ -12,254 +12,289 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.scheduler.reserve import Reserve
-from penstock.scheduler.shard import Shard
+from penstock.scheduler.reserve import ExpressSlots
+from penstock.scheduler.shard import ShardState
 
-STANDING = 64  # most credit that a shard holds while nothing waits; more than arrives in one round trip
-LARGER = 2.0  # times the mean
-MEMORY = 0.02  # weight of the last ticket: about the last fifty count
-LEAD = 0.5  # of the tokens of a head that finds no room, by which other shards' heads may come to be ahead of it
-STEPS = 8  # turns in which several shards fill what is free: many tickets at once while much is free, then one by one
+MAX_IDLE_CREDIT_TICKETS = 64  # most credit that a shard holds while nothing waits; more than arrives in one round trip
+LARGE_TICKET_FACTOR = 2.0  # times the mean
+TICKET_SIZE_GAIN = 0.02  # weight of the last ticket: about the last fifty count
+MAX_LEAD_TOKEN_SHARE = (
+    0.5  # of the tokens of a head that finds no room, by which other shards' heads may come to be ahead of it
+)
+FILL_TURNS = (
+    8  # turns in which several shards fill what is free: many tickets at once while much is free, then one by one
+)
 
 
-class Space(NamedTuple):
+class FreeCapacity(NamedTuple):
     """What the workers of a model can take now."""
 
-    room: int  # tickets
+    leases: int  # tickets
     tokens: int  # free on all workers
-    largest: int  # tokens of one ticket
-    open: int = 0  # workers that have room
-    ever: int = 0  # tokens of the largest ticket that could run on any of them, were it empty
+    max_ticket_tokens: int  # tokens of one ticket
+    open_workers: int = 0  # workers that have room
+    max_supported_tokens: int = 0  # tokens of the largest ticket that could run on any of them, were it empty
     slots: int = 0  # of all workers, free or not
 
-    def packed(self, size: float) -> int:
+    def packable_tokens(self, ticket_tokens: float) -> int:
         """Return how many tokens find a place in whatever order they come, in tickets of at most `size`.
 
         A ticket finds none only where each worker's free tokens are fewer than its own, so no more than `size` are
         ever left unused on each. Tickets that together are no more than `largest` always fit on the roomiest.
         """
-        return max(self.largest, round(self.tokens - size * self.open))
+        return max(self.max_ticket_tokens, round(self.tokens - ticket_tokens * self.open_workers))
 
-    def without(self, kept: int, size: float) -> "Space":
+    def without_express_slots(self, express_slots: int, ticket_tokens: float) -> "FreeCapacity":
         """Return what is left of it to tickets that are not urgent, and of at most `size` tokens."""
-        room, tokens = (self.room - kept, self.packed(size)) if self.room > kept else (0, 0)
-        return Space(room, tokens, self.largest, self.open, self.ever, self.slots)
+        room, tokens = (
+            (self.leases - express_slots, self.packable_tokens(ticket_tokens))
+            if self.leases > express_slots
+            else (0, 0)
+        )
+        return FreeCapacity(
+            room, tokens, self.max_ticket_tokens, self.open_workers, self.max_supported_tokens, self.slots
+        )
 
 
-class Grant(NamedTuple):
+class CreditGrant(NamedTuple):
     """Credit to be given; none at all renews the bound on sizes."""
 
     queue: str
     tickets: int = 0
     tokens: int = 0
-    once: bool = False  # and all that is not used at once comes back
+    return_unused: bool = False  # and all that is not used at once comes back
     is_unbounded: bool = False  # for tickets of any size
-    urgent: int = 0  # tickets beyond those, which go first in their class
+    express_tickets: int = 0  # tickets beyond those, which go first in their class
 
-    def lifted(self, shard: Shard) -> "Grant":
+    def unbounded_for(self, shard: ShardState) -> "CreditGrant":
         """Lift the bounds, so that the shard's head is tried."""
         size = shard.head.tokens or shard.head.waiting_tokens
-        return self._replace(tokens=max(self.tokens, shard.lacks(size)), is_unbounded=True)
+        return self._replace(tokens=max(self.tokens, shard.missing_tokens(size)), is_unbounded=True)
 
 
 class CreditBook:
     """The credit of one model over all shards."""
 
-    def __init__(self, queues: Iterable[str] = (), reserve_share: float = 0.0) -> None:
-        self.reserve = Reserve(reserve_share)
-        self.shards = {queue: Shard() for queue in queues}
+    def __init__(self, queues: Iterable[str] = (), express_slot_share: float = 0.0) -> None:
+        self.express_slots = ExpressSlots(express_slot_share)
+        self.shards = {queue: ShardState() for queue in queues}
         # Start-time fair queueing's clock, by class: the virtual tokens of the head that was served last.
         self.virtual_time: dict[int, float] = {}
-        self._idle = set(self.shards)  # that have not waited since nobody did
-        self.large = 0.0  # tokens that few tickets exceed
+        self._not_waited_since_idle = set(self.shards)  # that have not waited since nobody did
+        self.large_ticket_tokens = 0.0  # tokens that few tickets exceed
 
     def __repr__(self) -> str:
         waiting = sum(shard.head.waiting for shard in self.shards.values())
-        return f"<CreditBook {self.held} held by {len(self.shards)} shards, {waiting} waiting>"
+        return f"<CreditBook {self.held_tickets} held by {len(self.shards)} shards, {waiting} waiting>"
 
     @property
-    def held(self) -> int:
-        return sum(shard.held for shard in self.shards.values())
+    def held_tickets(self) -> int:
+        return sum(shard.held_tickets for shard in self.shards.values())
 
     @property
-    def waits(self) -> bool:
-        return any(shard.waits for shard in self.shards.values())
+    def has_waiting(self) -> bool:
+        return any(shard.has_waiting for shard in self.shards.values())
 
     @property
-    def only_waiting(self) -> str | None:
+    def sole_waiting_shard(self) -> str | None:
         """Return the shard that waits, where no other does."""
-        waiting = [queue for queue, shard in self.shards.items() if shard.waits]
+        waiting = [queue for queue, shard in self.shards.items() if shard.has_waiting]
         return waiting[0] if len(waiting) == 1 else None
 
-    def elsewhere(self, queue: str) -> dict[int, float]:
+    def remote_virtual_time(self, queue: str) -> dict[int, float]:
         """Return the virtual time of each class over the other shards: the larger of what was served and what waits."""
         others = [shard for each, shard in self.shards.items() if each != queue]
         waiting: dict[int, float] = {}
         for shard in others:
-            if shard.waits and not shard.goes_first:
+            if shard.has_waiting and not shard.has_expedited_head:
                 priority = shard.head.priority
                 waiting[priority] = min(waiting.get(priority, math.inf), shard.virtual_tokens)
-        classes = waiting.keys() | {priority for shard in others for priority in shard.served}
+        classes = waiting.keys() | {priority for shard in others for priority in shard.served_virtual_tokens}
         return {
-            priority: max(waiting.get(priority, 0.0), *(shard.served.get(priority, 0.0) for shard in others))
+            priority: max(
+                waiting.get(priority, 0.0), *(shard.served_virtual_tokens.get(priority, 0.0) for shard in others)
+            )
             for priority in classes
         }
 
-    def joined(self, queue: str) -> None:
-        self.shards[queue] = Shard()
+    def on_queue_connected(self, queue: str) -> None:
+        self.shards[queue] = ShardState()
 
-    def lost(self, queue: str) -> None:
+    def on_queue_disconnected(self, queue: str) -> None:
         self.shards.pop(queue, None)
-        self._idle.discard(queue)
+        self._not_waited_since_idle.discard(queue)
 
     def reset(self) -> None:
         """No worker serves the model any more, or the first does: shards tell their heads and get credit anew."""
-        self.shards = {queue: Shard(served=shard.served) for queue, shard in self.shards.items()}
+        self.shards = {
+            queue: ShardState(served_virtual_tokens=shard.served_virtual_tokens) for queue, shard in self.shards.items()
+        }
 
-    def offered(self, queue: str, tokens: int, *, is_urgent: bool = False, on_urgent_credit: bool = False) -> None:
-        self.large += (LARGER * tokens - self.large) * MEMORY
-        self.reserve.note(is_urgent=is_urgent)
-        self.shards[queue].offered(tokens, on_urgent_credit=on_urgent_credit)
+    def on_offer(self, queue: str, tokens: int, *, is_express: bool = False, uses_express_credit: bool = False) -> None:
+        self.large_ticket_tokens += (LARGE_TICKET_FACTOR * tokens - self.large_ticket_tokens) * TICKET_SIZE_GAIN
+        self.express_slots.record(is_express=is_express)
+        self.shards[queue].on_offer(tokens, uses_express_credit=uses_express_credit)
 
-    def returned(self, queue: str, tickets: int) -> None:
-        self.shards[queue].returned(tickets)
+    def on_credit_returned(self, queue: str, tickets: int) -> None:
+        self.shards[queue].on_credit_returned(tickets)
 
-    def voided(self, queue: str) -> None:
+    def on_credit_voided(self, queue: str) -> None:
         """A shard that hears NO_CAPACITY drops what it holds: it is more than there was room for."""
-        self.shards[queue].voided()
+        self.shards[queue].on_credit_voided()
 
-    def head(self, queue: str, head: Head) -> None:
-        if not self.waits:
-            self._idle = set(self.shards)
+    def on_head(self, queue: str, head: Head) -> None:
+        if not self.has_waiting:
+            self._not_waited_since_idle = set(self.shards)
         shard = self.shards[queue]
-        shard.hear(head, self.virtual_time.get(head.priority, 0.0))
-        if queue in self._idle and shard.waits and not shard.goes_first:
-            self._idle.discard(queue)
-            self._begin(head.priority, shard.virtual_tokens)
+        shard.on_head(head, self.virtual_time.get(head.priority, 0.0))
+        if queue in self._not_waited_since_idle and shard.has_waiting and not shard.has_expedited_head:
+            self._not_waited_since_idle.discard(queue)
+            self._raise_virtual_time(head.priority, shard.virtual_tokens)
 
-    def _begin(self, priority: int, virtual_tokens: float) -> None:
+    def _raise_virtual_time(self, priority: int, virtual_tokens: float) -> None:
         """Let nobody owe what it was served before anybody waited: each shard's clock ran by its own load then."""
         if virtual_tokens > self.virtual_time.get(priority, 0.0):
             self.virtual_time[priority] = virtual_tokens
             for shard in self.shards.values():
-                if shard.waits and shard.head.priority == priority:
-                    shard.lift(virtual_tokens)
+                if shard.has_waiting and shard.head.priority == priority:
+                    shard.offset_virtual_time(virtual_tokens)
 
-    def stir(self) -> None:
+    def on_capacity_changed(self) -> None:
         for shard in self.shards.values():
-            shard.stir()
+            shard.on_capacity_changed()
 
     def tick(self) -> None:
         """Count for how long credit has lain beside waiting tickets."""
         for shard in self.shards.values():
-            shard.stir()
-            if shard.waits and shard.held and not shard.is_asked:
-                shard.refusals += 1
+            shard.on_capacity_changed()
+            if shard.has_waiting and shard.held_tickets and not shard.is_return_pending:
+                shard.unused_credit_count += 1
 
-    def grants(self, space: Space) -> list[Grant]:
+    def grants(self, free: FreeCapacity) -> list[CreditGrant]:
         """Give credit for what there is space for; what is returned counts as held from now."""
-        kept = self.reserve.of(space.slots)
-        urgent = self._urgent(min(kept, space.room), space.largest)
-        space = space.without(kept, self.large)
-        waiting = [queue for queue, shard in self.shards.items() if shard.waits]
+        kept = self.express_slots.slots_to_keep(free.slots)
+        urgent = self._express_grants(min(kept, free.leases), free.max_ticket_tokens)
+        free = free.without_express_slots(kept, self.large_ticket_tokens)
+        waiting = [queue for queue, shard in self.shards.items() if shard.has_waiting]
         if not waiting:
-            found = self._standing(space)
+            found = self._idle_grants(free)
         elif len(waiting) == 1:
-            found = self._for_one(waiting[0], space)
+            found = self._grants_for_one(waiting[0], free)
         else:
-            found = self._in_turn(waiting, space)
-        return [self._note(grant, space.largest) for grant in [*found, *self._renewals(found, space), *urgent]]
+            found = self._grants_in_turn(waiting, free)
+        return [
+            self._record_grant(grant, free.max_ticket_tokens)
+            for grant in [*found, *self._renewals(found, free), *urgent]
+        ]
 
-    def _urgent(self, room: int, largest: int) -> list[Grant]:
+    def _express_grants(self, tickets: int, max_ticket_tokens: int) -> list[CreditGrant]:
         """Have every shard hold what is kept; where urgent tickets wait, the first of them, and no other shard."""
-        if room <= 0 and not any(shard.urgent for shard in self.shards.values()):
+        if tickets <= 0 and not any(shard.held_express_tickets for shard in self.shards.values()):
             return []
-        shards = {queue: shard for queue, shard in self.shards.items() if shard.waits and shard.goes_first}
+        shards = {
+            queue: shard for queue, shard in self.shards.items() if shard.has_waiting and shard.has_expedited_head
+        }
         if shards:
-            first = min(shards, key=lambda queue: shards[queue].urgency)
+            first = min(shards, key=lambda queue: shards[queue].sort_key)
             shards = {first: shards[first]}
         return [
-            Grant(queue, urgent=max(0, room - shard.urgent))
+            CreditGrant(queue, express_tickets=max(0, tickets - shard.held_express_tickets))
             for queue, shard in (shards or self.shards).items()
-            if shard.urgent < room or (shard.urgent and shards and shard.told < largest)
+            if shard.held_express_tickets < tickets
+            or (shard.held_express_tickets and shards and shard.sent_max_ticket_tokens < max_ticket_tokens)
         ]
 
-    def _standing(self, space: Space) -> list[Grant]:
+    def _idle_grants(self, free: FreeCapacity) -> list[CreditGrant]:
         """Fill up what is half used: a frame for each ticket would cost more than the round trip that it may save."""
-        wanted = min(space.room, STANDING)
+        wanted = min(free.leases, MAX_IDLE_CREDIT_TICKETS)
         return [
-            Grant(queue, wanted - shard.held, shard.lacks(space.tokens))
+            CreditGrant(queue, wanted - shard.held_tickets, shard.missing_tokens(free.tokens))
             for queue, shard in self.shards.items()
-            if shard.held < wanted and not shard.is_asked and shard.runs_low(wanted, space.tokens, space.largest)
+            if shard.held_tickets < wanted
+            and not shard.is_return_pending
+            and shard.is_low(wanted, free.tokens, free.max_ticket_tokens)
         ]
 
-    def _for_one(self, queue: str, space: Space) -> list[Grant]:
+    def _grants_for_one(self, queue: str, free: FreeCapacity) -> list[CreditGrant]:
         shard = self.shards[queue]
-        is_scarce = space.room <= shard.head.waiting or space.tokens <= shard.head.waiting_tokens
-        found = self._recalls(other for other in self.shards if other != queue) if is_scarce else []
-        tickets = max(0, min(space.room - shard.held, shard.unserved))
-        tokens = shard.lacks(space.tokens if tickets else min(space.tokens, shard.head.waiting_tokens))
-        if (tickets or tokens) and not shard.is_asked:
-            found.append(Grant(queue, tickets, tokens))
+        is_scarce = free.leases <= shard.head.waiting or free.tokens <= shard.head.waiting_tokens
+        found = self._return_requests(other for other in self.shards if other != queue) if is_scarce else []
+        tickets = max(0, min(free.leases - shard.held_tickets, shard.unserved_tickets))
+        tokens = shard.missing_tokens(free.tokens if tickets else min(free.tokens, shard.head.waiting_tokens))
+        if (tickets or tokens) and not shard.is_return_pending:
+            found.append(CreditGrant(queue, tickets, tokens))
         return found
 
-    def _in_turn(self, waiting: list[str], space: Space) -> list[Grant]:
-        found = self._recalls(self.shards)
-        ready = self._ready(waiting, space.ever)
-        if space.room <= 0 or not ready or not all(self.shards[queue].is_settled for queue in waiting):
+    def _grants_in_turn(self, waiting: list[str], free: FreeCapacity) -> list[CreditGrant]:
+        found = self._return_requests(self.shards)
+        ready = self._unblocked(waiting, free.max_supported_tokens)
+        if free.leases <= 0 or not ready or not all(self.shards[queue].is_settled for queue in waiting):
             return found
         heads = [self.shards[queue].head for queue in ready]
-        if space.room >= sum(head.waiting for head in heads) and space.tokens >= sum(h.waiting_tokens for h in heads):
-            return [*found, *(self._turn(queue, space.room, space) for queue in ready)]
-        best = min(ready, key=lambda queue: self.shards[queue].urgency)
-        return [*found, self._turn(best, max(1, space.room // STEPS), space)]
+        if free.leases >= sum(head.waiting for head in heads) and free.tokens >= sum(h.waiting_tokens for h in heads):
+            return [*found, *(self._turn_grant(queue, free.leases, free) for queue in ready)]
+        best = min(ready, key=lambda queue: self.shards[queue].sort_key)
+        return [*found, self._turn_grant(best, max(1, free.leases // FILL_TURNS), free)]
 
-    def _ready(self, waiting: list[str], ever: int) -> list[str]:
+    def _unblocked(self, waiting: list[str], max_supported_tokens: int) -> list[str]:
         stuck = [self.shards[queue] for queue in waiting if self.shards[queue].is_stuck]
         others = [queue for queue in waiting if not self.shards[queue].is_stuck]
-        return [queue for queue in others if not any(each.bars(self.shards[queue], LEAD, ever) for each in stuck)]
-
-    def _turn(self, queue: str, most: int, space: Space) -> Grant:
-        shard = self.shards[queue]
-        tickets = min(shard.head.waiting, most)
-        grant = Grant(queue, tickets, shard.lacks(space.tokens), once=True)
-        return grant.lifted(shard) if shard.is_to_be_probed(space.ever) else grant
-
-    def _recalls(self, queues: Iterable[str]) -> list[Grant]:
         return [
-            Grant(queue, once=True) for queue in queues if self.shards[queue].held and not self.shards[queue].is_asked
+            queue
+            for queue in others
+            if not any(each.blocks(self.shards[queue], MAX_LEAD_TOKEN_SHARE, max_supported_tokens) for each in stuck)
         ]
 
-    def _renewals(self, found: list[Grant], space: Space) -> list[Grant]:
+    def _turn_grant(self, queue: str, max_tickets: int, free: FreeCapacity) -> CreditGrant:
+        shard = self.shards[queue]
+        tickets = min(shard.head.waiting, max_tickets)
+        grant = CreditGrant(queue, tickets, shard.missing_tokens(free.tokens), return_unused=True)
+        return grant.unbounded_for(shard) if shard.is_probe_due(free.max_supported_tokens) else grant
+
+    def _return_requests(self, queues: Iterable[str]) -> list[CreditGrant]:
+        return [
+            CreditGrant(queue, return_unused=True)
+            for queue in queues
+            if self.shards[queue].held_tickets and not self.shards[queue].is_return_pending
+        ]
+
+    def _renewals(self, found: list[CreditGrant], free: FreeCapacity) -> list[CreditGrant]:
         """Renew the bounds of what lies unused where more fits by now, or lift them once to try the head."""
         idle = [
             (queue, shard)
             for queue, shard in self.shards.items()
-            if shard.held and shard.waits and not shard.is_asked and not any(grant.queue == queue for grant in found)
+            if shard.held_tickets
+            and shard.has_waiting
+            and not shard.is_return_pending
+            and not any(grant.queue == queue for grant in found)
         ]
         if not idle:
             return []
-        probed = [Grant(queue).lifted(shard) for queue, shard in idle if shard.is_to_be_probed(space.ever)]
+        probed = [
+            CreditGrant(queue).unbounded_for(shard)
+            for queue, shard in idle
+            if shard.is_probe_due(free.max_supported_tokens)
+        ]
         tried = {grant.queue for grant in probed}
         renewed = [
-            Grant(queue, 0, shard.lacks(space.tokens))
+            CreditGrant(queue, 0, shard.missing_tokens(free.tokens))
             for queue, shard in idle
-            if shard.told < space.largest and queue not in tried
+            if shard.sent_max_ticket_tokens < free.max_ticket_tokens and queue not in tried
         ]
         return [*probed, *renewed]
 
-    def _note(self, grant: Grant, largest: int) -> Grant:
+    def _record_grant(self, grant: CreditGrant, max_ticket_tokens: int) -> CreditGrant:
         shard = self.shards[grant.queue]
-        shard.held += grant.tickets
-        shard.urgent += grant.urgent
-        if grant.tickets and shard.waits and not shard.goes_first:
-            self._note_served(shard, shard.head.priority)
-        shard.tokens += grant.tokens
-        shard.told = largest
-        shard.is_asked = shard.is_asked or grant.once
+        shard.held_tickets += grant.tickets
+        shard.held_express_tickets += grant.express_tickets
+        if grant.tickets and shard.has_waiting and not shard.has_expedited_head:
+            self._record_served(shard, shard.head.priority)
+        shard.held_tokens += grant.tokens
+        shard.sent_max_ticket_tokens = max_ticket_tokens
+        shard.is_return_pending = shard.is_return_pending or grant.return_unused
         shard.is_probed = shard.is_probed or grant.is_unbounded
         return grant
 
-    def _note_served(self, shard: Shard, priority: int) -> None:
-        for passed in (self.virtual_time, shard.served):
+    def _record_served(self, shard: ShardState, priority: int) -> None:
+        for passed in (self.virtual_time, shard.served_virtual_tokens):
             passed[priority] = max(passed.get(priority, 0.0), shard.virtual_tokens)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime, WorkerSteps
-from penstock.mesh.v1.ticket_pb2 import Blame, CatalogEntry, Lease
+from penstock.mesh.v1.queue_pb2 import PoolStats, ServedTicket, VirtualTime, WorkerSteps
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
 
 
 @dataclass(slots=True)
@@ -24,29 +24,29 @@ class Decline:
 
 
 @dataclass(slots=True)
-class GiveCredit:
+class GrantCredit:
     """To a queue: it may offer so many more."""
 
     queue: str
     model: str
     tickets: int
-    max_tokens: int  # 0: whatever its size
+    max_ticket_tokens: int  # 0: whatever its size
     tokens_per_second: float
     total_tokens: int = 0  # over all tickets that it is used for
-    once: bool = False  # what is not used at once comes back, with what was given before
-    urgent_tickets: int = 0  # beyond those, for what goes first in its class
+    return_unused: bool = False  # what is not used at once comes back, with what was given before
+    express_tickets: int = 0  # beyond those, for what goes first in its class
 
 
 @dataclass(slots=True)
-class TellPace:
+class SendPoolStats:
     """To a queue: how fast the workers of a model are."""
 
     queue: str
-    pace: Pace
+    stats: PoolStats
 
 
 @dataclass(slots=True)
-class TellServed:
+class SendServiceReport:
     """To a queue: what its tickets were served."""
 
     queue: str
@@ -55,7 +55,7 @@ class TellServed:
 
 
 @dataclass(slots=True)
-class TellTimes:
+class SendVirtualTimes:
     """To a queue: how far other shards have come."""
 
     queue: str
@@ -63,11 +63,11 @@ class TellTimes:
 
 
 @dataclass(slots=True)
-class Catalog:
+class CatalogUpdate:
     """To every queue: the models that can be placed here, and the requests that nobody is to run."""
 
     entries: tuple[CatalogEntry, ...]
-    blames: tuple[Blame, ...] = ()
+    poison_reports: tuple[PoisonReport, ...] = ()
 
 
 @dataclass(slots=True)
@@ -86,6 +86,6 @@ class Revoke:
     lease_id: str
 
 
-ToQueue = Place | Decline | GiveCredit | TellPace | TellServed | TellTimes
+ToQueue = Place | Decline | GrantCredit | SendPoolStats | SendServiceReport | SendVirtualTimes
 ToWorker = Expect | Revoke
-Effect = ToQueue | ToWorker | Catalog
+Effect = ToQueue | ToWorker | CatalogUpdate

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
-from penstock.scheduler.placement import Placement, QuickestStart
+from penstock.scheduler.placement import LowestTtft, Placement
 from penstock.scheduler.pool import Pool
 from penstock.scheduler.worker import Worker
 
@@ -13,10 +13,10 @@ from penstock.scheduler.worker import Worker
 class Fleet:
     """All workers, by stream and by model."""
 
-    placement: Placement = field(default_factory=QuickestStart)
+    placement: Placement = field(default_factory=LowestTtft)
     pools: dict[str, Pool] = field(default_factory=dict)  # by model; none is empty
     _workers: dict[str, Worker] = field(default_factory=dict)  # by stream
-    _named: dict[str, Worker] = field(default_factory=dict)  # by instance id
+    _by_worker_id: dict[str, Worker] = field(default_factory=dict)  # by instance id
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -34,21 +34,21 @@ class Fleet:
         return self._workers.get(key)
 
     def add(self, worker: Worker) -> None:
-        self._workers[worker.key] = self._named[worker.worker_id] = worker
+        self._workers[worker.key] = self._by_worker_id[worker.worker_id] = worker
         if worker.model not in self.pools:
             self.pools[worker.model] = Pool(self.placement)
         self.pools[worker.model].add(worker)
 
     def remove(self, worker: Worker) -> None:
-        del self._workers[worker.key], self._named[worker.worker_id]
+        del self._workers[worker.key], self._by_worker_id[worker.worker_id]
         pool = self.pools[worker.model]
         pool.remove(worker)
         if not pool:
             del self.pools[worker.model]
 
-    def named(self, worker_id: str) -> Worker | None:
+    def by_worker_id(self, worker_id: str) -> Worker | None:
         """Return the worker of that instance id, on whatever stream."""
-        return self._named.get(worker_id)
+        return self._by_worker_id.get(worker_id)
 
     def models(self) -> list[str]:
         return sorted(self.pools)

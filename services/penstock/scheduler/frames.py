@@ -4,33 +4,35 @@ from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.scheduler import effects as out
 
 
-def to_queue(effect: out.ToQueue | out.Catalog) -> queue_pb2.DispatchRequest:
+def to_queue(effect: out.ToQueue | out.CatalogUpdate) -> queue_pb2.DispatchRequest:
     match effect:
         case out.Place():
             return queue_pb2.DispatchRequest(place=queue_pb2.Place(lease=effect.lease))
         case out.Decline():
             decline = queue_pb2.Decline(ticket_id=effect.ticket_id, reason=effect.reason)
             return queue_pb2.DispatchRequest(decline=decline)
-        case out.GiveCredit():
+        case out.GrantCredit():
             credit = queue_pb2.Credit(
                 model=effect.model,
                 tickets=effect.tickets,
-                max_tokens=effect.max_tokens,
-                once=effect.once,
+                max_ticket_tokens=effect.max_ticket_tokens,
+                return_unused=effect.return_unused,
                 tokens_per_second=effect.tokens_per_second,
                 total_tokens=effect.total_tokens,
-                urgent_tickets=effect.urgent_tickets,
+                express_tickets=effect.express_tickets,
             )
             return queue_pb2.DispatchRequest(credit=credit)
-        case out.TellPace():
-            return queue_pb2.DispatchRequest(pace=effect.pace)
-        case out.TellServed():
-            served = queue_pb2.Served(tickets=effect.tickets, workers=effect.workers)
-            return queue_pb2.DispatchRequest(served=served)
-        case out.TellTimes():
+        case out.SendPoolStats():
+            return queue_pb2.DispatchRequest(pool_stats=effect.stats)
+        case out.SendServiceReport():
+            served = queue_pb2.ServiceReport(tickets=effect.tickets, workers=effect.workers)
+            return queue_pb2.DispatchRequest(service_report=served)
+        case out.SendVirtualTimes():
             return queue_pb2.DispatchRequest(virtual_times=queue_pb2.VirtualTimes(times=effect.times))
-        case out.Catalog():
-            return queue_pb2.DispatchRequest(catalog=queue_pb2.Catalog(entries=effect.entries, blames=effect.blames))
+        case out.CatalogUpdate():
+            return queue_pb2.DispatchRequest(
+                catalog=queue_pb2.Catalog(entries=effect.entries, poison_reports=effect.poison_reports)
+            )
 
 
 def to_worker(effect: out.ToWorker) -> scheduler_pb2.AttachResponse:

@@ -1,31 +1,38 @@
 """What a model's workers have room for, as credit for the shards that may use it."""
 
-from penstock.scheduler.credit import CreditBook, Grant, Space
-from penstock.scheduler.effects import GiveCredit
+from penstock.scheduler.credit import CreditBook, CreditGrant, FreeCapacity
+from penstock.scheduler.effects import GrantCredit
 from penstock.scheduler.pool import Pool
 
-NOTHING_FITS = 1  # token; the smallest ticket has two
-FULL = Space(0, 0, NOTHING_FITS)
+NOTHING_FITS_TOKENS = 1  # token; the smallest ticket has two
+NO_FREE_CAPACITY = FreeCapacity(0, 0, NOTHING_FITS_TOKENS)
 
 
-def credit_for(model: str, pool: Pool | None, book: CreditBook) -> list[GiveCredit]:
+def credit_grants_for(model: str, pool: Pool | None, book: CreditBook) -> list[GrantCredit]:
     """Give what the book grants of the room there is; without a pool there is none."""
-    space, rate = FULL, 0.0
+    space, rate = NO_FREE_CAPACITY, 0.0
     if pool is not None:
-        largest, totals = pool.largest, pool.totals
+        largest, totals = pool.max_ticket_tokens, pool.totals
         rate = totals.tokens_per_second
-        space = Space(totals.room, totals.tokens, largest or NOTHING_FITS, totals.is_open, pool.ever, totals.slots)
-    return [_give(grant, model, space.largest, rate) for grant in book.grants(space)]
+        space = FreeCapacity(
+            totals.available_leases,
+            totals.free_tokens,
+            largest or NOTHING_FITS_TOKENS,
+            totals.open_workers,
+            pool.max_supported_tokens,
+            totals.slots,
+        )
+    return [_grant_effect(grant, model, space.max_ticket_tokens, rate) for grant in book.grants(space)]
 
 
-def _give(grant: Grant, model: str, largest: int, rate: float) -> GiveCredit:
-    return GiveCredit(
+def _grant_effect(grant: CreditGrant, model: str, max_ticket_tokens: int, rate: float) -> GrantCredit:
+    return GrantCredit(
         queue=grant.queue,
         model=model,
         tickets=grant.tickets,
-        max_tokens=0 if grant.is_unbounded else largest,
+        max_ticket_tokens=0 if grant.is_unbounded else max_ticket_tokens,
         tokens_per_second=rate,
         total_tokens=grant.tokens,
-        once=grant.once,
-        urgent_tickets=grant.urgent,
+        return_unused=grant.return_unused,
+        express_tickets=grant.express_tickets,
     )

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from google.protobuf.duration_pb2 import Duration
 
-from penstock.chassis.own_time import OwnTime
+from penstock.chassis.own_time import StallFreeClock
 
 
 @dataclass(slots=True)
@@ -19,14 +19,14 @@ class LeaseEntry:
     queue: str  # shard that offered it
     worker: str  # stream of the worker, as long as that is attached
     worker_id: str
-    blocks: int  # KV blocks it may grow to
+    kv_blocks: int  # KV blocks it may grow to
     prompt_tokens: int = 0  # to be computed
-    predicted_output: int = 0  # tokens; 0: nobody has predicted any
-    prompt_served: int = 0  # tokens that its worker has told of, like the next
-    output_served: int = 0
-    served_at: int = 0  # steps that the worker had done when it told
+    predicted_output_tokens: int = 0  # tokens; 0: nobody has predicted any
+    served_prompt_tokens: int = 0  # tokens that its worker has told of, like the next
+    served_output_tokens: int = 0
+    served_at_step: int = 0  # steps that the worker had done when it told
     first_token_after: Duration | None = None  # on its worker; None: none has come
-    is_urgent: bool = False  # as its ticket
+    is_express: bool = False  # as its ticket
     expires_at: float = 0.0  # s of its book's own time
     is_started: bool = False
 
@@ -40,7 +40,7 @@ class LeaseBook:
 
     ttl: float  # s
     prefix: str  # of lease ids, unique per start of the process
-    own_time: OwnTime = field(default_factory=OwnTime)
+    clock: StallFreeClock = field(default_factory=StallFreeClock)
     leases: dict[str, LeaseEntry] = field(default_factory=dict)
     _unstarted: dict[str, LeaseEntry] = field(default_factory=dict)  # by ticket, oldest first
     _issued: int = 0
@@ -53,10 +53,10 @@ class LeaseBook:
         return len(self.leases)
 
     def __repr__(self) -> str:
-        return f"<LeaseBook {len(self)} leases, {self.unstarted} not started>"
+        return f"<LeaseBook {len(self)} leases, {self.unstarted_count} not started>"
 
     @property
-    def unstarted(self) -> int:
+    def unstarted_count(self) -> int:
         return len(self._unstarted)
 
     def new_id(self) -> str:
@@ -87,22 +87,22 @@ class LeaseBook:
         if not entry.is_started:
             del self._unstarted[entry.ticket_id]
 
-    def of(self, lease_id: str, worker: str) -> LeaseEntry | None:
+    def on_worker(self, lease_id: str, worker: str) -> LeaseEntry | None:
         """Return a lease if it is one of this scheduler on this worker."""
         entry = self.leases.get(lease_id)
         return entry if entry and entry.worker == worker else None
 
-    def unstarted_of(self, ticket_id: str) -> LeaseEntry | None:
+    def unstarted_for_ticket(self, ticket_id: str) -> LeaseEntry | None:
         return self._unstarted.get(ticket_id)
 
-    def unstarted_on(self, worker_id: str) -> list[LeaseEntry]:
+    def unstarted_on_worker(self, worker_id: str) -> list[LeaseEntry]:
         return [entry for entry in self._unstarted.values() if entry.worker_id == worker_id]
 
-    def lapses_at(self, now: float) -> float:
+    def expiry_from(self, now: float) -> float:
         """Return when, by our own time, a lease is over that is issued now."""
-        return self.own_time.at(now) + self.ttl
+        return self.clock.at(now) + self.ttl
 
-    def lapsed(self, now: float) -> list[LeaseEntry]:
+    def expired(self, now: float) -> list[LeaseEntry]:
         """Return unstarted leases whose time is over; the caller ends them. To be asked several times a second."""
-        ran = self.own_time.at(now)
+        ran = self.clock.at(now)
         return list(takewhile(lambda entry: entry.expires_at <= ran, self._unstarted.values()))

@@ -4,67 +4,72 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.chassis.durations import seconds_of, set_seconds
-from penstock.mesh.v1.queue_pb2 import Pace
-from penstock.scheduler.effects import TellPace
+from penstock.mesh.v1.queue_pb2 import PoolStats
+from penstock.scheduler.effects import SendPoolStats
 from penstock.scheduler.leases import LeaseEntry
 from penstock.scheduler.pool import Pool
-from penstock.scheduler.releases import releases_of
+from penstock.scheduler.releases import slot_releases_of
 
-RENEW_AFTER = 1.0  # s; an unchanged pace is told again, as an old one is not believed for ever
-DIGITS = 3  # of a rate; its noise is no news
+RESEND_INTERVAL_S = 1.0  # s; an unchanged pace is told again, as an old one is not believed for ever
+SIGNIFICANT_DIGITS = 3  # of a rate; its noise is no news
 
 
 @dataclass(slots=True)
-class PaceBook:
+class PoolStatsReports:
     """What each shard was told last."""
 
-    _told: dict[tuple[str, str], tuple[Pace, float]] = field(default_factory=dict)  # by shard and model: what, when
+    _last_sent: dict[tuple[str, str], tuple[PoolStats, float]] = field(
+        default_factory=dict
+    )  # by shard and model: what, when
     _turn: int = 0
 
-    def news(
+    def updates(
         self, queues: Iterable[str], pools: Mapping[str, Pool], leases: Mapping[str, LeaseEntry], now: float
-    ) -> list[TellPace]:
+    ) -> list[SendPoolStats]:
         """Return what is news; models without workers are told once to have none."""
         self._turn += 1
-        gone = {model: Pace(model=model) for _, model in self._told if model not in pools}
-        paces = gone | {model: pace_of(model, pool, leases, self._turn) for model, pool in pools.items()}
+        gone = {model: PoolStats(model=model) for _, model in self._last_sent if model not in pools}
+        paces = gone | {model: pool_stats_of(model, pool, leases, self._turn) for model, pool in pools.items()}
         found = [
-            TellPace(queue, pace) for queue in queues for pace in paces.values() if self._is_news(queue, pace, now)
+            SendPoolStats(queue, pace)
+            for queue in queues
+            for pace in paces.values()
+            if self._is_update_due(queue, pace, now)
         ]
-        self._told |= {(each.queue, each.pace.model): (each.pace, now) for each in found}
+        self._last_sent |= {(each.queue, each.stats.model): (each.stats, now) for each in found}
         return found
 
-    def forget(self, queue: str) -> None:
-        self._told = {key: told for key, told in self._told.items() if key[0] != queue}
+    def discard(self, queue: str) -> None:
+        self._last_sent = {key: told for key, told in self._last_sent.items() if key[0] != queue}
 
-    def _is_news(self, queue: str, pace: Pace, now: float) -> bool:
-        told, at = self._told.get((queue, pace.model), (None, 0.0))
-        return pace != told or (pace.slots > 0 and at + RENEW_AFTER <= now)
+    def _is_update_due(self, queue: str, stats: PoolStats, now: float) -> bool:
+        told, at = self._last_sent.get((queue, stats.model), (None, 0.0))
+        return stats != told or (stats.slots > 0 and at + RESEND_INTERVAL_S <= now)
 
 
-def pace_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn: int = 0) -> Pace:
-    totals, following, workers = pool.totals, pool.best(), list(pool)
+def pool_stats_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn: int = 0) -> PoolStats:
+    totals, following, workers = pool.totals, pool.next_worker(), list(pool)
     reports = [each.report for each in workers]
-    pace = Pace(
+    pace = PoolStats(
         model=model,
         tokens_per_second=_rounded(totals.tokens_per_second),
         prefill_tokens_per_second=_mean([each.prefill_tokens_per_second for each in reports]),
         running=totals.running,
         slots=totals.slots,
         leases=sum([len(each.promised) for each in workers]),
-        room=totals.room,
+        available_leases=totals.available_leases,
         workers=len(workers),
-        pending_prefill_tokens=sum([each.prefill_tokens for each in workers]),
-        prefill_token_seconds=_mean([each.prefill_token_seconds for each in reports]),
-        releases=releases_of(workers, leases, turn),
-        step_tokens=max([each.step_tokens for each in reports], default=0),
-        held_tokens=sum([each.promised_blocks * each.block_size for each in workers]),
+        pending_prefill_tokens=sum([each.prefill_backlog_tokens for each in workers]),
+        seconds_per_prefill_token=_mean([each.seconds_per_prefill_token for each in reports]),
+        slot_releases=slot_releases_of(workers, leases, turn),
+        max_step_tokens=max([each.max_step_tokens for each in reports], default=0),
+        leased_tokens=sum([each.promised_blocks * each.block_size for each in workers]),
         free_tokens=sum([each.free_blocks * each.block_size for each in workers]),
     )
     if decode_step := _mean([seconds_of(each.decode_step_time) for each in reports]):
         set_seconds(pace.decode_step_time, decode_step)
     if following:
-        pace.prefill_backlog_tokens = following.prefill_tokens
+        pace.next_worker_backlog_tokens = following.prefill_backlog_tokens
         set_seconds(pace.step_time, _rounded(following.step_s))
     return pace
 
@@ -76,4 +81,4 @@ def _mean(measured: Sequence[float]) -> float:
 
 
 def _rounded(rate: float) -> float:
-    return float(f"{rate:.{DIGITS}g}") if rate else 0.0
+    return float(f"{rate:.{SIGNIFICANT_DIGITS}g}") if rate else 0.0

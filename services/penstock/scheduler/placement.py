@@ -6,11 +6,11 @@ from typing import Protocol
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler.worker import Worker
 
-TYPICAL = 512  # tokens of a prompt, to rank workers by before there is a ticket
-CROWDING = 10.0  # steps that a ticket would rather wait than share with a full batch
-CROSSING = 0.002  # s; what a way to another zone and back costs, about a tenth of a step
+TYPICAL_PROMPT_TOKENS = 512  # tokens of a prompt, to rank workers by before there is a ticket
+FULL_BATCH_PENALTY_STEPS = 10.0  # steps that a ticket would rather wait than share with a full batch
+CROSS_ZONE_COST_S = 0.002  # s; what a way to another zone and back costs, about a tenth of a step
 
-Cached = Callable[[Worker], int]  # tokens at the beginning of a ticket's prompt that a worker has in its cache
+CachedTokensFn = Callable[[Worker], int]  # tokens at the beginning of a ticket's prompt that a worker has in its cache
 
 
 class Placement(Protocol):
@@ -19,10 +19,10 @@ class Placement(Protocol):
     def load(self, worker: Worker) -> float:
         """Rank workers before there is a ticket: those with the lowest are the candidates."""
 
-    def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: Cached) -> Worker: ...
+    def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: CachedTokensFn) -> Worker: ...
 
 
-class QuickestStart:
+class LowestTtft:
     """The worker that gives the first token soonest, and among those about as soon the emptiest. In s:
 
         (prefill in front + own prompt - what of it is cached there) / prefill rate + step time * (1 + 10 * used share)
@@ -34,18 +34,18 @@ class QuickestStart:
     """
 
     def load(self, worker: Worker) -> float:
-        return _seconds(worker, TYPICAL)
+        return _expected_ttft(worker, TYPICAL_PROMPT_TOKENS)
 
-    def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: Cached) -> Worker:
+    def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: CachedTokensFn) -> Worker:
         prompt_tokens, zone = ticket.prompt_tokens, ticket.zone
 
         def load(worker: Worker) -> tuple[float, str]:
-            crossing = CROSSING if zone and worker.zone and worker.zone != zone else 0.0
-            return _seconds(worker, prompt_tokens - cached(worker)) + crossing, worker.worker_id
+            crossing = CROSS_ZONE_COST_S if zone and worker.zone and worker.zone != zone else 0.0
+            return _expected_ttft(worker, prompt_tokens - cached(worker)) + crossing, worker.worker_id
 
         return min(workers, key=load)
 
 
-def _seconds(worker: Worker, tokens: int) -> float:
-    prefill = (worker.prefill_tokens + tokens) / worker.prefill_rate
-    return prefill + worker.step_s * (1 + CROWDING * worker.used_share)
+def _expected_ttft(worker: Worker, tokens: int) -> float:
+    prefill = (worker.prefill_backlog_tokens + tokens) / worker.prefill_tokens_per_s
+    return prefill + worker.step_s * (1 + FULL_BATCH_PENALTY_STEPS * worker.used_share)

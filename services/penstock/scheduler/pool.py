@@ -6,11 +6,11 @@ from itertools import islice
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
 from penstock.scheduler.placement import Placement
 from penstock.scheduler.prefixes import PrefixIndex
-from penstock.scheduler.ranking import Ranking
-from penstock.scheduler.worker import Share, Worker, tokens_of
+from penstock.scheduler.ranking import TournamentTree
+from penstock.scheduler.worker import CapacityTotals, Worker, max_tokens_of
 
-NOTHING = Share()
-CANDIDATES = 4  # least loaded workers that are compared for a ticket, and as many of its own zone
+EMPTY_TOTALS = CapacityTotals()
+MAX_CANDIDATES = 4  # least loaded workers that are compared for a ticket, and as many of its own zone
 
 
 class Pool:
@@ -19,13 +19,13 @@ class Pool:
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._workers: dict[str, Worker] = {}  # by stream, newest last
-        self._counted: dict[str, Share] = {}
-        self._ranking = Ranking()
-        self._zones: dict[str, Ranking] = {}  # of workers that say where they are
+        self._counted_totals: dict[str, CapacityTotals] = {}
+        self._tree = TournamentTree()
+        self._zone_trees: dict[str, TournamentTree] = {}  # of workers that say where they are
         self._changed: list[Worker] = []
-        self._totals = Share()
-        self.prefixes = PrefixIndex()
-        self.ever = 0  # tokens of the largest ticket that could run on any of them, were it empty
+        self._totals = CapacityTotals()
+        self.prefix_index = PrefixIndex()
+        self.max_supported_tokens = 0  # tokens of the largest ticket that could run on any of them, were it empty
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -35,74 +35,76 @@ class Pool:
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.key] = worker
-        worker.changed, worker.is_listed = self._changed, False
-        worker.list()
-        self.ever = max(self.ever, worker.ever)
+        worker.changed_workers, worker.is_marked_changed = self._changed, False
+        worker.mark_changed()
+        self.max_supported_tokens = max(self.max_supported_tokens, worker.max_supported_tokens)
 
     def remove(self, worker: Worker) -> None:
-        self._settle()
+        self._refresh()
         del self._workers[worker.key]
-        self._ranking.remove(worker.key)
+        self._tree.remove(worker.key)
         if worker.zone:
-            self._zones[worker.zone].remove(worker.key)
-            if not self._zones[worker.zone]:
-                del self._zones[worker.zone]
-        self.prefixes.forget(worker.key)
-        self._totals.swap(self._counted.pop(worker.key), NOTHING)
-        worker.changed = []
-        self.ever = max((each.ever for each in self), default=0)
+            self._zone_trees[worker.zone].remove(worker.key)
+            if not self._zone_trees[worker.zone]:
+                del self._zone_trees[worker.zone]
+        self.prefix_index.remove_worker(worker.key)
+        self._totals.replace(self._counted_totals.pop(worker.key), EMPTY_TOTALS)
+        worker.changed_workers = []
+        self.max_supported_tokens = max((each.max_supported_tokens for each in self), default=0)
 
     @property
-    def totals(self) -> Share:
-        self._settle()
+    def totals(self) -> CapacityTotals:
+        self._refresh()
         return self._totals
 
     @property
-    def largest(self) -> int:
+    def max_ticket_tokens(self) -> int:
         """Tokens of the largest ticket that any can take."""
-        self._settle()
-        return self._ranking.most_room
+        self._refresh()
+        return self._tree.max_free_tokens
 
-    def best(self) -> Worker | None:
+    def next_worker(self) -> Worker | None:
         """Return the worker that comes next, be it full at the moment."""
-        self._settle()
-        found = next(self._ranking.search(1), None) or next(self._ranking.search(0), None)
+        self._refresh()
+        found = next(self._tree.search(1), None) or next(self._tree.search(0), None)
         return self._workers[found] if found else None
 
-    def place(self, ticket: Ticket) -> Worker | None:
+    def choose_worker(self, ticket: Ticket) -> Worker | None:
         """Return the worker for a ticket; None when none can take it now."""
-        self._settle()
+        self._refresh()
         hashes = ticket.prefix_hashes
-        found = [*islice(self._able(ticket, self._ranking), CANDIDATES)]
+        found = [*islice(self._with_capacity(ticket, self._tree), MAX_CANDIDATES)]
         if hashes:
-            found += islice(self._acquainted(ticket), CANDIDATES)
-        if len(self._zones) > 1 and (near := self._zones.get(ticket.zone)):
-            found += islice(self._able(ticket, near), CANDIDATES)
+            found += islice(self._with_cached_prefix(ticket), MAX_CANDIDATES)
+        if len(self._zone_trees) > 1 and (near := self._zone_trees.get(ticket.zone)):
+            found += islice(self._with_capacity(ticket, near), MAX_CANDIDATES)
         if not found:
             return None
-        return self._placement.choose(found, ticket, lambda worker: self._cached(worker, hashes) if hashes else 0)
+        return self._placement.choose(
+            found, ticket, lambda worker: self._cached_tokens(worker, hashes) if hashes else 0
+        )
 
-    def cached(self, worker: Worker, ticket: Ticket) -> int:
+    def cached_tokens(self, worker: Worker, ticket: Ticket) -> int:
         """Tokens at the beginning of a ticket's prompt that a worker has in its cache."""
-        return self._cached(worker, ticket.prefix_hashes) if ticket.prefix_hashes else 0
+        return self._cached_tokens(worker, ticket.prefix_hashes) if ticket.prefix_hashes else 0
 
-    def _cached(self, worker: Worker, hashes: Sequence[int]) -> int:
-        return self.prefixes.blocks(worker.key, hashes) * worker.block_size
+    def _cached_tokens(self, worker: Worker, hashes: Sequence[int]) -> int:
+        return self.prefix_index.cached_blocks(worker.key, hashes) * worker.block_size
 
-    def _able(self, ticket: Ticket, ranking: Ranking) -> Iterator[Worker]:
+    def _with_capacity(self, ticket: Ticket, tree: TournamentTree) -> Iterator[Worker]:
         """Yield those that can take it now, least loaded first."""
         avoided = ticket.avoid_workers
-        for key in ranking.search(tokens_of(ticket)):
+        for key in tree.search(max_tokens_of(ticket)):
             worker = self._workers[key]
             if not avoided or worker.worker_id not in avoided:
                 yield worker
 
-    def _acquainted(self, ticket: Ticket) -> Iterator[Worker]:
+    def _with_cached_prefix(self, ticket: Ticket) -> Iterator[Worker]:
         """Yield those that can take it now, of those that have most of its prompt in their caches."""
-        tokens = tokens_of(ticket)
-        for key in self.prefixes.longest(ticket.prefix_hashes):
+        tokens = max_tokens_of(ticket)
+        for key in self.prefix_index.workers_with_longest_prefix(ticket.prefix_hashes):
             worker = self._workers[key]
-            if tokens <= worker.largest and worker.worker_id not in ticket.avoid_workers:
+            if tokens <= worker.max_ticket_tokens and worker.worker_id not in ticket.avoid_workers:
                 yield worker
 
     def can_ever_run(self, ticket: Ticket) -> bool:
@@ -117,14 +119,14 @@ class Pool:
             workers_hint=len(self),
         )
 
-    def _settle(self) -> None:
+    def _refresh(self) -> None:
         for worker in self._changed:
-            worker.settle()
-            key, share = worker.key, worker.share
-            self._totals.swap(self._counted.get(key, NOTHING), share)
-            self._counted[key] = share
+            worker.refresh_rates()
+            key, share = worker.key, worker.capacity
+            self._totals.replace(self._counted_totals.get(key, EMPTY_TOTALS), share)
+            self._counted_totals[key] = share
             load = self._placement.load(worker)
-            self._ranking.put(key, load, worker.largest)
+            self._tree.put(key, load, worker.max_ticket_tokens)
             if worker.zone:
-                self._zones.setdefault(worker.zone, Ranking()).put(key, load, worker.largest)
+                self._zone_trees.setdefault(worker.zone, TournamentTree()).put(key, load, worker.max_ticket_tokens)
         self._changed.clear()

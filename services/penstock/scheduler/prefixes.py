@@ -18,9 +18,9 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def change(self, worker: str, added: Iterable[int], removed: Iterable[int], *, anew: bool) -> None:
-        if anew:
-            self.forget(worker)
+    def apply(self, worker: str, added: Iterable[int], removed: Iterable[int], *, is_snapshot: bool) -> None:
+        if is_snapshot:
+            self.remove_worker(worker)
         held = self._held.setdefault(worker, set())
         for name in added:
             held.add(name)
@@ -29,22 +29,22 @@ class PrefixIndex:
             held.discard(name)
             self._drop(name, worker)
 
-    def forget(self, worker: str) -> None:
+    def remove_worker(self, worker: str) -> None:
         for name in self._held.pop(worker, ()):
             self._drop(name, worker)
 
-    def longest(self, names: Sequence[int]) -> Collection[str]:
+    def workers_with_longest_prefix(self, hashes: Sequence[int]) -> Collection[str]:
         """Return the workers that hold the longest beginning that any holds; none where none holds the first block."""
-        depth = bisect_left(names, x=True, key=lambda name: name not in self._holders)
-        return self._holders[names[depth - 1]] if depth else ()
+        depth = bisect_left(hashes, x=True, key=lambda name: name not in self._holders)
+        return self._holders[hashes[depth - 1]] if depth else ()
 
-    def blocks(self, worker: str, names: Sequence[int]) -> int:
+    def cached_blocks(self, worker: str, hashes: Sequence[int]) -> int:
         """Return how many of the first blocks a worker holds."""
         held = self._held.get(worker)
-        return bisect_left(names, x=True, key=lambda name: name not in held) if held else 0
+        return bisect_left(hashes, x=True, key=lambda name: name not in held) if held else 0
 
-    def _drop(self, name: int, worker: str) -> None:
-        holders = self._holders.get(name, {})
+    def _drop(self, block_hash: int, worker: str) -> None:
+        holders = self._holders.get(block_hash, {})
         holders.pop(worker, None)
         if not holders:
-            self._holders.pop(name, None)
+            self._holders.pop(block_hash, None)

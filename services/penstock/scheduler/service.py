@@ -10,7 +10,7 @@ from typing import Any
 from penstock.chassis import semconv
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import InvalidArgument, Unavailable
-from penstock.chassis.streams import Link, Peer, accepted
+from penstock.chassis.streams import Link, Peer, accept_stream
 from penstock.chassis.telemetry import is_recorded, start_span
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
@@ -21,8 +21,8 @@ from penstock.scheduler.frames import to_queue, to_worker
 from penstock.scheduler.snapshot import figures
 from penstock.v1.stream_pb2 import End, Hello
 
-TICK = 0.1  # s; how late a lapsed lease may be noticed
-NANOS = 10**9
+TICK_INTERVAL_S = 0.1  # s; how late a lapsed lease may be noticed
+NANOS_PER_SECOND = 10**9
 
 QueueLink = Link[queue_pb2.DispatchRequest, queue_pb2.DispatchResponse]
 WorkerPeer = Peer[scheduler_pb2.AttachResponse, scheduler_pb2.AttachRequest]
@@ -43,19 +43,19 @@ class SchedulerService(SchedulerServiceServicer):
         self._hello = hello
         self._now = now
         self._queues: dict[str, QueueLink] = {}  # of those that are up, by instance id
-        self._names_of: dict[QueueLink, str] = {}
+        self._queue_ids: dict[QueueLink, str] = {}
         self._workers: dict[str, WorkerPeer] = {}
-        self._names = count(1)
-        self._shards = PeerSet(queues, self._dispatch)
+        self._stream_ids = count(1)
+        self._queue_peers = PeerSet(queues, self._run_queue_link)
 
     async def run(self) -> None:
         """Hold a stream to every shard until cancelled."""
-        await self._shards.run()
+        await self._queue_peers.run()
 
     async def tick(self) -> None:
         """Let time pass in the dispatcher until cancelled."""
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(TICK_INTERVAL_S)
             self._perform(self._dispatcher.tick(self._now()))
 
     async def drain(self) -> None:
@@ -65,7 +65,7 @@ class SchedulerService(SchedulerServiceServicer):
             worker.send(scheduler_pb2.AttachResponse(end=End(reason="drained")))
         links = list(self._queues.values())
         for link in links:
-            link.leave("drained")
+            link.close("drained")
         await asyncio.gather(*(link.flush() for link in links))
 
     def figures(self) -> dict[str, float]:
@@ -76,103 +76,105 @@ class SchedulerService(SchedulerServiceServicer):
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
         if self._dispatcher.is_draining:  # whoever came back would have to be waited for
             raise Unavailable("this scheduler drains; attach to another", reason="DRAINING")
-        async with accepted(context, scheduler_pb2.AttachResponse, self._hello) as peer:
-            key = f"{peer.hello.instance_id}/{next(self._names)}"
+        async with accept_stream(context, scheduler_pb2.AttachResponse, self._hello) as peer:
+            key = f"{peer.hello.instance_id}/{next(self._stream_ids)}"
             self._workers[key] = peer
             try:
                 async for frame in peer:
-                    self._perform(self._from_worker(key, peer.hello, frame))
+                    self._perform(self._on_worker_frame(key, peer.hello, frame))
             finally:
                 del self._workers[key]
-                self._perform(self._dispatcher.worker_lost(key))
+                self._perform(self._dispatcher.on_worker_lost(key))
 
-    def _from_worker(self, key: str, hello: Hello, frame: scheduler_pb2.AttachRequest) -> list[out.Effect]:
+    def _on_worker_frame(self, key: str, hello: Hello, frame: scheduler_pb2.AttachRequest) -> list[out.Effect]:
         kind, is_known = frame.WhichOneof("frame"), key in self._dispatcher.fleet
-        if kind == "blamed":
-            return self._dispatcher.blamed(hello.address, frame.blamed.blames, self._now())
+        if kind == "poison_update":
+            return self._dispatcher.on_poison_reports(hello.address, frame.poison_update.reports, self._now())
         if kind == "profile" and not is_known:
-            blames = frame.profile.blames
-            if frame.profile == scheduler_pb2.Profile(blames=blames):
-                return self._dispatcher.worker_apart(hello.instance_id, hello.address, blames, self._now())
-            if fault := _fault(frame.profile):
+            blames = frame.profile.poison_reports
+            if frame.profile == scheduler_pb2.Profile(poison_reports=blames):
+                return self._dispatcher.on_worker_quarantined(hello.instance_id, hello.address, blames, self._now())
+            if fault := _profile_error(frame.profile):
                 raise InvalidArgument(fault, field="profile", reason="PROFILE_INVALID")
-            told = self._dispatcher.blamed(hello.address, blames, self._now())
-            return told + self._dispatcher.worker_attached(
+            told = self._dispatcher.on_poison_reports(hello.address, blames, self._now())
+            return told + self._dispatcher.on_worker_attached(
                 key, hello.instance_id, hello.address, frame.profile, zone=hello.zone
             )
         if kind == "profile" or not is_known:
             text = "the frame after hello must be `profile`, and no other, on the newest stream of a worker"
             raise InvalidArgument(text, field="profile", reason="PROFILE_INVALID")
         match kind:
-            case "report":
-                self._dispatcher.report(key, frame.report)
+            case "load_report":
+                self._dispatcher.on_load_report(key, frame.load_report)
             case "started":
-                self._dispatcher.started(key, frame.started.lease_id)
+                self._dispatcher.on_lease_started(key, frame.started.lease_id)
             case "released":
                 released = frame.released
-                effects = self._dispatcher.released(key, released.lease_ids, released.served)
-                if released.blames:
-                    effects += self._dispatcher.blamed(hello.address, released.blames, self._now())
+                effects = self._dispatcher.on_leases_released(key, released.lease_ids, released.served)
+                if released.poison_reports:
+                    effects += self._dispatcher.on_poison_reports(hello.address, released.poison_reports, self._now())
                 return effects
-            case "cache_news":
-                self._dispatcher.cache_changed(key, frame.cache_news)
+            case "prefix_cache_update":
+                self._dispatcher.on_prefix_cache_update(key, frame.prefix_cache_update)
             case "progress":
-                self._dispatcher.progress(key, frame.progress.leases)
+                self._dispatcher.on_progress(key, frame.progress.leases)
         return []
 
     # Queues.
 
-    async def _dispatch(self, address: str) -> None:
+    async def _run_queue_link(self, address: str) -> None:
         async with channel(address) as to_queue_shard:
             link = QueueLink(
                 f"queue {address}",
                 lambda: QueueServiceStub(to_queue_shard).Dispatch(),
                 queue_pb2.DispatchRequest,
                 self._hello,
-                on_frame=lambda frame: self._hear_queue(link, frame),
-                on_up=lambda hello: self._join(link, hello.instance_id),
-                on_down=lambda _: self._part(link),
+                on_frame=lambda frame: self._on_link_frame(link, frame),
+                on_up=lambda hello: self._on_queue_connected(link, hello.instance_id),
+                on_down=lambda _: self._on_queue_disconnected(link),
             )
             try:
                 await link.run()
             finally:
-                self._part(link)
+                self._on_queue_disconnected(link)
 
-    def _join(self, link: QueueLink, queue: str) -> None:
+    def _on_queue_connected(self, link: QueueLink, queue: str) -> None:
         """Know a shard by its instance id, as every scheduler does, whatever address it was found at."""
         if former := self._queues.get(queue):
-            self._part(former)
-        self._queues[queue], self._names_of[link] = link, queue
-        self._perform(self._dispatcher.queue_joined(queue))
+            self._on_queue_disconnected(former)
+        self._queues[queue], self._queue_ids[link] = link, queue
+        self._perform(self._dispatcher.on_queue_connected(queue))
 
-    def _part(self, link: QueueLink) -> None:
-        if queue := self._names_of.pop(link, ""):
+    def _on_queue_disconnected(self, link: QueueLink) -> None:
+        if queue := self._queue_ids.pop(link, ""):
             del self._queues[queue]
-            self._perform(self._dispatcher.queue_lost(queue))
+            self._perform(self._dispatcher.on_queue_disconnected(queue))
 
-    def _hear_queue(self, link: QueueLink, frame: queue_pb2.DispatchResponse) -> None:
-        if queue := self._names_of.get(link):  # none: the same shard is here on a newer stream
-            self._perform(self._from_queue(queue, frame))
+    def _on_link_frame(self, link: QueueLink, frame: queue_pb2.DispatchResponse) -> None:
+        if queue := self._queue_ids.get(link):  # none: the same shard is here on a newer stream
+            self._perform(self._on_queue_frame(queue, frame))
 
-    def _from_queue(self, queue: str, frame: queue_pb2.DispatchResponse) -> list[out.Effect]:
+    def _on_queue_frame(self, queue: str, frame: queue_pb2.DispatchResponse) -> list[out.Effect]:
         match frame.WhichOneof("frame"):
             case "offer":
-                return self._place(queue, frame.offer)
-            case "recalled":
-                return self._dispatcher.recalled(queue, frame.recalled.ticket_ids)
+                return self._on_offer(queue, frame.offer)
+            case "offer_withdrawn":
+                return self._dispatcher.on_offer_withdrawn(queue, frame.offer_withdrawn.ticket_ids)
             case "head":
-                return self._dispatcher.head(queue, frame.head)
-            case "returned":
-                return self._dispatcher.returned(queue, frame.returned.model, frame.returned.tickets)
+                return self._dispatcher.on_head(queue, frame.head)
+            case "credit_returned":
+                return self._dispatcher.on_credit_returned(
+                    queue, frame.credit_returned.model, frame.credit_returned.tickets
+                )
         return []
 
-    def _place(self, queue: str, offer: queue_pb2.Offer) -> list[out.Effect]:
+    def _on_offer(self, queue: str, offer: queue_pb2.Offer) -> list[out.Effect]:
         ticket, begun, begun_at = offer.ticket, time.perf_counter(), time.time()
-        effects = self._dispatcher.offer(queue, ticket, self._now(), on_urgent_credit=offer.uses_urgent_credit)
+        effects = self._dispatcher.on_offer(queue, ticket, self._now(), uses_express_credit=offer.uses_express_credit)
         took = time.perf_counter() - begun
         for effect in effects:
             if isinstance(effect, out.Place):
-                effect.lease.placement.FromTimedelta(timedelta(seconds=took))
+                effect.lease.placement_time.FromTimedelta(timedelta(seconds=took))
                 if not is_recorded(ticket.traceparent):
                     continue
                 facts = {
@@ -180,9 +182,9 @@ class SchedulerService(SchedulerServiceServicer):
                     semconv.PENSTOCK_LEASE_ID: effect.lease.lease_id,
                     semconv.PENSTOCK_WORKER_ID: effect.lease.worker_id,
                 }
-                start = round(begun_at * NANOS)
+                start = round(begun_at * NANOS_PER_SECOND)
                 span = start_span(semconv.SPAN_PLACEMENT, ticket.traceparent, start_time=start, attributes=facts)
-                span.end(start + round(took * NANOS))
+                span.end(start + round(took * NANOS_PER_SECOND))
         return effects
 
     # Effects.
@@ -190,7 +192,7 @@ class SchedulerService(SchedulerServiceServicer):
     def _perform(self, effects: Iterable[out.Effect]) -> None:
         for effect in effects:
             match effect:
-                case out.Catalog():
+                case out.CatalogUpdate():
                     frame = to_queue(effect)
                     for each in self._queues.values():
                         each.send(frame)
@@ -202,7 +204,7 @@ class SchedulerService(SchedulerServiceServicer):
                         link.send(to_queue(effect))
 
 
-def _fault(profile: scheduler_pb2.Profile) -> str:
+def _profile_error(profile: scheduler_pb2.Profile) -> str:
     if profile.model and profile.slots and profile.kv_blocks and profile.block_size and profile.context_length:
         return ""
     return "a profile needs model, slots, kv_blocks, block_size and context_length"

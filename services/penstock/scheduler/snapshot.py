@@ -6,7 +6,7 @@ from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.fleet import Fleet
 from penstock.scheduler.worker import Worker
 
-MAX_ROWS = 1_000  # workers
+MAX_WORKER_ROWS = 1_000  # workers
 
 
 def figures(dispatcher: Dispatcher) -> dict[str, float]:
@@ -15,18 +15,18 @@ def figures(dispatcher: Dispatcher) -> dict[str, float]:
         "workers": len(fleet),
         "queues": len(dispatcher.queues),
         "leases": len(dispatcher.leases),
-        "leases_unstarted": dispatcher.leases.unstarted,
+        "leases_unstarted": dispatcher.leases.unstarted_count,
         "promised_blocks": dispatcher.promised_blocks,
-        "room": sum(worker.room for worker in fleet),
-        "credits": sum(credit.held for credit in dispatcher.credits.values()),
-        "declines": dispatcher.declines,
-        "prefix_blocks": sum(len(pool.prefixes) for pool in fleet.pools.values()),
-        "served_untold": len(dispatcher.served),
+        "room": sum(worker.available_leases for worker in fleet),
+        "credits": sum(credit.held_tickets for credit in dispatcher.credit_books.values()),
+        "declines": dispatcher.decline_count,
+        "prefix_blocks": sum(len(pool.prefix_index) for pool in fleet.pools.values()),
+        "service_reports_pending": len(dispatcher.service_reports),
     }
 
 
 def tables(fleet: Fleet) -> dict[str, Any]:
-    return {"workers": [_row(worker) for worker in sorted(fleet, key=lambda each: each.worker_id)[:MAX_ROWS]]}
+    return {"workers": [_row(worker) for worker in sorted(fleet, key=lambda each: each.worker_id)[:MAX_WORKER_ROWS]]}
 
 
 def _row(worker: Worker) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def _row(worker: Worker) -> dict[str, Any]:
         "kv_blocks": worker.profile.kv_blocks,
         "leases": len(worker.promised),
         "promised_blocks": worker.promised_blocks,
-        "room": worker.room,
+        "room": worker.available_leases,
         "running": worker.report.running,
-        "prefill_tokens": worker.prefill_tokens,
+        "prefill_tokens": worker.prefill_backlog_tokens,
         "tokens_per_second": worker.report.tokens_per_second,
     }

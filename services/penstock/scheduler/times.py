@@ -5,30 +5,30 @@ from dataclasses import dataclass, field
 
 from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.scheduler.credit import CreditBook
-from penstock.scheduler.effects import TellTimes
+from penstock.scheduler.effects import SendVirtualTimes
 
-Told = dict[tuple[str, int], float]  # virtual tokens by model and class
+VirtualTimeByClass = dict[tuple[str, int], float]  # virtual tokens by model and class
 
 
 @dataclass(slots=True)
-class TimeBook:
+class VirtualTimeSync:
     """What each shard was told last."""
 
-    _told: dict[str, Told] = field(default_factory=dict)
+    _last_sent: dict[str, VirtualTimeByClass] = field(default_factory=dict)
 
-    def news(self, queues: Iterable[str], books: Mapping[str, CreditBook]) -> list[TellTimes]:
+    def updates(self, queues: Iterable[str], books: Mapping[str, CreditBook]) -> list[SendVirtualTimes]:
         """Return what is news: virtual time does not go back, and none is told before there is any."""
-        return [TellTimes(queue, times) for queue in queues if (times := self._news_of(queue, books))]
+        return [SendVirtualTimes(queue, times) for queue in queues if (times := self._updates_for(queue, books))]
 
-    def forget(self, queue: str) -> None:
-        self._told.pop(queue, None)
+    def discard(self, queue: str) -> None:
+        self._last_sent.pop(queue, None)
 
-    def _news_of(self, queue: str, books: Mapping[str, CreditBook]) -> tuple[VirtualTime, ...]:
-        told = self._told.setdefault(queue, {})
+    def _updates_for(self, queue: str, books: Mapping[str, CreditBook]) -> tuple[VirtualTime, ...]:
+        told = self._last_sent.setdefault(queue, {})
         found = {
             (model, priority): tokens
             for model, credit in books.items()
-            for priority, tokens in credit.elsewhere(queue).items()
+            for priority, tokens in credit.remote_virtual_time(queue).items()
             if tokens > told.get((model, priority), 0.0)
         }
         told |= found

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from penstock.simulator.traffic.demand import Demand
 from penstock.v1.inference_pb2 import Priority
-from penstock.worker.engine.batching import Continuous
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.batching import ContinuousBatching
+from penstock.worker.engine.step_law import StepTimeModel
 
 PRIORITIES = {
     "interactive": int(Priority.PRIORITY_INTERACTIVE),
@@ -25,8 +25,8 @@ class WorkerKind:
     kv_blocks: int = 7_500
     block_size: int = 16
     context_length: int = 131_072
-    batching: Continuous = field(default_factory=Continuous)
-    law: StepLaw = field(default_factory=StepLaw)
+    batching: ContinuousBatching = field(default_factory=ContinuousBatching)
+    law: StepTimeModel = field(default_factory=StepTimeModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,8 @@ from penstock.simulator.traffic.demand import Demand, Drawn, Traced
 from penstock.simulator.traffic.lengths import Fixed, Lengths, LogNormal, Uniform
 from penstock.simulator.traffic.shared_prefixes import SharedTexts
 from penstock.simulator.traffic.traces import TraceError, azure, mooncake, readable, servegen
-from penstock.worker.engine.batching import Continuous
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.batching import ContinuousBatching
+from penstock.worker.engine.step_law import StepTimeModel
 
 MS = 1e-3
 ENGINES = ("fast", "exact")
@@ -93,7 +93,7 @@ def _worker_kind(table: Table) -> WorkerKind:
         kv_blocks=table.count("kv_blocks", 7_500, low=1),
         block_size=table.count("block_size", 16, low=1),
         context_length=table.count("context_length", 131_072, low=2),
-        batching=Continuous(
+        batching=ContinuousBatching(
             token_budget=table.count("token_budget", 512, low=1),
             oldest_share=table.number("oldest_share", 0.25, above=True, high=1.0),
         ),
@@ -101,8 +101,8 @@ def _worker_kind(table: Table) -> WorkerKind:
     )
 
 
-def _law(table: Table) -> StepLaw:
-    return StepLaw(
+def _law(table: Table) -> StepTimeModel:
+    return StepTimeModel(
         base_s=table.number("base_ms", 6.0, above=True) * MS,
         per_prefill_token_s=table.number("prefill_token_ms", 0.1) * MS,
         per_decode_seq_s=table.number("decode_seq_ms", 0.05) * MS,

@@ -4,18 +4,18 @@ from penstock.chassis import lifecycle
 from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL
+from penstock.chassis.streams import PROTOCOL_VERSION
 from penstock.mesh.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
 from penstock.worker.config import WorkerConfig
-from penstock.worker.front import Front
+from penstock.worker.front import WorkerRuntime
 from penstock.worker.service import WorkerService
 
 
 async def run(config: WorkerConfig) -> None:
-    hello = Hello(protocol=PROTOCOL, instance_id=config.instance_id, tier="worker", zone=config.zone)
-    front = Front(config, hello)
-    service = WorkerService(front, stream_frames=config.stream_frames)
+    hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="worker", zone=config.zone)
+    front = WorkerRuntime(config, hello)
+    service = WorkerService(front, max_outbox_frames=config.max_outbox_frames)
     async with serving(
         config.listen,
         [(add_WorkerServiceServicer_to_server, service)],
@@ -26,9 +26,11 @@ async def run(config: WorkerConfig) -> None:
     ) as server:
         hello.address = server.address
         front.on_ready = lambda is_ready: server.set_ready(is_ready=is_ready)
-        async with background(front.engine.run(), front.watch_engine(), front.attachment.run(), front.outcry.run()):
+        async with background(
+            front.engine.run(), front.watch_engine(), front.scheduler.run(), front.poison_broadcast.run()
+        ):
             stop = await stop_requested()
-            await front.drain(config.drain_grace if stop.grace is None else stop.grace, stop.hurried)
+            await front.drain(config.drain_grace if stop.grace is None else stop.grace, stop.forced)
 
 
 if __name__ == "__main__":

@@ -6,38 +6,40 @@ from typing import NamedTuple
 
 from penstock.worker.run import Run
 
-GUILTY_FOR = 600.0  # s that nobody runs such a request; who sends it again then costs another engine
-MAX_GUILTY = 256
+CONFIRMED_TTL_S = 600.0  # s that nobody runs such a request; who sends it again then costs another engine
+MAX_CONFIRMED = 256
 
 
-class Blame(NamedTuple):
+class PoisonReport(NamedTuple):
     """What holds of all requests of that fingerprint, for `lasts` seconds."""
 
     fingerprint: int
-    is_guilty: bool
-    lasts: float
+    is_confirmed: bool
+    ttl_s: float
 
 
 @dataclass(slots=True)
-class Blames:
+class PoisonList:
     """Requests by fingerprint, as the same one may come again under another ticket and by another edge."""
 
-    _guilty: dict[int, float] = field(default_factory=dict)  # until when
+    _confirmed_until: dict[int, float] = field(default_factory=dict)  # until when
 
-    def convict(self, run: Run, now: float) -> None:
+    def confirm(self, run: Run, now: float) -> None:
         if run.fingerprint:
-            self._guilty.pop(run.fingerprint, None)
-            self._guilty[run.fingerprint] = now + GUILTY_FOR
-        while len(self._guilty) > MAX_GUILTY:
-            del self._guilty[next(iter(self._guilty))]
+            self._confirmed_until.pop(run.fingerprint, None)
+            self._confirmed_until[run.fingerprint] = now + CONFIRMED_TTL_S
+        while len(self._confirmed_until) > MAX_CONFIRMED:
+            del self._confirmed_until[next(iter(self._confirmed_until))]
 
-    def is_guilty(self, run: Run, now: float) -> bool:
-        return self._guilty.get(run.fingerprint, now) > now
+    def is_confirmed(self, run: Run, now: float) -> bool:
+        return self._confirmed_until.get(run.fingerprint, now) > now
 
-    def all(self, suspects: Iterable[Run], now: float, hold_for: float) -> list[Blame]:
+    def reports(self, suspects: Iterable[Run], now: float, suspect_ttl_s: float) -> list[PoisonReport]:
         """Return them with those that are being tried, whose trials take `hold_for` seconds at most."""
-        found = {run.fingerprint: Blame(run.fingerprint, False, hold_for) for run in suspects if run.fingerprint}
-        for fingerprint, until in self._guilty.items():
+        found = {
+            run.fingerprint: PoisonReport(run.fingerprint, False, suspect_ttl_s) for run in suspects if run.fingerprint
+        }
+        for fingerprint, until in self._confirmed_until.items():
             if until > now:
-                found[fingerprint] = Blame(fingerprint, True, until - now)
+                found[fingerprint] = PoisonReport(fingerprint, True, until - now)
         return list(found.values())

@@ -5,50 +5,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-TOLD_EVERY = 0.25  # s
+DELTA_INTERVAL_S = 0.25  # s
 
 
-class CacheChange(NamedTuple):
+class PrefixCacheDelta(NamedTuple):
     added: set[int]
     removed: set[int]
-    anew: bool  # all that was told before is void
+    is_snapshot: bool  # all that was told before is void
 
 
 @dataclass(slots=True)
-class CacheNews:
+class PrefixCacheTracker:
     """Names are the first 8 bytes of the engine's, as tickets have them."""
 
     held: set[int] = field(default_factory=set)
-    _told: set[int] = field(default_factory=set)
-    _touched: set[int] = field(default_factory=set)  # names whose presence may have changed since
-    _is_new: bool = True  # the stream: nothing was told on it
-    _told_at: float = -math.inf
+    _sent: set[int] = field(default_factory=set)
+    _changed: set[int] = field(default_factory=set)  # names whose presence may have changed since
+    _is_full_due: bool = True  # the stream: nothing was told on it
+    _sent_at: float = -math.inf
 
-    def note(self, news: Mapping[bytes, bool]) -> None:
-        for name, is_held in news.items():
+    def apply(self, changes: Mapping[bytes, bool]) -> None:
+        for name, is_held in changes.items():
             short = int.from_bytes(name[:8], "little")
             (self.held.add if is_held else self.held.discard)(short)
-            self._touched.add(short)
+            self._changed.add(short)
 
     def clear(self) -> None:
         """The engine is gone, and its cache with it."""
-        self._touched |= self.held
+        self._changed |= self.held
         self.held.clear()
 
-    def begin(self) -> None:
+    def on_stream_opened(self) -> None:
         """Another scheduler hears from now on."""
-        self._is_new = True
+        self._is_full_due = True
 
-    def take(self, now: float, *, at_once: bool) -> CacheChange | None:
+    def pop_delta(self, now: float, *, at_once: bool) -> PrefixCacheDelta | None:
         """Return what is news, but not too often unless it is to be told `at_once`."""
-        if not at_once and now < self._told_at + TOLD_EVERY:
+        if not at_once and now < self._sent_at + DELTA_INTERVAL_S:
             return None
-        before: set[int] = set() if self._is_new else self._told & self._touched
-        current = set(self.held) if self._is_new else self.held & self._touched
-        change = CacheChange(current - before, before - current, self._is_new)
+        before: set[int] = set() if self._is_full_due else self._sent & self._changed
+        current = set(self.held) if self._is_full_due else self.held & self._changed
+        change = PrefixCacheDelta(current - before, before - current, self._is_full_due)
         if not any(change):
             return None
-        self._told_at, self._is_new = now, False
-        self._told = (self._told if not change.anew else set()) - change.removed | change.added
-        self._touched.clear()
+        self._sent_at, self._is_full_due = now, False
+        self._sent = (self._sent if not change.is_snapshot else set()) - change.removed | change.added
+        self._changed.clear()
         return change

@@ -6,9 +6,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from penstock.chassis.config import ServiceConfig
-from penstock.worker.engine.law_file import read_law
+from penstock.worker.engine.law_file import read_step_time_model
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.step_law import StepTimeModel
 
 
 class EngineKind(StrEnum):
@@ -19,7 +19,7 @@ class EngineKind(StrEnum):
 
 class BatchingKind(StrEnum):
     CONTINUOUS = "continuous"
-    NAIVE = "naive"  # the baseline to measure against
+    STATIC = "naive"  # the baseline to measure against
 
 
 class ComputeKind(StrEnum):
@@ -38,10 +38,14 @@ class DType(StrEnum):
 class WorkerConfig(ServiceConfig):
     listen: str = "127.0.0.1:7005"
     schedulers: tuple[str, ...] = ("127.0.0.1:7004",)  # host:port or dns:///name:port; one at a time, in this order
-    park_for: float = 1.0  # s that a START waits for its lease's announcement: the two come by different ways
-    stream_frames: int = 4_096  # frames waiting for one edge; beyond them its stream is closed, as it does not read
+    lease_announce_timeout: float = (
+        1.0  # s that a START waits for its lease's announcement: the two come by different ways
+    )
+    max_outbox_frames: int = 4_096  # frames waiting for one edge; beyond them its stream is closed, as it does not read
 
-    stall_after: float = 60.0  # s without a step while there is work: the engine hangs, and is killed and replaced
+    engine_stall_timeout: float = (
+        60.0  # s without a step while there is work: the engine hangs, and is killed and replaced
+    )
 
     model: str = "SmolLM2-135M-Instruct"  # a known name, a Hugging Face folder, a .gguf or a .bin file
     engine: EngineKind = EngineKind.TORCH
@@ -61,27 +65,31 @@ class WorkerConfig(ServiceConfig):
     vllm_args: str = ""  # JSON object: more of vLLM's engine arguments, such as {"tensor_parallel_size": 2}
 
     # Of a simulated engine: a step takes the sum of the terms below, or what the file says instead.
-    sim_crash_on: int = -1  # a token at which prompts crash the engine, to see what becomes of such a request; -1: none
-    sim_law: str = ""  # written by `penstock simulate --calibrate --out FILE`
-    sim_base_s: float = StepLaw().base_s
-    sim_per_prefill_token_s: float = StepLaw().per_prefill_token_s
-    sim_per_decode_seq_s: float = StepLaw().per_decode_seq_s
-    sim_per_context_token_s: float = StepLaw().per_context_token_s  # for each position that a decode reads
-    sim_per_prefill_context_token_s: float = StepLaw().per_prefill_context_token_s  # for each that a prefill reads
+    sim_crash_token_id: int = (
+        -1
+    )  # a token at which prompts crash the engine, to see what becomes of such a request; -1: none
+    sim_step_time_file: str = ""  # written by `penstock simulate --calibrate --out FILE`
+    sim_base_s: float = StepTimeModel().base_s
+    sim_per_prefill_token_s: float = StepTimeModel().per_prefill_token_s
+    sim_per_decode_seq_s: float = StepTimeModel().per_decode_seq_s
+    sim_per_context_token_s: float = StepTimeModel().per_context_token_s  # for each position that a decode reads
+    sim_per_prefill_context_token_s: float = (
+        StepTimeModel().per_prefill_context_token_s
+    )  # for each that a prefill reads
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
         if not self.schedulers:
             raise ValueError("schedulers must name at least one, or nothing will ever be placed here")
-        for name in ("slots", "token_budget", "block_size", "stream_frames"):
+        for name in ("slots", "token_budget", "block_size", "max_outbox_frames"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.vllm_args and not isinstance(_parsed(self.vllm_args), dict):
+        if self.vllm_args and not isinstance(_parse_json(self.vllm_args), dict):
             raise ValueError('vllm_args must be a JSON object, such as {"enforce_eager": true}')
-        self._law()  # a file that is no law stops the start
-        if self.stall_after <= 0:
-            raise ValueError("stall_after must be above 0")
-        for name in ("park_for", "kv_bytes", "kv_blocks", "threads"):
+        self._step_time_model()  # a file that is no law stops the start
+        if self.engine_stall_timeout <= 0:
+            raise ValueError("engine_stall_timeout must be above 0")
+        for name in ("lease_announce_timeout", "kv_bytes", "kv_blocks", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
 
@@ -100,14 +108,14 @@ class WorkerConfig(ServiceConfig):
             batching=self.batching.value,
             threads=self.threads,
             vllm_args=self.vllm_args,
-            law=self._law(),
-            crash_on=self.sim_crash_on,
+            step_time=self._step_time_model(),
+            crash_token_id=self.sim_crash_token_id,
         )
 
-    def _law(self) -> StepLaw:
-        if self.sim_law:
-            return read_law(Path(self.sim_law))
-        return StepLaw(
+    def _step_time_model(self) -> StepTimeModel:
+        if self.sim_step_time_file:
+            return read_step_time_model(Path(self.sim_step_time_file))
+        return StepTimeModel(
             base_s=self.sim_base_s,
             per_prefill_token_s=self.sim_per_prefill_token_s,
             per_decode_seq_s=self.sim_per_decode_seq_s,
@@ -116,7 +124,7 @@ class WorkerConfig(ServiceConfig):
         )
 
 
-def _parsed(text: str) -> object:
+def _parse_json(text: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError:

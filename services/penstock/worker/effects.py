@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.chassis.errors import PenstockError
-from penstock.worker.engine.interface import Cancelled, Finished, SequenceSpec
-from penstock.worker.run import Run, Served
+from penstock.worker.engine.interface import SequenceCancelled, SequenceFinished, SequenceSpec
+from penstock.worker.run import LeaseProgress, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class CancelSequence:
 
 
 @dataclass(slots=True)
-class Tokens:
+class StepTokens:
     """One step's tokens for one edge stream, as parallel lists."""
 
     stream: int
@@ -38,21 +38,21 @@ class Tokens:
         self.has_logprobs |= run.spec.sampling.logprobs
 
 
-Outcome: TypeAlias = Finished | Cancelled | PenstockError
+RunOutcome: TypeAlias = SequenceFinished | SequenceCancelled | PenstockError
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunEnded:
     """A run is over: of its own accord, let go by the engine, or in an error.
 
     `answers` says whether its edge is to hear of it: not when the stream or the handle is gone.
     """
 
     run: Run
-    outcome: Outcome
+    outcome: RunOutcome
     at: float  # Unix s
     step: int  # last engine step that could have worked on it
-    answers: bool
+    is_reported: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class LeaseStarted:
 @dataclass(frozen=True, slots=True)
 class LeasesReleased:
     lease_ids: tuple[str, ...]
-    served: tuple[Served, ...] = ()  # in all, those among them that were served anything
+    progress: tuple[LeaseProgress, ...] = ()  # in all, those among them that were served anything
 
 
-Effect: TypeAlias = AddSequence | CancelSequence | Tokens | Ended | LeaseStarted | LeasesReleased
+Effect: TypeAlias = AddSequence | CancelSequence | StepTokens | RunEnded | LeaseStarted | LeasesReleased

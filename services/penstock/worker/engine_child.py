@@ -7,14 +7,14 @@ import signal
 import socket
 import sys
 
-from penstock.worker.engine.pipe import FrontPipe
+from penstock.worker.engine.pipe import HostPipe
 from penstock.worker.engine.process import engine_main
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    engine_main(FrontPipe(socket.socket(fileno=int(sys.argv[1]))))
+    engine_main(HostPipe(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from penstock.worker.engine.framing import Unframer, framed
+from penstock.worker.engine.framing import MessageDecoder, encode_message
 
 
 class EnginePipe(asyncio.Protocol):
@@ -12,25 +12,25 @@ class EnginePipe(asyncio.Protocol):
 
     def __init__(self, on_message: Callable[[object], None]) -> None:
         self._on_message = on_message
-        self._unframer = Unframer()
+        self._decoder = MessageDecoder()
         self._transport: asyncio.Transport | None = None
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own type is none of asyncio's
 
     def data_received(self, data: bytes) -> None:
-        for message in self._unframer.feed(data):
+        for message in self._decoder.feed(data):
             self._on_message(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.lost.done():
-            self.lost.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     def send(self, message: object) -> None:
         """Queue a message. What waits here is bounded by the leases a worker has: a spec each, and its cancel."""
         assert self._transport is not None
-        self._transport.write(framed(message))
+        self._transport.write(encode_message(message))
 
     def close(self) -> None:
         if self._transport:

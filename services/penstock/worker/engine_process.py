@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-CHILD = "penstock.worker.engine_child"
+CHILD_MODULE = "penstock.worker.engine_child"
 
 
 class EngineProcess:
@@ -17,7 +17,7 @@ class EngineProcess:
         """`pipe` is the child's end; the caller closes its own copy. `python` is another interpreter than our own."""
         # Not asyncio's way of starting: uvloop forks, and gRPC's threads do not take that well.
         self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [python or sys.executable, "-m", CHILD, str(pipe.fileno())],
+            [python or sys.executable, "-m", CHILD_MODULE, str(pipe.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=(pipe.fileno(),),
             start_new_session=True,  # Ctrl-C in a terminal is the front's to answer
@@ -25,8 +25,8 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[None] = loop.create_future()
         # Beside its end of the pipe, which a process that it started may have inherited.
-        self._watch = os.pidfd_open(self.pid)
-        loop.add_reader(self._watch, self._note_exit)
+        self._pidfd = os.pidfd_open(self.pid)
+        loop.add_reader(self._pidfd, self._on_exit)
 
     @property
     def pid(self) -> int:
@@ -44,7 +44,7 @@ class EngineProcess:
     def kill(self) -> None:
         self._process.kill()
 
-    async def end(self, timeout: float) -> int:  # noqa: ASYNC109 - how long it may take, not how long we wait
+    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109 - how long it may take, not how long we wait
         """Give it `timeout` seconds to end by itself, then kill what is left of it; returns its exit status.
 
         Who is cancelled meanwhile waits no longer for it to end by itself, and leaves nothing of it either.
@@ -58,7 +58,7 @@ class EngineProcess:
             status = self._process.wait()  # no longer than a dying process takes
         return status
 
-    def _note_exit(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._watch)
-        os.close(self._watch)
+    def _on_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
         self.exited.set_result(None)

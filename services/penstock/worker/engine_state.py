@@ -6,41 +6,41 @@ from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Capacity, StepResult
 from penstock.worker.frames import card_message
-from penstock.worker.limits import Limits
-from penstock.worker.load import Load, load_of
-from penstock.worker.pace import Pace
+from penstock.worker.limits import RunLimits
+from penstock.worker.load import LoadReport, load_report_of
+from penstock.worker.pace import EngineThroughput
 
 
 @dataclass(slots=True)
 class EngineState:
     card: pb.ModelCard | None = None
     capacity: Capacity | None = None
-    pace: Pace = field(default_factory=Pace)
+    throughput: EngineThroughput = field(default_factory=EngineThroughput)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RunLimits:
         assert self.card, "asked before the engine was ready"
         assert self.capacity
-        return Limits(
+        return RunLimits(
             context_length=self.card.context_length,
-            vocabulary=self.card.vocabulary_size,
+            vocab_size=self.card.vocabulary_size,
             blocks=self.capacity.blocks,
             block_size=self.capacity.block_size,
         )
 
     @property
-    def load(self) -> Load:
+    def load(self) -> LoadReport:
         assert self.capacity, "asked before the engine was ready"
-        return load_of(self.capacity, self.pace)
+        return load_report_of(self.capacity, self.throughput)
 
-    def note_ready(self, card: ModelCard, capacity: Capacity) -> None:
+    def on_ready(self, card: ModelCard, capacity: Capacity) -> None:
         self.card, self.capacity = card_message(card, capacity.block_size), capacity
 
-    def note_step(self, result: StepResult, capacity: Capacity, took: float) -> None:
+    def on_step(self, result: StepResult, capacity: Capacity, duration_s: float) -> None:
         self.capacity = capacity
-        self.pace.note(result, took)
+        self.throughput.record(result, duration_s)
 
-    def note_lost(self) -> None:
+    def on_lost(self) -> None:
         """Keep card and pace: the next engine has the same model on the same machine."""
         self.capacity = None
 
@@ -54,6 +54,6 @@ class EngineState:
             "running": now.running if now else 0,
             "waiting": now.waiting if now else 0,
             "prefill_backlog_tokens": now.prefill_backlog_tokens if now else 0,
-            "step_seconds": self.pace.step_time or 0.0,
-            "tokens_per_second": self.pace.tokens_per_second,
+            "step_seconds": self.throughput.step_time or 0.0,
+            "tokens_per_second": self.throughput.tokens_per_second,
         }

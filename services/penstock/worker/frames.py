@@ -9,19 +9,19 @@ from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
-from penstock.mesh.v1.ticket_pb2 import Blame as BlameMessage
 from penstock.mesh.v1.ticket_pb2 import Lease
+from penstock.mesh.v1.ticket_pb2 import PoisonReport as BlameMessage
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
-from penstock.worker.blames import Blame
-from penstock.worker.cache_news import CacheChange
-from penstock.worker.effects import Ended, LeasesReleased, Tokens
+from penstock.worker.blames import PoisonReport
+from penstock.worker.cache_news import PrefixCacheDelta
+from penstock.worker.effects import LeasesReleased, RunEnded, StepTokens
 from penstock.worker.engine.card import ModelCard
-from penstock.worker.engine.interface import Capacity, Finished, FinishReason, SamplingParams, SequenceSpec
-from penstock.worker.leases import Grant
-from penstock.worker.load import Load
-from penstock.worker.run import Run, Served, Times
+from penstock.worker.engine.interface import Capacity, FinishReason, SamplingParams, SequenceFinished, SequenceSpec
+from penstock.worker.leases import LeaseGrant
+from penstock.worker.load import LoadReport
+from penstock.worker.run import LeaseProgress, Run, RunTimes
 
-NANO = 1_000_000_000
+NANOS_PER_S = 1_000_000_000
 _REASONS = {FinishReason.STOP: FINISH_REASON_STOP, FinishReason.LENGTH: FINISH_REASON_LENGTH}
 
 
@@ -44,7 +44,7 @@ def run_from(start: pb.Start, *, stream: int, seq_id: int, now: float) -> Run:
         ticket_id=start.ticket_id,
         spec=spec,
         arrived_at=now,
-        deadline=start.deadline_unix_nano / NANO if start.deadline_unix_nano else math.inf,
+        deadline=start.deadline_unix_nano / NANOS_PER_S if start.deadline_unix_nano else math.inf,
         traceparent=start.traceparent,
         fingerprint=start.fingerprint,
     )
@@ -63,20 +63,20 @@ def sampling_from(sampling: Sampling) -> SamplingParams:
     )
 
 
-def step_frame(tokens: Tokens) -> pb.ExecuteResponse:
+def step_frame(tokens: StepTokens) -> pb.ExecuteResponse:
     step = pb.Step(handles=tokens.handles, token_ids=tokens.token_ids, indexes=tokens.indexes, step=tokens.step)
     if tokens.has_logprobs:
         step.logprobs.extend(tokens.logprobs)
     return pb.ExecuteResponse(step=step)
 
 
-def ended_frame(ended: Ended) -> pb.ExecuteResponse:
+def ended_frame(ended: RunEnded) -> pb.ExecuteResponse:
     outcome, handle = ended.outcome, ended.run.handle
     if isinstance(outcome, PenstockError):
-        never_ran = not ended.run.was_given
-        return pb.ExecuteResponse(refused=pb.RunRefused(handle=handle, failure=outcome.failure(), never_ran=never_ran))
-    times = _times(ended.run.times(ended.at))
-    if isinstance(outcome, Finished):
+        never_ran = not ended.run.has_reached_engine
+        return pb.ExecuteResponse(failed=pb.RunFailed(handle=handle, failure=outcome.failure(), never_ran=never_ran))
+    times = _times_message(ended.run.times(ended.at))
+    if isinstance(outcome, SequenceFinished):
         finished = pb.RunFinished(
             handle=handle,
             reason=_REASONS[outcome.reason],
@@ -85,14 +85,14 @@ def ended_frame(ended: Ended) -> pb.ExecuteResponse:
             times=times,
         )
         return pb.ExecuteResponse(finished=finished)
-    stopped = pb.Stopped(
+    stopped = pb.RunCancelled(
         handle=handle,
-        tokens_emitted=outcome.output_tokens,
+        output_tokens=outcome.output_tokens,
         kv_blocks_freed=outcome.blocks_freed,
         step=ended.step,
         times=times,
     )
-    return pb.ExecuteResponse(stopped=stopped)
+    return pb.ExecuteResponse(cancelled=stopped)
 
 
 def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
@@ -112,7 +112,7 @@ def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
 
 
 def profile_message(
-    card: pb.ModelCard, capacity: Capacity, running: Iterable[Run], blames: Iterable[Blame]
+    card: pb.ModelCard, capacity: Capacity, running: Iterable[Run], reports: Iterable[PoisonReport]
 ) -> scheduler_pb2.Profile:
     block_size = capacity.block_size
     return scheduler_pb2.Profile(
@@ -123,60 +123,62 @@ def profile_message(
         block_size=block_size,
         context_length=card.context_length,
         running=[_running_lease(run, block_size) for run in running],
-        blames=map(_blame, blames),
+        poison_reports=map(_poison_report, reports),
     )
 
 
-def apart_message(blames: Iterable[Blame]) -> scheduler_pb2.Profile:
+def unavailable_profile(reports: Iterable[PoisonReport]) -> scheduler_pb2.Profile:
     """Say that the worker takes nothing now."""
-    return scheduler_pb2.Profile(blames=map(_blame, blames))
+    return scheduler_pb2.Profile(poison_reports=map(_poison_report, reports))
 
 
-def blamed_frame(blames: Iterable[Blame]) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(released=scheduler_pb2.Released(blames=map(_blame, blames)))
+def poison_released_frame(reports: Iterable[PoisonReport]) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(released=scheduler_pb2.Released(poison_reports=map(_poison_report, reports)))
 
 
-def outcry_frame(blames: Iterable[Blame]) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(blamed=scheduler_pb2.Blamed(blames=map(_blame, blames)))
+def poison_broadcast_frame(reports: Iterable[PoisonReport]) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=map(_poison_report, reports)))
 
 
-def _blame(blame: Blame) -> BlameMessage:
-    message = BlameMessage(fingerprint=blame.fingerprint, is_guilty=blame.is_guilty)
-    set_seconds(message.lasts, blame.lasts)
+def _poison_report(report: PoisonReport) -> BlameMessage:
+    message = BlameMessage(fingerprint=report.fingerprint, is_confirmed=report.is_confirmed)
+    set_seconds(message.ttl, report.ttl_s)
     return message
 
 
-def grant_from(lease: Lease) -> Grant:
-    return Grant(lease.ticket_id, lease.attempt, lease.queue_id, lease.urgent)
+def grant_from(lease: Lease) -> LeaseGrant:
+    return LeaseGrant(lease.ticket_id, lease.attempt, lease.queue_id, lease.express)
 
 
-def progress_frame(served: Iterable[Served]) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(progress=scheduler_pb2.Progress(leases=map(served_message, served)))
+def progress_frame(served: Iterable[LeaseProgress]) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(progress=scheduler_pb2.Progress(leases=map(lease_progress_message, served)))
 
 
-def cache_frame(change: CacheChange) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(cache_news=scheduler_pb2.CacheNews(**change._asdict()))
+def prefix_cache_frame(delta: PrefixCacheDelta) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(prefix_cache_update=scheduler_pb2.PrefixCacheUpdate(**delta._asdict()))
 
 
 def released_frame(released: LeasesReleased) -> scheduler_pb2.AttachRequest:
-    message = scheduler_pb2.Released(lease_ids=released.lease_ids, served=map(served_message, released.served))
+    message = scheduler_pb2.Released(
+        lease_ids=released.lease_ids, served=map(lease_progress_message, released.progress)
+    )
     return scheduler_pb2.AttachRequest(released=message)
 
 
-def report_frame(load: Load) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(report=report_message(load))
+def report_frame(load: LoadReport) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(load_report=report_message(load))
 
 
-def report_message(load: Load) -> scheduler_pb2.Report:
-    report = scheduler_pb2.Report(
+def report_message(load: LoadReport) -> scheduler_pb2.LoadReport:
+    report = scheduler_pb2.LoadReport(
         running=load.running,
-        free_kv_blocks=load.free_blocks,
+        free_kv_blocks=load.free_kv_blocks,
         prefill_backlog_tokens=load.prefill_backlog_tokens,
         tokens_per_second=load.tokens_per_second,
         prefill_tokens_per_second=load.prefill_tokens_per_second,
         steps=load.steps,
-        prefill_token_seconds=load.prefill_token_time,
-        step_tokens=load.step_tokens,
+        seconds_per_prefill_token=load.prefill_token_time,
+        max_step_tokens=load.step_tokens,
     )
     if load.step_time is not None:
         set_seconds(report.step_time, load.step_time)
@@ -188,25 +190,25 @@ def report_message(load: Load) -> scheduler_pb2.Report:
 def _running_lease(run: Run, block_size: int) -> scheduler_pb2.RunningLease:
     return scheduler_pb2.RunningLease(
         lease_id=run.lease_id,
-        kv_blocks=-(-run.final_tokens // block_size),
+        kv_blocks=-(-run.max_total_tokens // block_size),
         ticket_id=run.ticket_id,
         attempt=run.attempt,
         queue_id=run.queue_id,
     )
 
 
-def served_message(served: Served) -> scheduler_pb2.ServedLease:
+def lease_progress_message(served: LeaseProgress) -> scheduler_pb2.ServedLease:
     message = scheduler_pb2.ServedLease(
         lease_id=served.lease_id, prompt_tokens=served.prompt_tokens, output_tokens=served.output_tokens
     )
-    if served.first_token_after is not None:
-        set_seconds(message.first_token_after, served.first_token_after)
+    if served.first_token_after_s is not None:
+        set_seconds(message.first_token_after, served.first_token_after_s)
     return message
 
 
-def _times(times: Times) -> pb.RunTimes:
+def _times_message(times: RunTimes) -> pb.RunTimes:
     message = pb.RunTimes()
-    set_seconds(message.wait, times.wait)
-    set_seconds(message.prefill, times.prefill)
-    set_seconds(message.decode, times.decode)
+    set_seconds(message.wait, times.wait_s)
+    set_seconds(message.prefill, times.prefill_s)
+    set_seconds(message.decode, times.decode_s)
     return message

@@ -17,64 +17,78 @@ from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.v1.stream_pb2 import End, Hello
 from penstock.worker import refusals
-from penstock.worker.accounts import RunAccounts
-from penstock.worker.attachment import Attachment
-from penstock.worker.cache_news import CacheNews
+from penstock.worker.accounts import RunTelemetry
+from penstock.worker.attachment import SchedulerClient
+from penstock.worker.cache_news import PrefixCacheTracker
 from penstock.worker.config import WorkerConfig
-from penstock.worker.effects import AddSequence, CancelSequence, Effect, Ended, LeasesReleased, LeaseStarted, Tokens
+from penstock.worker.effects import (
+    AddSequence,
+    CancelSequence,
+    Effect,
+    LeasesReleased,
+    LeaseStarted,
+    RunEnded,
+    StepTokens,
+)
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Capacity
-from penstock.worker.engine.messages import Add, Cancel, Fatal, Ready, Refused, Stepped
-from penstock.worker.engine_link import EngineLink
+from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
+from penstock.worker.engine_link import EngineSupervisor
 from penstock.worker.engine_state import EngineState
-from penstock.worker.frames import apart_message, ended_frame, grant_from, profile_message, run_from, step_frame
-from penstock.worker.leases import LeaseBook
-from penstock.worker.outcry import Outcry
-from penstock.worker.runs import RunBook
+from penstock.worker.frames import ended_frame, grant_from, profile_message, run_from, step_frame, unavailable_profile
+from penstock.worker.leases import LeaseTable
+from penstock.worker.outcry import PoisonBroadcast
+from penstock.worker.runs import RunTable
 
 log = structlog.get_logger()
 
 EdgePeer = Peer[pb.ExecuteResponse, pb.ExecuteRequest]
 
-HOLD_FOR = 45.0  # s; beside loading twice: how long runs on probation wait for an engine, above its longest backoff
+RESTART_MARGIN_S = (
+    45.0  # s; beside loading twice: how long runs on probation wait for an engine, above its longest backoff
+)
 STALL_TICKS = 8  # in which an engine has to be silent: who stood still itself has counted one of them
-HAND_BACK_TIMEOUT = 1.0  # s; for edges to leave after our `end`
+HAND_BACK_TIMEOUT_S = 1.0  # s; for edges to leave after our `end`
 
 
-class Front:
+class WorkerRuntime:
     """The object that the worker's parts meet in. `hello` may get its address later, once that is bound."""
 
     def __init__(self, config: WorkerConfig, hello: Hello) -> None:
         self.hello = hello
         self.on_ready: Callable[[bool], None] = lambda _: None  # hears when the engine can take runs, and when no more
-        self.book = RunBook(leases=LeaseBook(hello.instance_id), park_for=config.park_for)
+        self.runs = RunTable(leases=LeaseTable(hello.instance_id), lease_announce_timeout=config.lease_announce_timeout)
         self.state = EngineState()
-        self.cache = CacheNews()
-        self.engine = EngineLink(
+        self.prefix_cache = PrefixCacheTracker()
+        self.engine = EngineSupervisor(
             config.engine_options(),
-            on_message=self._hear_engine,
-            on_down=self._lose_engine,
+            on_message=self._on_engine_message,
+            on_down=self._on_engine_lost,
             python=config.engine_python,
         )
-        self.attachment = Attachment(config.schedulers, hello, profile=self._profile, on_frame=self._hear_scheduler)
-        self.outcry = Outcry(config.schedulers, hello, lambda: self.book.trials.blamed(time.time()))
-        self._accounts = RunAccounts(self.state.figures)
+        self.scheduler = SchedulerClient(
+            config.schedulers, hello, profile=self._profile, on_frame=self._on_scheduler_frame
+        )
+        self.poison_broadcast = PoisonBroadcast(
+            config.schedulers, hello, lambda: self.runs.quarantine.poison_reports(time.time())
+        )
+        self._telemetry = RunTelemetry(self.state.figures)
         self._peers: dict[int, EdgePeer] = {}
-        self._streams = 0  # opened since the start
-        self._is_open = False
-        self._is_over = False
-        self._heard = 0  # messages of engines
-        self._stall_after = config.stall_after
+        self._last_stream_id = 0  # opened since the start
+        self._is_accepting = False
+        self._is_drained = False
+        self._engine_messages = 0  # messages of engines
+        self._engine_stall_timeout_s = config.engine_stall_timeout
         self._timer: asyncio.TimerHandle | None = None
-        self._armed_for: float | None = None
+        self._timer_due_at: float | None = None
         self._changed = asyncio.Event()
-        self._acts: dict[type, Callable[..., object]] = {
-            AddSequence: self._add,
-            CancelSequence: self._cancel,
-            Tokens: lambda effect: self._send(effect.stream, step_frame(effect)),
-            Ended: self._end,
-            LeaseStarted: lambda effect: self.attachment.started(effect.lease_id),
-            LeasesReleased: self.attachment.released,
+        self._effect_handlers: dict[type, Callable[..., object]] = {
+            AddSequence: self._add_sequence,
+            CancelSequence: self._cancel_sequence,
+            StepTokens: lambda effect: self._send(effect.stream, step_frame(effect)),
+            RunEnded: self._on_run_ended,
+            LeaseStarted: lambda effect: self.scheduler.send_started(effect.lease_id),
+            LeasesReleased: self.scheduler.send_released,
         }
 
     def card(self) -> pb.ModelCard:
@@ -84,162 +98,162 @@ class Front:
         return self.state.card
 
     def figures(self) -> Mapping[str, float]:
-        book = self.book
+        book = self.runs
         return {
             **self.state.figures(),
             "leases_expected": len(book.leases.expected),
             "leases_running": len(book.leases.running),
             "parked": len(book.parked),
             "edge_streams": len(self._peers),
-            "engine_steps": book.counts.engine_steps,
-            "tokens_generated": book.counts.tokens_generated,
-            "tokens_wasted_after_cancel": book.counts.tokens_wasted_after_cancel,
-            "cancels": book.counts.cancels,
+            "engine_steps": book.counters.engine_steps,
+            "tokens_generated": book.counters.tokens_generated,
+            "tokens_wasted_after_cancel": book.counters.tokens_wasted_after_cancel,
+            "cancels": book.counters.cancels,
             "restarts": self.engine.restarts,
-            "attached": self.attachment.is_up,
+            "attached": self.scheduler.is_connected,
         }
 
     # What edges do.
 
-    def check_open(self) -> None:
+    def check_accepts_streams(self) -> None:
         """Raises Unavailable / DRAINING once all streams are handed back: an edge that connects anew would stay on."""
-        if self._is_over:
+        if self._is_drained:
             raise refusals.draining()
 
-    def open(self, peer: EdgePeer) -> int:
-        self._streams += 1
-        self._peers[self._streams] = peer
-        self.book.open_stream(self._streams)
-        return self._streams
+    def open_stream(self, peer: EdgePeer) -> int:
+        self._last_stream_id += 1
+        self._peers[self._last_stream_id] = peer
+        self.runs.open_stream(self._last_stream_id)
+        return self._last_stream_id
 
-    def hear_edge(self, stream: int, frame: pb.ExecuteRequest) -> None:
+    def on_edge_frame(self, stream: int, frame: pb.ExecuteRequest) -> None:
         now = time.time()
         if frame.HasField("start"):
-            run = run_from(frame.start, stream=stream, seq_id=self.book.new_seq_id(), now=now)
-            self._perform(self.book.start(run, now))
+            run = run_from(frame.start, stream=stream, seq_id=self.runs.new_seq_id(), now=now)
+            self._perform(self.runs.start(run, now))
         elif frame.HasField("cancel"):
-            self._perform(self.book.cancel(stream, frame.cancel.handle, now))
+            self._perform(self.runs.cancel(stream, frame.cancel.handle, now))
 
-    def close(self, stream: int) -> None:
+    def close_stream(self, stream: int) -> None:
         del self._peers[stream]
-        self._perform(self.book.close_stream(stream, time.time()))
+        self._perform(self.runs.close_stream(stream, time.time()))
 
     # What the scheduler does.
 
-    def _hear_scheduler(self, frame: scheduler_pb2.AttachResponse) -> None:
+    def _on_scheduler_frame(self, frame: scheduler_pb2.AttachResponse) -> None:
         now = time.time()
         if frame.HasField("expect"):
             lease = frame.expect.lease
             lapses_at = now + lease.ttl.ToTimedelta().total_seconds()
-            self._perform(self.book.expect(lease.lease_id, grant_from(lease), lease.worker_id, lapses_at, now))
+            self._perform(self.runs.expect(lease.lease_id, grant_from(lease), lease.worker_id, lapses_at, now))
         elif frame.HasField("revoke"):
-            self._perform(self.book.revoke(frame.revoke.lease_id, now))
+            self._perform(self.runs.revoke(frame.revoke.lease_id, now))
         elif frame.HasField("drain"):
             asked = frame.drain.HasField("grace")
             request_stop("scheduler drains us", frame.drain.grace.ToTimedelta().total_seconds() if asked else None)
 
     def _profile(self) -> scheduler_pb2.Profile:
-        blames = self.book.trials.blamed(time.time())
-        if not self._is_open:
-            return apart_message(blames)
+        blames = self.runs.quarantine.poison_reports(time.time())
+        if not self._is_accepting:
+            return unavailable_profile(blames)
         assert self.state.card, "attached before the engine was ready"
         assert self.state.capacity
-        self.cache.begin()
-        return profile_message(self.state.card, self.state.capacity, self.book.running.values(), blames)
+        self.prefix_cache.on_stream_opened()
+        return profile_message(self.state.card, self.state.capacity, self.runs.running.values(), blames)
 
     # What the engine does.
 
-    def _hear_engine(self, message: object) -> None:
-        self._heard += 1
+    def _on_engine_message(self, message: object) -> None:
+        self._engine_messages += 1
         match message:
-            case Stepped():
-                self._step(message)
-            case Ready(card=card, capacity=capacity):
-                self._load(card, capacity)
-            case Refused(seq_id=seq_id):
+            case StepCompleted():
+                self._on_step(message)
+            case EngineReady(card=card, capacity=capacity):
+                self._on_engine_ready(card, capacity)
+            case AddRejected(seq_id=seq_id):
                 why = InvalidArgument(message.message, reason=message.reason, metadata=message.metadata)
-                self._perform(self.book.engine_refused(seq_id, why, time.time()))
-            case Fatal(message=text):
+                self._perform(self.runs.on_engine_rejected(seq_id, why, time.time()))
+            case EngineFatal(message=text):
                 log.error("engine_fatal", message=text)
 
-    def _step(self, step: Stepped) -> None:
-        self.state.note_step(step.result, step.capacity, step.took_s)
-        self._perform(self.book.stepped(step.result, step.ended_at - step.took_s, step.ended_at))
-        if not self._is_open:
-            self._open()
-        self.attachment.report(self.state.load)
-        self.cache.note(step.result.cache_news)
-        if self.attachment.is_up:  # what is told to nobody would never be told
-            self._tell_news(time.time())
+    def _on_step(self, step: StepCompleted) -> None:
+        self.state.on_step(step.result, step.capacity, step.duration_s)
+        self._perform(self.runs.on_step(step.result, step.ended_at - step.duration_s, step.ended_at))
+        if not self._is_accepting:
+            self._start_accepting()
+        self.scheduler.report_load(self.state.load)
+        self.prefix_cache.apply(step.result.cache_changes)
+        if self.scheduler.is_connected:  # what is told to nobody would never be told
+            self._send_updates(time.time())
 
-    def _tell_news(self, now: float) -> None:
-        if served := self.book.progress(now):
-            self.attachment.progress(served)
+    def _send_updates(self, now: float) -> None:
+        if served := self.runs.take_progress(now):
+            self.scheduler.send_progress(served)
         # Once nothing runs there may be no step for long, in which to tell the rest.
-        if change := self.cache.take(now, at_once=not self.book.running):
-            self.attachment.cache_changed(change)
+        if change := self.prefix_cache.pop_delta(now, at_once=not self.runs.running):
+            self.scheduler.send_prefix_cache_delta(change)
 
-    def _load(self, card: ModelCard, capacity: Capacity) -> None:
-        self.state.note_ready(card, capacity)
-        self.engine.note_ready()
-        self.book.trials.hold_for = HOLD_FOR + 2 * self.engine.load_s
-        self._accounts.model = card.name
-        effects = self.book.engine_ready(self.state.limits)
+    def _on_engine_ready(self, card: ModelCard, capacity: Capacity) -> None:
+        self.state.on_ready(card, capacity)
+        self.engine.on_ready()
+        self.runs.quarantine.max_wait_s = RESTART_MARGIN_S + 2 * self.engine.load_s
+        self._telemetry.model = card.name
+        effects = self.runs.on_engine_ready(self.state.limits)
         log.info("engine_ready", model=card.name, pid=self.engine.pid, kv_blocks=capacity.blocks, slots=capacity.slots)
         self._perform(effects)
-        self._open()
+        self._start_accepting()
 
-    def _open(self) -> None:
+    def _start_accepting(self) -> None:
         """Take work, unless runs are on probation yet; `_step` asks again."""
-        self._is_open = self.book.closed is None
-        if not self._is_open:
+        self._is_accepting = self.runs.not_ready_error is None
+        if not self._is_accepting:
             return
         self.on_ready(True)
-        self.attachment.report(self.state.load)
-        if not self.book.is_draining:
-            self.attachment.attach()
+        self.scheduler.report_load(self.state.load)
+        if not self.runs.is_draining:
+            self.scheduler.attach()
 
-    def _lose_engine(self, crashed: bool) -> None:
-        self.state.note_lost()
-        self.cache.clear()
-        self._is_open = False
+    def _on_engine_lost(self, crashed: bool) -> None:
+        self.state.on_lost()
+        self.prefix_cache.clear()
+        self._is_accepting = False
         self.on_ready(False)
-        self._perform(self.book.engine_lost(refusals.engine_died(), time.time(), crashed=crashed))
-        if held := len(self.book.trials.probation.held):
-            log.warning("runs_on_probation", runs=held)
-        blames = self.book.trials.blamed(time.time())
+        self._perform(self.runs.on_engine_lost(refusals.engine_died(), time.time(), crashed=crashed))
+        if held := len(self.runs.quarantine.isolation.pending):
+            log.warning("runs_quarantined", runs=held)
+        blames = self.runs.quarantine.poison_reports(time.time())
         if blames:
-            self.attachment.blamed(blames)
-            self.outcry.tell()
-        self.attachment.detach("the engine died")
-        if blames and not self.book.is_draining:
-            self.attachment.attach()  # as one that takes nothing
+            self.scheduler.send_poison_reports(blames)
+            self.poison_broadcast.send_changes()
+        self.scheduler.detach("the engine died")
+        if blames and not self.runs.is_draining:
+            self.scheduler.attach()  # as one that takes nothing
 
     # What time does.
 
     async def watch_engine(self) -> None:
         """Kill an engine that has work and takes no step: nothing else would ever end its runs."""
         while True:
-            await self._until(lambda: bool(self.book.running))
-            heard = self._heard
+            await self._wait_until(lambda: bool(self.runs.running))
+            heard = self._engine_messages
             for _ in range(STALL_TICKS):
-                await asyncio.sleep(self._stall_after / STALL_TICKS)
-            if self.book.running and heard == self._heard:
-                log.error("engine_hangs", silent_s=self._stall_after)
+                await asyncio.sleep(self._engine_stall_timeout_s / STALL_TICKS)
+            if self.runs.running and heard == self._engine_messages:
+                log.error("engine_hung", silent_s=self._engine_stall_timeout_s)
                 self.engine.kill()
 
     def _expire(self) -> None:
-        self._armed_for = None
-        self._perform(self.book.expire(time.time()))
+        self._timer_due_at = None
+        self._perform(self.runs.expire(time.time()))
 
-    def _rearm(self) -> None:
+    def _rearm_timer(self) -> None:
         """Be woken at the book's next expiry, and not for one that no longer is."""
-        due = self.book.next_expiry
-        if due == self._armed_for:
+        due = self.runs.next_expiry
+        if due == self._timer_due_at:
             return
         if self._timer:
             self._timer.cancel()
-        self._armed_for = due
+        self._timer_due_at = due
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - time.time()), self._expire)
 
@@ -247,10 +261,10 @@ class Front:
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            self._acts[type(effect)](effect)
-        if self.outcry.is_on:
-            self.outcry.tell()
-        self._rearm()
+            self._effect_handlers[type(effect)](effect)
+        if self.poison_broadcast.is_active:
+            self.poison_broadcast.send_changes()
+        self._rearm_timer()
         self._changed.set()
 
     def _send(self, stream: int, frame: pb.ExecuteResponse) -> None:
@@ -258,44 +272,44 @@ class Front:
         if peer:
             peer.send(frame)  # an edge that does not read loses its stream, and with it its runs: `close` follows
 
-    def _add(self, effect: AddSequence) -> None:
+    def _add_sequence(self, effect: AddSequence) -> None:
         self.engine.send(Add(effect.spec))  # where there is no engine any more, `_lose_engine` is about to come
 
-    def _cancel(self, effect: CancelSequence) -> None:
+    def _cancel_sequence(self, effect: CancelSequence) -> None:
         self.engine.send(Cancel(effect.seq_id))
         # The loop writes to the pipe at the end of this turn, which a crowd of cancels can make a long one.
-        asyncio.get_running_loop().call_soon(lambda: self.book.told(effect.seq_id, time.time()))
+        asyncio.get_running_loop().call_soon(lambda: self.runs.on_cancel_sent(effect.seq_id, time.time()))
 
-    def _end(self, effect: Ended) -> None:
-        if effect.answers:
+    def _on_run_ended(self, effect: RunEnded) -> None:
+        if effect.is_reported:
             self._send(effect.run.stream, ended_frame(effect))
-        if not effect.run.is_ghost:
-            self._accounts.note(effect)
+        if not effect.run.is_orphan:
+            self._telemetry.record(effect)
 
     # The end.
 
-    async def drain(self, grace: float, hurried: asyncio.Event) -> None:
+    async def drain(self, grace: float, forced: asyncio.Event) -> None:
         """Let what was granted run to its end, for `grace` seconds or until `hurried`; then hand the rest back."""
         self.on_ready(False)
-        self.attachment.detach("drains")
-        self._perform(self.book.drain(time.time()))
+        self.scheduler.detach("drains")
+        self._perform(self.runs.drain(time.time()))
         with suppress(TimeoutError):
-            async with asyncio.timeout(grace) as limit, background(_cut_short(limit, hurried)):
-                await self._until(lambda: self.book.is_idle)
-        log.info("handing_back", runs=len(self.book.running))
-        self._is_over = True
+            async with asyncio.timeout(grace) as limit, background(_end_grace_when_forced(limit, forced)):
+                await self._wait_until(lambda: self.runs.is_idle)
+        log.info("handing_back", runs=len(self.runs.running))
+        self._is_drained = True
         for peer in self._peers.values():
             peer.send(pb.ExecuteResponse(end=End(reason="drained")))
         with suppress(TimeoutError):
-            async with asyncio.timeout(HAND_BACK_TIMEOUT):
-                await self._until(lambda: not self._peers)
+            async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
+                await self._wait_until(lambda: not self._peers)
 
-    async def _until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
+    async def _wait_until(self, predicate: Callable[[], bool]) -> None:
+        while not predicate():
             self._changed.clear()
             await self._changed.wait()
 
 
-async def _cut_short(limit: asyncio.Timeout, hurried: asyncio.Event) -> None:
-    await hurried.wait()
-    limit.reschedule(0)
+async def _end_grace_when_forced(grace: asyncio.Timeout, forced: asyncio.Event) -> None:
+    await forced.wait()
+    grace.reschedule(0)

@@ -5,28 +5,28 @@ from dataclasses import dataclass
 from penstock.worker.engine.errors import StartInvalid, check_spec
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 
-SALT_BYTES = 16
+CACHE_SALT_BYTES = 16
 MAX_TOP_K = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RunLimits:
     """Told by the engine once its model is loaded."""
 
     context_length: int  # tokens
-    vocabulary: int  # token ids
+    vocab_size: int  # token ids
     blocks: int
     block_size: int  # tokens
 
     def check(self, spec: SequenceSpec) -> None:
         """Raise StartInvalid or PromptTooLong for what this worker can never run, with the numbers."""
         check_spec(spec, context_length=self.context_length, blocks=self.blocks, block_size=self.block_size)
-        if max(spec.token_ids) >= self.vocabulary:  # an engine would index beyond its embedding
-            raise StartInvalid(f"token id {max(spec.token_ids)} is outside the vocabulary of {self.vocabulary}")
-        if len(spec.cache_salt) not in (0, SALT_BYTES):
-            raise StartInvalid(f"cache_salt has {len(spec.cache_salt)} bytes; it must have {SALT_BYTES} or none")
-        if spec.form and max(spec.form.token_ids, default=0) >= self.vocabulary:
-            raise StartInvalid(f"an id of the form is outside the vocabulary of {self.vocabulary}")
+        if max(spec.token_ids) >= self.vocab_size:  # an engine would index beyond its embedding
+            raise StartInvalid(f"token id {max(spec.token_ids)} is outside the vocabulary of {self.vocab_size}")
+        if len(spec.cache_salt) not in (0, CACHE_SALT_BYTES):
+            raise StartInvalid(f"cache_salt has {len(spec.cache_salt)} bytes; it must have {CACHE_SALT_BYTES} or none")
+        if spec.constraint and max(spec.constraint.token_ids, default=0) >= self.vocab_size:
+            raise StartInvalid(f"an id of the form is outside the vocabulary of {self.vocab_size}")
         _check_sampling(spec.sampling)
 
 

@@ -4,21 +4,25 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.worker.run import Run, Served
+from penstock.worker.run import LeaseProgress, Run
 
-PROGRESS_EVERY = 0.25  # s
+PROGRESS_INTERVAL_S = 0.25  # s
 
 
 @dataclass(slots=True)
-class News:
-    _told_at: float = -math.inf  # s
+class ProgressReporter:
+    _reported_at: float = -math.inf  # s
 
-    def due(self, running: Iterable[Run], now: float) -> list[Served]:
+    def take_due(self, running: Iterable[Run], now: float) -> list[LeaseProgress]:
         """Return what runs were served so far, those of whom that is news, but not too often."""
-        if now < self._told_at + PROGRESS_EVERY:
+        if now < self._reported_at + PROGRESS_INTERVAL_S:
             return []
-        self._told_at = now
-        found = [run for run in running if not run.is_ghost and run.served.is_any and run.served != run.told]
+        self._reported_at = now
+        found = [
+            run
+            for run in running
+            if not run.is_orphan and run.progress.has_tokens and run.progress != run.last_reported
+        ]
         for run in found:
-            run.told = run.served
-        return [run.served for run in found]
+            run.last_reported = run.progress
+        return [run.progress for run in found]

@@ -7,7 +7,7 @@ from penstock.worker.run import Run
 
 
 @dataclass(slots=True)
-class Probation:
+class SuspectIsolation:
     """Who is to blame for an engine that crashed, found out at the cost of no second worker.
 
     Whatever crashed an engine by itself would crash the next one too, wherever it ran. So:
@@ -32,89 +32,89 @@ class Probation:
     elsewhere until the silence is noticed.
     """
 
-    held: list[Run] = field(default_factory=list)  # wait for their turn
-    tried: Run | None = None  # has it
-    acquitted: list[Run] = field(default_factory=list)  # wait for the others
-    _mark: int = 0  # tokens that `tried` had before
-    _is_leaving: bool = False  # `tried` is acquitted, and the engine has been told to let go of it
+    pending: list[Run] = field(default_factory=list)  # wait for their turn
+    isolated: Run | None = None  # has it
+    cleared: list[Run] = field(default_factory=list)  # wait for the others
+    _tokens_before: int = 0  # tokens that `tried` had before
+    _is_releasing: bool = False  # `tried` is acquitted, and the engine has been told to let go of it
 
     def __bool__(self) -> bool:
-        return bool(self.held or self.acquitted) or self.tried is not None
+        return bool(self.pending or self.cleared) or self.isolated is not None
 
     @property
     def suspects(self) -> list[Run]:
         """Those of whom it is not known yet."""
-        tried = [self.tried] if self.tried and self.tried.tokens <= self._mark else []
-        return [*tried, *self.held]
+        tried = [self.isolated] if self.isolated and self.isolated.tokens <= self._tokens_before else []
+        return [*tried, *self.pending]
 
     @property
     def waiting(self) -> list[Run]:
         """Those that no engine has."""
-        return [*self.held, *self.acquitted]
+        return [*self.pending, *self.cleared]
 
-    def culprit(self, running: Collection[Run]) -> Run | None:
+    def find_culprit(self, running: Collection[Run]) -> Run | None:
         """Return who crashed the engine that had those runs, where that is beyond doubt."""
-        tried = self.tried
-        if tried is None or tried.ending or tried.tokens > self._mark:
+        tried = self.isolated
+        if tried is None or tried.stop_reason or tried.tokens > self._tokens_before:
             return None
         assert list(running) == [tried], "whoever is tried is alone"
         return tried
 
-    def hold(self, running: Iterable[Run], *, crashed: bool) -> list[Run]:
+    def add_suspects(self, running: Iterable[Run], *, crashed: bool) -> list[Run]:
         """Have the next engine try those of a lost one's runs that are suspects and do not end anyway; return them."""
-        found = [run for run in running if run.ending is None and (crashed or run is self.tried)]
-        self.tried, self._is_leaving = None, False
-        self.held = sorted([*self.held, *found], key=lambda run: run.tokens)
+        found = [run for run in running if run.stop_reason is None and (crashed or run is self.isolated)]
+        self.isolated, self._is_releasing = None, False
+        self.pending = sorted([*self.pending, *found], key=lambda run: run.tokens)
         return found
 
-    def next(self) -> Run | None:
+    def start_next(self) -> Run | None:
         """Return whose turn it is where nobody is being tried."""
-        if self.tried is None and self.held:
-            self.tried = self.held.pop(0)
-            self._mark = self.tried.tokens
-            return self.tried
+        if self.isolated is None and self.pending:
+            self.isolated = self.pending.pop(0)
+            self._tokens_before = self.isolated.tokens
+            return self.isolated
         return None
 
-    def acquit(self) -> Run | None:
+    def clear_isolated(self) -> Run | None:
         """Return `tried` where it came further than it had and has to make room for the next; the last may run on."""
-        run = self.tried
-        if run is None or run.tokens <= self._mark or self._is_leaving:
+        run = self.isolated
+        if run is None or run.tokens <= self._tokens_before or self._is_releasing:
             return None
-        if not self.held and not run.is_ghost:
-            self.tried = None
+        if not self.pending and not run.is_orphan:
+            self.isolated = None
             return None
-        self._is_leaving = True
+        self._is_releasing = True
         return run
 
-    def release(self) -> list[Run]:
+    def release_cleared(self) -> list[Run]:
         """Return who may leave, as others keep the next engine to themselves."""
-        found, self.acquitted = self.acquitted, []
+        found, self.cleared = self.cleared, []
         return found
 
-    def set_aside(self, run: Run) -> bool:
+    def park_cleared(self, run: Run) -> bool:
         """Have a run that the engine let go of wait for the others; False where that was not why it did."""
-        if run is not self.tried or not self._is_leaving or run.ending or run.is_ghost:
+        if run is not self.isolated or not self._is_releasing or run.stop_reason or run.is_orphan:
             return False
-        self.tried, self._is_leaving = None, False
-        self.acquitted.append(run)
+        self.isolated, self._is_releasing = None, False
+        self.cleared.append(run)
         return True
 
-    def close(self) -> list[Run]:
+    def finish(self) -> list[Run]:
         """Return who may go on together, once nobody is a suspect any more."""
-        return [] if self.held or self.tried else self.release()
+        return [] if self.pending or self.isolated else self.release_cleared()
 
-    def haunt(self, ghost: Run, *, is_tried: bool) -> None:
+    def replace_with_orphan(self, orphan: Run, *, is_isolated: bool) -> None:
         """Have a ghost take the place of a suspect that was dropped a moment ago."""
-        if is_tried:
-            self.tried = ghost
+        if is_isolated:
+            self.isolated = orphan
         else:
-            self.held.append(ghost)
+            self.pending.append(orphan)
 
-    def drop(self, run: Run) -> bool:
+    def discard(self, run: Run) -> bool:
         """Forget a run that is over; True where no engine had it."""
-        if run is self.tried:
-            self.tried, self._is_leaving = None, False
-        for waiting in (self.held, self.acquitted):
+        if run is self.isolated:
+            self.isolated, self._is_releasing = None, False
+        for waiting in (self.pending, self.cleared):
             if run in waiting:
                 waiting.remove(run)
                 return True

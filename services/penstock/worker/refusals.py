@@ -17,7 +17,7 @@ def lease_revoked(lease_id: str) -> LeaseLost:
     return LeaseLost(f"lease {lease_id} was revoked; enqueue the ticket again")
 
 
-def too_late() -> DeadlineExceeded:
+def deadline_passed() -> DeadlineExceeded:
     return DeadlineExceeded("the deadline has passed; what was made of the answer has been sent")
 
 

@@ -3,79 +3,79 @@
 import math
 from dataclasses import dataclass, field
 
-from penstock.worker.blames import Blame, Blames
-from penstock.worker.probation import Probation
+from penstock.worker.blames import PoisonList, PoisonReport
+from penstock.worker.probation import SuspectIsolation
 from penstock.worker.run import Run
 from penstock.worker.timers import Timers
 
-DueKey = tuple[str, str] | int  # why and for which lease, or the number of a run that has a deadline
+TimerKey = tuple[str, str] | int  # why and for which lease, or the number of a run that has a deadline
 
 
 @dataclass(slots=True)
-class Trials:
+class CrashQuarantine:
     """Takes suspects out of what runs, and bounds how long they wait for an engine."""
 
     running: dict[int, Run]  # the run book's own, as the next
-    due: Timers[DueKey]
-    hold_for: float = 30.0  # s that a run on probation waits for an engine
-    probation: Probation = field(default_factory=Probation)  # those held are not running
-    blames: Blames = field(default_factory=Blames)
+    timers: Timers[TimerKey]
+    max_wait_s: float = 30.0  # s that a run on probation waits for an engine
+    isolation: SuspectIsolation = field(default_factory=SuspectIsolation)  # those held are not running
+    poison_list: PoisonList = field(default_factory=PoisonList)
 
-    def lose_engine(self, now: float, *, crashed: bool) -> tuple[list[Run], list[Run]]:
+    def on_engine_lost(self, now: float, *, crashed: bool) -> tuple[list[Run], list[Run]]:
         """Keep what the next engine is to try; return who is found guilty, and those who need not wait any longer.
 
         Whatever is the same as the run that was tried is as guilty: trying each would cost an engine each.
         """
         running = list(self.running.values())
-        culprit = self.probation.culprit(running) if crashed else None
+        culprit = self.isolation.find_culprit(running) if crashed else None
         if culprit:
-            self.blames.convict(culprit, now)
-        for run in self.probation.hold([] if culprit else running, crashed=crashed):
-            self._keep(run)
-        self.time_waits(now + self.hold_for)
+            self.poison_list.confirm(culprit, now)
+        for run in self.isolation.add_suspects([] if culprit else running, crashed=crashed):
+            self._take_from_engine(run)
+        self.set_wait_limits(now + self.max_wait_s)
         if culprit is None:
             return [], []
-        twins = [run for run in self.probation.held if run.fingerprint == culprit.fingerprint != 0]
-        return [culprit, *twins], [*twins, *self.probation.release()]
+        twins = [run for run in self.isolation.pending if run.fingerprint == culprit.fingerprint != 0]
+        return [culprit, *twins], [*twins, *self.isolation.release_cleared()]
 
-    def time_waits(self, until: float = math.inf) -> None:
-        for run in self.probation.waiting:
-            self._time_wait(run, until)
+    def set_wait_limits(self, until: float = math.inf) -> None:
+        for run in self.isolation.waiting:
+            self._set_wait_limit(run, until)
 
-    def set_aside(self, run: Run) -> bool:
+    def park_cleared(self, run: Run) -> bool:
         """Keep a run that the engine let go of as it was acquitted; False where that was not why it did."""
-        is_acquitted = self.probation.set_aside(run)
+        is_acquitted = self.isolation.park_cleared(run)
         if is_acquitted:
-            self._keep(run)
+            self._take_from_engine(run)
         return is_acquitted
 
     def is_suspect(self, run: Run) -> bool:
-        return any(run is each for each in self.probation.suspects)
+        return any(run is each for each in self.isolation.suspects)
 
-    def haunt(self, ghost: Run, now: float, *, is_tried: bool) -> None:
+    def replace_with_orphan(self, orphan: Run, now: float, *, is_isolated: bool) -> None:
         """Go on with the trial of a run that is over for whoever waited for it."""
-        self.probation.haunt(ghost, is_tried=is_tried)
-        if is_tried:
-            self.running[ghost.seq_id] = ghost
+        self.isolation.replace_with_orphan(orphan, is_isolated=is_isolated)
+        if is_isolated:
+            self.running[orphan.seq_id] = orphan
         else:
-            self._time_wait(ghost, now + self.hold_for)
+            self._set_wait_limit(orphan, now + self.max_wait_s)
 
-    def holds(self, lease_id: str) -> bool:
-        return any(run.lease_id == lease_id for run in self.probation.waiting)
+    def has_waiting(self, lease_id: str) -> bool:
+        return any(run.lease_id == lease_id for run in self.isolation.waiting)
 
-    def blamed(self, now: float) -> list[Blame]:
+    def poison_reports(self, now: float) -> list[PoisonReport]:
         """Return what is known of whoever crashed an engine here, or may have."""
-        return self.blames.all(self.probation.suspects, now, self.hold_for)
+        return self.poison_list.reports(self.isolation.suspects, now, self.max_wait_s)
 
-    def _keep(self, run: Run) -> None:
+    def _take_from_engine(self, run: Run) -> None:
         """Keep a run that no engine has. Its scheduler takes this worker for gone, and its leases with it."""
         del self.running[run.seq_id]
-        self.due.drop(run.seq_id)
-        self._time_wait(run, math.inf)
+        self.timers.cancel(run.seq_id)
+        self._set_wait_limit(run, math.inf)
 
-    def _time_wait(self, run: Run, until: float) -> None:
+    def _set_wait_limit(self, run: Run, until: float) -> None:
         until = min(until, run.deadline)
         if until < math.inf:
-            self.due.set(("held", run.lease_id), until)
+            self.timers.set(("held", run.lease_id), until)
         else:
-            self.due.drop(("held", run.lease_id))
+            self.timers.cancel(("held", run.lease_id))

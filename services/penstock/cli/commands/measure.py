@@ -109,7 +109,7 @@ def simulate(
     """Run the mesh's own queue, scheduler and batch under virtual time, as SCENARIO says: a TOML file or an example.
 
     With --plan 0.99: the fewest of its workers with which 99 % of requests are answered within its SLO.
-    With --calibrate: measure how long the real engine's steps take here, for --law and for PENSTOCK_WORKER_SIM_LAW.
+    With --calibrate: measure how long the real engine's steps take here, for --law and for PENSTOCK_WORKER_SIM_STEP_TIME_FILE.
     """
     wanted, beside = measuring.pop("plan"), measuring.pop("beside")
     _one_of(("a SCENARIO", scenario), ("--calibrate", measuring["calibrate"]))

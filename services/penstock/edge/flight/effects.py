@@ -64,13 +64,15 @@ class Fail(NamedTuple):
     error: PenstockError
 
 
-class Cancelled(NamedTuple):
+class AcknowledgeCancel(NamedTuple):
     """Tell that the request is over as its client asked, with the worker's receipt."""
 
     output_tokens: int
     kv_blocks_freed: int
-    waited: float  # s, from the client's leaving to the receipt
-    has_receipt: bool  # False when nothing ran, or the worker died before it answered
+    waited_s: float  # s, from the client's leaving to the receipt
+    is_acknowledged: bool  # False when nothing ran, or the worker died before it answered
 
 
-Effect = Reserve | Enqueue | Withdraw | StartRun | CancelRun | Settle | Accept | Emit | Finish | Fail | Cancelled
+Effect = (
+    Reserve | Enqueue | Withdraw | StartRun | CancelRun | Settle | Accept | Emit | Finish | Fail | AcknowledgeCancel
+)

@@ -7,31 +7,31 @@ from typing import NamedTuple, Protocol
 from penstock.v1.inference_pb2 import Sampling
 
 
-class Piece(NamedTuple):
+class TextDelta(NamedTuple):
     """What one more token adds to an answer: text that is safe to show, and the stop string it completed, if one."""
 
     text: str
     stop_string: str = ""
 
 
-class Transcript(Protocol):
+class IncrementalDetokenizer(Protocol):
     """Text of one answer, token by token; holds back what may yet become a character or a stop string."""
 
-    def push(self, token_id: int) -> Piece: ...
+    def push(self, token_id: int) -> TextDelta: ...
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """Return what is still held back, when the answer ends here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class GenerationPlan:
     """One request in sizes and ids: all that a run on any worker is a function of."""
 
     model: str
     prompt_ids: Sequence[int]
     max_output_tokens: int  # granted for the whole answer, resumed tokens included
     sampling: Sampling  # the seed is set
-    transcript: Transcript  # has seen the resumed ids, whose text the client has
+    detokenizer: IncrementalDetokenizer  # has seen the resumed ids, whose text the client has
     resumed_ids: Sequence[int] = ()  # what the client has of the answer already
     resumed_stop: str = ""  # the stop string that the resumed ids ended with
     eos_ids: frozenset[int] = frozenset()  # empty when end-of-sequence is to be ignored

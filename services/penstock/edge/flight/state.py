@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class RequestState(StrEnum):
     TOKENIZING = "tokenizing"
     RESERVING = "reserving"
     QUEUED = "queued"
@@ -15,8 +15,8 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FlightLimits:
+class LifecycleLimits:
     max_attempts: int = 4  # runs, the first included
-    patience: float = 30.0  # s without auth, without any queue, or mid-answer without any worker
-    retry: float = 0.25  # s between asks for what is missing for a moment
-    receipt_timeout: float = 30.0  # s; after it a worker that lives but does not answer a cancel is not waited for
+    upstream_timeout: float = 30.0  # s without auth, without any queue, or mid-answer without any worker
+    retry_interval: float = 0.25  # s between asks for what is missing for a moment
+    cancel_ack_timeout: float = 30.0  # s; after it a worker that lives but does not answer a cancel is not waited for

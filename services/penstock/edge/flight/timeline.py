@@ -8,10 +8,10 @@ from google.protobuf.duration_pb2 import Duration
 from penstock.v1.inference_pb2 import Stage
 from penstock.v1.inference_pb2 import Timeline as TimelineMessage
 
-NANOS = 1_000_000_000
+NANOS_PER_S = 1_000_000_000
 
 
-class Part(NamedTuple):
+class MeasuredStage(NamedTuple):
     """A stretch as another process measured it."""
 
     tier: str
@@ -23,23 +23,25 @@ class Timeline:
     """Stretches without gaps from the arrival to the last mark, in whole nanoseconds so that sums are exact."""
 
     def __init__(self, arrived: float) -> None:
-        self._arrived = self._mark = _nanos(arrived)
-        self._stretches: list[tuple[str, str, int]] = []
+        self._arrived_at_ns = self._last_mark = _nanos(arrived)
+        self._stages: list[tuple[str, str, int]] = []
 
     @property
     def total(self) -> float:
-        return (self._mark - self._arrived) / NANOS
+        return (self._last_mark - self._arrived_at_ns) / NANOS_PER_S
 
-    def lap(self, tier: str, name: str, now: float) -> None:
+    def add_stage(self, tier: str, name: str, now: float) -> None:
         """Give the time since the last mark to one stretch."""
-        self._add(tier, name, max(0, _nanos(now) - self._mark))
+        self._add(tier, name, max(0, _nanos(now) - self._last_mark))
 
-    def split(self, now: float, before: Sequence[Part], rest: tuple[str, str], after: Sequence[Part] = ()) -> None:
+    def add_measured_stages(
+        self, now: float, before: Sequence[MeasuredStage], rest: tuple[str, str], after: Sequence[MeasuredStage] = ()
+    ) -> None:
         """Give the time since the last mark to parts measured elsewhere, and what they leave to `rest` between them.
 
         Parts that claim more than there was are cut, later ones first: other processes' stopwatches are not ours.
         """
-        left = max(0, _nanos(now) - self._mark)
+        left = max(0, _nanos(now) - self._last_mark)
         lengths = []
         for part in (*before, *after):
             lengths.append(min(left, _nanos(part.seconds)))
@@ -50,10 +52,10 @@ class Timeline:
         for (tier, name), length in zip(parts, lengths, strict=True):
             self._add(tier, name, length)
 
-    def message(self, *, trace_id: str, worker_id: str, attempts: int) -> TimelineMessage:
+    def to_message(self, *, trace_id: str, worker_id: str, attempts: int) -> TimelineMessage:
         """Return the timeline as the client gets it."""
         stages, start = [], 0
-        for tier, name, length in self._stretches:
+        for tier, name, length in self._stages:
             stages.append(Stage(tier=tier, name=name, start=_duration(start), length=_duration(length)))
             start += length
         return TimelineMessage(
@@ -62,16 +64,16 @@ class Timeline:
 
     def seconds(self, tier: str, name: str) -> float:
         """Return how long the stretches of that name were together."""
-        return sum(length for *which, length in self._stretches if which == [tier, name]) / NANOS
+        return sum(length for *which, length in self._stages if which == [tier, name]) / NANOS_PER_S
 
     def _add(self, tier: str, name: str, length: int) -> None:
-        self._stretches.append((tier, name, length))
-        self._mark += length
+        self._stages.append((tier, name, length))
+        self._last_mark += length
 
 
 def _nanos(seconds: float) -> int:
-    return round(seconds * NANOS)
+    return round(seconds * NANOS_PER_S)
 
 
 def _duration(nanos: int) -> Duration:
-    return Duration(seconds=nanos // NANOS, nanos=nanos % NANOS)
+    return Duration(seconds=nanos // NANOS_PER_S, nanos=nanos % NANOS_PER_S)

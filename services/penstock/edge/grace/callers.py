@@ -8,76 +8,78 @@ from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2 import Priority
 
 
-class Caller(NamedTuple):
+class CachedIdentity(NamedTuple):
     identity: Identity  # of its own class, as far as that has shown
-    met_at: float  # when auth last let it in
+    admitted_at: float  # when auth last let it in
 
 
-class Callers:
+class IdentityCache:
     """Keeps digests, never what a caller showed; the least recently met go first."""
 
-    def __init__(self, *, most: int, memory: float, pepper: bytes) -> None:
-        self._most = most
-        self._memory = memory  # s
+    def __init__(self, *, max_entries: int, ttl: float, pepper: bytes) -> None:
+        self._max_entries = max_entries
+        self._ttl = ttl  # s
         self._pepper = pepper  # of this process alone, up to 64 bytes
-        self._callers: OrderedDict[bytes, Caller] = OrderedDict()
-        self._granted: OrderedDict[str, int] = OrderedDict()  # tokens, by tenant
+        self._identities: OrderedDict[bytes, CachedIdentity] = OrderedDict()
+        self._granted_tokens: OrderedDict[str, int] = OrderedDict()  # tokens, by tenant
 
     def __len__(self) -> int:
-        return len(self._callers)
+        return len(self._identities)
 
     def __repr__(self) -> str:
-        return f"<Callers {len(self._callers)} of {len(self._granted)} tenants>"
+        return f"<Callers {len(self._identities)} of {len(self._granted_tokens)} tenants>"
 
-    def met(self, credential: Credential, granted: Identity, asked: "Priority.ValueType", now: float) -> None:
+    def record_admitted(
+        self, credential: Credential, granted: Identity, requested_priority: "Priority.ValueType", now: float
+    ) -> None:
         """Auth has let in a request that asked for a class and was granted that or a lower one."""
         digest = self._digest(credential)
-        known = self._callers.pop(digest, None)
+        known = self._identities.pop(digest, None)
         identity = Identity()
         identity.CopyFrom(granted)
-        if known and granted.priority == asked:  # its own class may be higher, and was if it was so before
+        if known and granted.priority == requested_priority:  # its own class may be higher, and was if it was so before
             identity.priority = min(granted.priority, known.identity.priority)
-        self._callers[digest] = Caller(identity, now)
-        if len(self._callers) > self._most:
-            self._callers.popitem(last=False)
+        self._identities[digest] = CachedIdentity(identity, now)
+        if len(self._identities) > self._max_entries:
+            self._identities.popitem(last=False)
 
-    def forget(self, credential: Credential) -> None:
+    def invalidate(self, credential: Credential) -> None:
         """Auth does not let it in any more."""
-        self._callers.pop(self._digest(credential), None)
+        self._identities.pop(self._digest(credential), None)
 
     def grant(self, tenant_id: str, tokens: int) -> None:
         """Auth's latest word on what may be let in without it, in place of all before."""
-        self._granted[tenant_id] = max(0, tokens)
-        self._granted.move_to_end(tenant_id)
-        if len(self._granted) > self._most:
-            self._granted.popitem(last=False)
+        self._granted_tokens[tenant_id] = max(0, tokens)
+        self._granted_tokens.move_to_end(tenant_id)
+        if len(self._granted_tokens) > self._max_entries:
+            self._granted_tokens.popitem(last=False)
 
-    def exhaust(self, credential: Credential) -> None:
+    def revoke_grant(self, credential: Credential) -> None:
         """The caller's tenant is at its limits."""
-        if caller := self._callers.get(self._digest(credential)):
+        if caller := self._identities.get(self._digest(credential)):
             self.grant(caller.identity.tenant_id, 0)
 
-    def find(self, credential: Credential, asked: "Priority.ValueType", now: float) -> Identity | None:
+    def find(self, credential: Credential, priority: "Priority.ValueType", now: float) -> Identity | None:
         """Who it is, with the lower of its own class and the one asked for; None for nobody that was met of late."""
-        caller = self._callers.get(self._digest(credential))
-        if caller is None or now - caller.met_at > self._memory:
+        caller = self._identities.get(self._digest(credential))
+        if caller is None or now - caller.admitted_at > self._ttl:
             return None
         identity = Identity()
         identity.CopyFrom(caller.identity)
-        identity.priority = max(identity.priority, asked)
+        identity.priority = max(identity.priority, priority)
         return identity
 
-    def take(self, tenant_id: str, tokens: int) -> bool:
+    def acquire(self, tenant_id: str, tokens: int) -> bool:
         """Take out of what is granted; False, and nothing taken, when that is not enough."""
-        left = self._granted.get(tenant_id, 0) - tokens
-        if left < 0 or self._granted.get(tenant_id, 0) <= 0:
+        left = self._granted_tokens.get(tenant_id, 0) - tokens
+        if left < 0 or self._granted_tokens.get(tenant_id, 0) <= 0:
             return False
-        self._granted[tenant_id] = left
+        self._granted_tokens[tenant_id] = left
         return True
 
-    def give_back(self, tenant_id: str, tokens: int) -> None:
-        if tenant_id in self._granted:
-            self._granted[tenant_id] += tokens
+    def release(self, tenant_id: str, tokens: int) -> None:
+        if tenant_id in self._granted_tokens:
+            self._granted_tokens[tenant_id] += tokens
 
     def _digest(self, credential: Credential) -> bytes:
         """A key that works on loopback alone is another one elsewhere."""

@@ -8,19 +8,19 @@ from penstock.mesh.v1.admission_pb2 import AdmitRequest
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class DeferredReservation:
     tenant_id: str
     tokens: int  # taken out of what was granted
     frame: AdmitRequest = field(repr=False)  # tells auth of it; said again until it is answered
-    spent: Settle | None = None  # None: it is under way
+    settlement: Settle | None = None  # None: it is under way
 
 
-class Unbooked:
+class DeferredReservations:
     """By ticket. An entry leaves when auth has named its reservation, under which it is settled like any other."""
 
-    def __init__(self, *, most: int) -> None:
-        self._most = most
-        self._entries: dict[str, Entry] = {}
+    def __init__(self, *, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._entries: dict[str, DeferredReservation] = {}
         self._tokens: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class Unbooked:
 
     @property
     def is_full(self) -> bool:
-        return len(self._entries) >= self._most
+        return len(self._entries) >= self._max_entries
 
     @property
     def frames(self) -> dict[str, AdmitRequest]:
@@ -41,20 +41,20 @@ class Unbooked:
         """What the tenant holds or has spent that auth does not know of."""
         return self._tokens[tenant_id]
 
-    def let_in(self, ticket_id: str, entry: Entry) -> None:
+    def add(self, ticket_id: str, entry: DeferredReservation) -> None:
         self._entries[ticket_id] = entry
         self._tokens[entry.tenant_id] += entry.tokens
 
-    def end(self, ticket_id: str, spent: Settle) -> tuple[str, int]:
+    def settle(self, ticket_id: str, settlement: Settle) -> tuple[str, int]:
         """Note what was spent; returns the tenant and how many of its tokens were not needed."""
         entry = self._entries[ticket_id]
-        unused = entry.tokens - spent.prompt_tokens - spent.output_tokens
-        entry.spent = spent
+        unused = entry.tokens - settlement.prompt_tokens - settlement.output_tokens
+        entry.settlement = settlement
         entry.tokens -= unused
         self._tokens[entry.tenant_id] -= unused
         return entry.tenant_id, unused
 
-    def pop(self, ticket_id: str) -> Entry | None:
+    def pop(self, ticket_id: str) -> DeferredReservation | None:
         """Take out what auth has booked; None for what was never let in like this, or is booked already."""
         entry = self._entries.pop(ticket_id, None)
         if entry:

@@ -3,25 +3,25 @@
 from collections.abc import AsyncIterator
 
 from penstock.edge.http.exchange import Exchange
-from penstock.edge.openai.answer import ApiAnswer
+from penstock.edge.openai.answer import ResponseSerializer
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 Events = AsyncIterator[Accepted | Delta | Finished]
 
 
-async def stream_answer(exchange: Exchange, shape: ApiAnswer, events: Events) -> None:
+async def write_stream(exchange: Exchange, serializer: ResponseSerializer, events: Events) -> None:
     """Nothing is sent before `accepted`, so that whoever is refused until then sees it in the status."""
     async for event in events:
         if isinstance(event, Delta):
-            if frame := shape.delta(event):
+            if frame := serializer.delta(event):
                 await exchange.write(frame)
         elif isinstance(event, Accepted):
-            await exchange.begin(shape.begin(event), shape.fail)
+            await exchange.begin(serializer.begin(event), serializer.fail)
         else:
-            await exchange.end(shape.finish(event))
+            await exchange.end(serializer.finish(event))
 
 
-async def send_answer(exchange: Exchange, shape: ApiAnswer, events: Events) -> None:
+async def write_whole(exchange: Exchange, serializer: ResponseSerializer, events: Events) -> None:
     accepted, texts = Accepted(), []
     async for event in events:
         if isinstance(event, Delta):
@@ -29,4 +29,4 @@ async def send_answer(exchange: Exchange, shape: ApiAnswer, events: Events) -> N
         elif isinstance(event, Accepted):
             accepted = event
         else:
-            await exchange.respond(200, shape.whole(accepted, "".join(texts), event))
+            await exchange.respond(200, serializer.whole(accepted, "".join(texts), event))

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge.http.intake import Intake
+from penstock.edge.http.intake import BodyBudget
 from penstock.edge.openai.errors import http_error
 from penstock.edge.openai.fields import BodyStalled, BodyTooLarge
 from penstock.edge.openai.sse import KEEPALIVE
@@ -16,7 +16,9 @@ from penstock.edge.request.caller import credential_of
 from penstock.edge.request.validation import is_request_id
 from penstock.mesh.v1.admission_pb2 import Credential
 
-LAST_WORDS = 1.0  # s; what ends a stream may take no longer to write: a client that reads nothing holds up a drain
+FINAL_WRITE_TIMEOUT_S = (
+    1.0  # s; what ends a stream may take no longer to write: a client that reads nothing holds up a drain
+)
 
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 EVENT_STREAM: Mapping[str, str] = {
@@ -26,14 +28,14 @@ EVENT_STREAM: Mapping[str, str] = {
 }
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """Nobody is there to be answered."""
 
 
 class Exchange:
     """Reads a body within its cap, writes a whole response or a stream, and notices when the client leaves."""
 
-    def __init__(self, scope: Any, receive: Any, send: Any, *, silence: float) -> None:
+    def __init__(self, scope: Any, receive: Any, send: Any, *, keepalive_interval: float) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
@@ -45,13 +47,15 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._silence = silence  # s, before a stream says that it lives
-        self._fail: Callable[[PenstockError], bytes] | None = None
+        self._keepalive_interval = keepalive_interval  # s, before a stream says that it lives
+        self._format_failure: Callable[[PenstockError], bytes] | None = None
         self._is_writing = False
         self._written_at = 0.0  # s, the loop's clock
-        self._life: asyncio.Timeout | None = None
-        self._ended_by: Exception | None = None
-        self.when_gone: Callable[[], None] = lambda: None  # done first when the client leaves, before all that unwinds
+        self._abort_timeout: asyncio.Timeout | None = None
+        self._abort_error: Exception | None = None
+        self.on_disconnect: Callable[[], None] = lambda: (
+            None
+        )  # done first when the client leaves, before all that unwinds
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.method} {self.path} {self.status}>"
@@ -65,28 +69,28 @@ class Exchange:
         host, port = self._scope.get("client") or ("", 0)
         return credential_of(self.headers, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
-    async def body(self, intake: Intake) -> bytes:
+    async def body(self, budget: BodyBudget) -> bytes:
         """Raises BodyTooLarge, at once where the client says how much it will send; BodyStalled, EDGE_FULL."""
         announced = self.header("content-length")
         _check_size(int(announced) if announced.isdecimal() else 0)
         parts = []
-        with intake.body() as body:
+        with budget.body() as body:
             while True:
-                message = await self._more()
+                message = await self._receive_part()
                 body.add(len(message["body"]))
                 _check_size(body.size)
                 parts.append(message["body"])
                 if not message["more_body"]:
                     return b"".join(parts)
 
-    async def _more(self) -> Any:
+    async def _receive_part(self) -> Any:
         try:
-            async with asyncio.timeout(limits.BODY_SILENCE_S):
+            async with asyncio.timeout(limits.BODY_READ_TIMEOUT_S):
                 message = await self._receive()
         except TimeoutError:
-            raise BodyStalled(f"nothing more of the body came in {limits.BODY_SILENCE_S:.0f} s") from None
+            raise BodyStalled(f"nothing more of the body came in {limits.BODY_READ_TIMEOUT_S:.0f} s") from None
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         return message
 
     # Answering.
@@ -95,9 +99,9 @@ class Exchange:
         await self._start(status, {**headers, "content-length": str(len(body))})
         await self.end(body)
 
-    async def begin(self, frame: bytes, fail: Callable[[PenstockError], bytes]) -> None:
+    async def begin(self, frame: bytes, format_failure: Callable[[PenstockError], bytes]) -> None:
         """Begin a stream; `fail` says how one that has begun ends in an error."""
-        self._fail = fail
+        self._format_failure = format_failure
         await self._start(200, EVENT_STREAM)
         if frame:
             await self.write(frame)
@@ -119,10 +123,10 @@ class Exchange:
             told = http_error(error)
             await self.respond(told.status, told.body, told.headers)
             return
-        if self._fail:
+        if self._format_failure:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS):
-                    await self.end(self._fail(error))
+                async with asyncio.timeout(FINAL_WRITE_TIMEOUT_S):
+                    await self.end(self._format_failure(error))
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
@@ -134,47 +138,47 @@ class Exchange:
     # Ending early.
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
+    async def abortable(self) -> AsyncIterator[None]:
         """A block that `cut` ends, from wherever it is called."""
         try:
-            async with asyncio.timeout(None) as self._life:
+            async with asyncio.timeout(None) as self._abort_timeout:
                 yield
         except TimeoutError:
-            if self._ended_by is None:
+            if self._abort_error is None:
                 raise
-            raise self._ended_by from None
+            raise self._abort_error from None
         finally:
-            self._life = None
+            self._abort_timeout = None
 
-    def cut(self, error: Exception) -> None:
+    def abort(self, error: Exception) -> None:
         """Raise `error` where the exchange stands; nothing happens to one that is over."""
-        if self._life and self._ended_by is None:
-            self._ended_by = error
-            self._life.reschedule(0.0)
+        if self._abort_timeout and self._abort_error is None:
+            self._abort_error = error
+            self._abort_timeout.reschedule(0.0)
 
-    async def attend(self) -> None:
+    async def watch_disconnect(self) -> None:
         """Cut when the client leaves; say that the stream lives when it is silent for long. To run beside the rest."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + self._silence
+        due = loop.time() + self._keepalive_interval
         while True:
             try:
                 async with asyncio.timeout_at(due):
                     message = await self._receive()
             except TimeoutError:
-                due = await self._speak(loop.time())
+                due = await self._send_keepalive(loop.time())
                 continue
             if message["type"] == "http.disconnect":
-                self.when_gone()
-                self.cut(ClientGone())
+                self.on_disconnect()
+                self.abort(ClientDisconnected())
                 return
 
-    async def _speak(self, now: float) -> float:
+    async def _send_keepalive(self, now: float) -> float:
         """Break a silence if there is one; return when to look again."""
         if not self.status or self._is_writing:
-            return now + self._silence
-        if now - self._written_at >= self._silence:
+            return now + self._keepalive_interval
+        if now - self._written_at >= self._keepalive_interval:
             await self.write(KEEPALIVE)
-        return self._written_at + self._silence
+        return self._written_at + self._keepalive_interval
 
 
 def _check_size(size: int) -> None:

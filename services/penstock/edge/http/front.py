@@ -11,65 +11,67 @@ from typing import Any
 import orjson
 
 from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_from_failure, failure_from
-from penstock.chassis.lifecycle import background, this_stop
+from penstock.chassis.lifecycle import background, current_stop
 from penstock.edge.gateway import Gateway
-from penstock.edge.http.answer import send_answer, stream_answer
-from penstock.edge.http.exchange import ClientGone, Exchange
-from penstock.edge.http.intake import Intake
-from penstock.edge.http.metrics import observe
-from penstock.edge.openai.answer import ApiAnswer
-from penstock.edge.openai.chat_answer import ChatAnswer
+from penstock.edge.http.answer import write_stream, write_whole
+from penstock.edge.http.exchange import ClientDisconnected, Exchange
+from penstock.edge.http.intake import BodyBudget
+from penstock.edge.http.metrics import record_request
+from penstock.edge.openai.answer import ResponseSerializer
+from penstock.edge.openai.chat_answer import ChatSerializer
 from penstock.edge.openai.chat_request import parse_chat
-from penstock.edge.openai.completion_answer import CompletionAnswer
+from penstock.edge.openai.completion_answer import CompletionSerializer
 from penstock.edge.openai.completion_request import parse_completion
 from penstock.edge.openai.errors import MethodNotAllowed
 from penstock.edge.openai.fields import Fields, parse_body, quoted
-from penstock.edge.openai.models import model_list, one_model
+from penstock.edge.openai.models import model_list, model_object
 from penstock.edge.openai.request import ApiRequest
-from penstock.edge.openai.response_answer import ResponseAnswer
+from penstock.edge.openai.response_answer import ResponsesSerializer
 from penstock.edge.openai.response_request import parse_response
 from penstock.edge.request import limits
-from penstock.edge.request.outline import outline_of
+from penstock.edge.request.outline import estimate_from_spec
 
-Serve = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[Exchange], Awaitable[None]]
 
 MODEL_PREFIX = "/v1/models/"
-MODEL = MODEL_PREFIX + "{name}"  # the rest of the path, slashes and all
-SILENCE = 10.0  # s; proxies and clients commonly give up on streams that say nothing for 30 to 60
-ELSEWHERE = 0.1  # s; another edge can be tried at once
+MODEL_ROUTE = MODEL_PREFIX + "{name}"  # the rest of the path, slashes and all
+KEEPALIVE_INTERVAL_S = 10.0  # s; proxies and clients commonly give up on streams that say nothing for 30 to 60
+DRAIN_RETRY_AFTER_S = 0.1  # s; another edge can be tried at once
 
 
-class HttpFront:
+class OpenAIApp:
     """The ASGI application of one edge."""
 
-    def __init__(self, gateway: Gateway, is_ready: Callable[[], bool], *, silence: float = SILENCE) -> None:
+    def __init__(
+        self, gateway: Gateway, is_ready: Callable[[], bool], *, keepalive_interval: float = KEEPALIVE_INTERVAL_S
+    ) -> None:
         self._gateway = gateway
         self._is_ready = is_ready
-        self._silence = silence  # s, before a stream says that it lives
+        self._keepalive_interval = keepalive_interval  # s, before a stream says that it lives
         self._created = int(time.time())
-        self._intake = Intake(limits.INTAKE_BYTES)
-        self._running: set[Exchange] = set()
-        self._routes: dict[str, tuple[str, Serve]] = {
-            "/health": ("GET", self._tell_health),
+        self._body_budget = BodyBudget(limits.BODY_BUDGET_BYTES)
+        self._exchanges: set[Exchange] = set()
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/health": ("GET", self._show_health),
             "/v1/models": ("GET", self._list_models),
-            MODEL: ("GET", self._show_model),
-            "/v1/responses": ("POST", partial(self._generate, parse_response, ResponseAnswer)),
-            "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, ChatAnswer)),
-            "/v1/completions": ("POST", partial(self._generate, parse_completion, CompletionAnswer)),
+            MODEL_ROUTE: ("GET", self._show_model),
+            "/v1/responses": ("POST", partial(self._generate, parse_response, ResponsesSerializer)),
+            "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, ChatSerializer)),
+            "/v1/completions": ("POST", partial(self._generate, parse_completion, CompletionSerializer)),
         }
 
     def __repr__(self) -> str:
-        return f"<HttpFront {len(self._running)} running>"
+        return f"<HttpFront {len(self._exchanges)} running>"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         began = time.perf_counter()
-        exchange = Exchange(scope, receive, send, silence=self._silence)
-        self._running.add(exchange)
+        exchange = Exchange(scope, receive, send, keepalive_interval=self._keepalive_interval)
+        self._exchanges.add(exchange)
         has_left = False
         try:
-            async with exchange.open():
-                await self._serve_of(exchange)(exchange)
-        except ClientGone:
+            async with exchange.abortable():
+                await self._handler_of(exchange)(exchange)
+        except ClientDisconnected:
             has_left = True
         except PenstockError as error:
             await exchange.fail(error)
@@ -77,24 +79,26 @@ class HttpFront:
             self._gateway.name_caller(error, exchange.credential)
             await exchange.fail(error_from_failure(failure_from(error)))
         finally:
-            self._running.discard(exchange)
+            self._exchanges.discard(exchange)
             took = time.perf_counter() - began
-            observe(exchange.method, exchange.route, exchange.status, took, has_left=has_left)
+            record_request(exchange.method, exchange.route, exchange.status, took, is_disconnected=has_left)
 
     @property
-    def bytes_coming_in(self) -> int:
-        return self._intake.held
+    def body_bytes_held(self) -> int:
+        return self._body_budget.held_bytes
 
-    def cut(self) -> int:
+    def abort(self) -> int:
         """End what still runs, each with an error that says to ask elsewhere; return how many there were."""
-        running = list(self._running)
+        running = list(self._exchanges)
         for exchange in running:
-            exchange.cut(Unavailable("this edge drains; ask again", reason="DRAINING", retry_after=ELSEWHERE))
+            exchange.abort(
+                Unavailable("this edge drains; ask again", reason="DRAINING", retry_after=DRAIN_RETRY_AFTER_S)
+            )
         return len(running)
 
-    def _serve_of(self, exchange: Exchange) -> Serve:
+    def _handler_of(self, exchange: Exchange) -> Handler:
         path, method = exchange.path, exchange.method
-        route = MODEL if path.startswith(MODEL_PREFIX) else path
+        route = MODEL_ROUTE if path.startswith(MODEL_PREFIX) else path
         if route not in self._routes:
             raise NotFound(f"nothing is served at {quoted(path)}; the API is below /v1", reason="PATH_UNKNOWN")
         exchange.route = route
@@ -106,18 +110,18 @@ class HttpFront:
     async def _generate(
         self,
         parse: Callable[[Fields, str], ApiRequest],
-        shape_of: Callable[..., ApiAnswer],
+        serializer_type: Callable[..., ResponseSerializer],
         exchange: Exchange,
     ) -> None:
-        body = await exchange.body(self._intake)
-        request = await self._gateway.parsed(len(body), lambda: parse(parse_body(body), exchange.request_id))
+        body = await exchange.body(self._body_budget)
+        request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
         credential, traceparent = exchange.credential, exchange.header("traceparent")
-        arrival = self._gateway.arrive(outline_of(request.spec), credential, traceparent=traceparent)
-        shape = shape_of(request, created=int(time.time()))
-        answer = stream_answer if request.stream else send_answer
+        arrival = self._gateway.admit(estimate_from_spec(request.spec), credential, traceparent=traceparent)
+        shape = serializer_type(request, created=int(time.time()))
+        answer = write_stream if request.stream else write_whole
         generating = self._gateway.generate(request.spec, credential, arrival, traceparent=traceparent)
-        async with background(exchange.attend()), generating as events:
-            exchange.when_gone = events.leave
+        async with background(exchange.watch_disconnect()), generating as events:
+            exchange.on_disconnect = events.cancel
             await answer(exchange, shape, events)
 
     async def _list_models(self, exchange: Exchange) -> None:
@@ -126,14 +130,16 @@ class HttpFront:
 
     async def _show_model(self, exchange: Exchange) -> None:
         models = await self._gateway.list_models(exchange.credential)
-        await exchange.respond(200, one_model(models, exchange.path.removeprefix(MODEL_PREFIX), created=self._created))
+        await exchange.respond(
+            200, model_object(models, exchange.path.removeprefix(MODEL_PREFIX), created=self._created)
+        )
 
-    async def _tell_health(self, exchange: Exchange) -> None:
+    async def _show_health(self, exchange: Exchange) -> None:
         """For load balancers: 503 keeps requests away, whether the edge is not there yet or about to go."""
         status = self._status()
         await exchange.respond(200 if status == "serving" else 503, orjson.dumps({"status": status}))
 
     def _status(self) -> str:
-        if this_stop().is_asked:
+        if current_stop().is_requested:
             return "draining"
         return "serving" if self._is_ready() else "starting"

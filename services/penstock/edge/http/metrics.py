@@ -5,12 +5,12 @@ from functools import partial
 from opentelemetry.util.types import AttributeValue
 
 from penstock.chassis import semconv
-from penstock.chassis.afterwards import afterwards
+from penstock.chassis.afterwards import defer
 from penstock.chassis.telemetry import meter
 
-METHODS = frozenset({"GET", "HEAD", "POST"})
-OTHER = "_OTHER"  # as the convention has it: callers must not be able to make up labels
-LEFT = "client_left"
+KNOWN_METHODS = frozenset({"GET", "HEAD", "POST"})
+OTHER_METHOD = "_OTHER"  # as the convention has it: callers must not be able to make up labels
+CLIENT_DISCONNECTED = "client_disconnected"
 
 _duration = meter().create_histogram(
     semconv.HTTP_SERVER_REQUEST_DURATION,
@@ -20,13 +20,15 @@ _duration = meter().create_histogram(
 )
 
 
-def observe(method: str, route: str, status: int, seconds: float, *, has_left: bool) -> None:
+def record_request(method: str, route: str, status: int, seconds: float, *, is_disconnected: bool) -> None:
     """`route` is empty for a path that is not served; `status` is 0 for a client that left before it was known."""
-    labels: dict[str, AttributeValue] = {semconv.HTTP_REQUEST_METHOD: method if method in METHODS else OTHER}
+    labels: dict[str, AttributeValue] = {
+        semconv.HTTP_REQUEST_METHOD: method if method in KNOWN_METHODS else OTHER_METHOD
+    }
     if route:
         labels[semconv.HTTP_ROUTE] = route
     if status:
         labels[semconv.HTTP_RESPONSE_STATUS_CODE] = status
-    if has_left or status >= 500:
-        labels[semconv.ERROR_TYPE] = LEFT if has_left else str(status)
-    afterwards(partial(_duration.record, seconds, labels))
+    if is_disconnected or status >= 500:
+        labels[semconv.ERROR_TYPE] = CLIENT_DISCONNECTED if is_disconnected else str(status)
+    defer(partial(_duration.record, seconds, labels))

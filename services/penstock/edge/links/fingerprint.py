@@ -3,26 +3,26 @@
 from array import array
 from hashlib import blake2b
 
-from penstock.edge.flight.plan import Plan
+from penstock.edge.flight.plan import GenerationPlan
 from penstock.v1.inference_pb2 import Sampling
 
-BYTES = 16
-BITS = 64
+ANSWER_FINGERPRINT_BYTES = 16
+POISON_FINGERPRINT_BITS = 64
 
 
-def fingerprint(bearer: str, plan: Plan) -> bytes:
+def answer_fingerprint(bearer: str, plan: GenerationPlan) -> bytes:
     """Digest of all that an answer's tokens are a function of; keyed, so that nobody can try prompts against it.
 
     What is left out may differ between parts of one answer: its length, its stop strings, what has come so far.
     """
-    digest = blake2b(digest_size=BYTES, key=blake2b(bearer.encode()).digest())
+    digest = blake2b(digest_size=ANSWER_FINGERPRINT_BYTES, key=blake2b(bearer.encode()).digest())
     for part in (plan.model.encode(), bytes([plan.ignore_eos]), plan.sampling.SerializeToString(deterministic=True)):
         digest.update(len(part).to_bytes(4, "little") + part)
     digest.update(array("I", plan.prompt_ids).tobytes())
     return digest.digest()
 
 
-def crash_fingerprint(salt: bytes, plan: Plan) -> int:
+def poison_fingerprint(salt: bytes, plan: GenerationPlan) -> int:
     """What two requests of a tenant have in common that would crash an engine alike, of 64 bits and never 0.
 
     Keyed by the tenant's own salt. What differs when a client sends the same again is left out: the seed that an edge
@@ -31,7 +31,7 @@ def crash_fingerprint(salt: bytes, plan: Plan) -> int:
     sampling = Sampling()
     sampling.CopyFrom(plan.sampling)
     sampling.ClearField("seed")
-    digest = blake2b(digest_size=BITS // 8, key=salt, person=b"crash")
+    digest = blake2b(digest_size=POISON_FINGERPRINT_BITS // 8, key=salt, person=b"crash")
     for part in (plan.model.encode(), bytes([plan.ignore_eos]), sampling.SerializeToString(deterministic=True)):
         digest.update(len(part).to_bytes(4, "little") + part)
     digest.update(array("I", plan.prompt_ids).tobytes())

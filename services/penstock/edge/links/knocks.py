@@ -6,61 +6,63 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 
-from penstock.edge.refusals import Kind
+from penstock.edge.refusals import TrafficClass
 from penstock.mesh.v1.queue_pb2 import Shed
 
-PATIENCE = 0.25  # s; a shard answers in a few ms, and one of an older release never does
-MOST = 4  # of one kind that ask at a time: what they are told is said to most of those that wait behind them
+PROBE_TIMEOUT_S = 0.25  # s; a shard answers in a few ms, and one of an older release never does
+MAX_CONCURRENT_PROBES = (
+    4  # of one kind that ask at a time: what they are told is said to most of those that wait behind them
+)
 
-Answer = Shed | None  # None: it would, or it is gone
+ProbeResult = Shed | None  # None: it would, or it is gone
 
 
-class Knocks:
+class AdmissionProbes:
     """By the id that a shard answers with. Each is answered once, or given up by whoever waits."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._turns: dict[Kind, asyncio.Semaphore] = {}
-        self._present = Counter[Kind]()  # those that ask and those that wait for their turn
-        self._waiting: dict[str, tuple[str, asyncio.Future[Answer]]] = {}
+        self._slots: dict[TrafficClass, asyncio.Semaphore] = {}
+        self._users = Counter[TrafficClass]()  # those that ask and those that wait for their turn
+        self._pending: dict[str, tuple[str, asyncio.Future[ProbeResult]]] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._pending)
 
     def next_id(self) -> str:
         """Return an id that no ticket has, and no other of this process that asks."""
         return f"?{next(self._numbers)}"
 
     @asynccontextmanager
-    async def turn(self, kind: Kind) -> AsyncIterator[bool]:
+    async def slot(self, traffic_class: TrafficClass) -> AsyncIterator[bool]:
         """A block for few of a kind at a time; gives whether it had to be waited for."""
-        turns = self._turns.setdefault(kind, asyncio.Semaphore(MOST))
-        self._present[kind] += 1
+        turns = self._slots.setdefault(traffic_class, asyncio.Semaphore(MAX_CONCURRENT_PROBES))
+        self._users[traffic_class] += 1
         try:
             had_to_wait = turns.locked()
             async with turns:
                 yield had_to_wait
         finally:
-            self._present[kind] -= 1
-            if not self._present[kind]:
-                del self._present[kind], self._turns[kind]
+            self._users[traffic_class] -= 1
+            if not self._users[traffic_class]:
+                del self._users[traffic_class], self._slots[traffic_class]
 
-    async def answer(self, shard: str, ticket_id: str) -> Answer:
+    async def wait_result(self, shard: str, ticket_id: str) -> ProbeResult:
         """Wait for what a shard says that was asked a moment ago."""
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket_id] = shard, answer
+        answer: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
+        self._pending[ticket_id] = shard, answer
         try:
             return await answer
         finally:
-            del self._waiting[ticket_id]
+            del self._pending[ticket_id]
 
-    def hear(self, shard: str, ticket_id: str, answer: Answer) -> None:
-        asked, waiting = self._waiting.get(ticket_id, ("", None))
+    def on_result(self, shard: str, ticket_id: str, result: ProbeResult) -> None:
+        asked, waiting = self._pending.get(ticket_id, ("", None))
         if waiting and asked == shard and not waiting.done():
-            waiting.set_result(answer)
+            waiting.set_result(result)
 
-    def lose(self, shard: str) -> None:
+    def on_shard_lost(self, shard: str) -> None:
         """A shard is gone and answers nobody."""
-        for ticket_id, (asked, _) in self._waiting.items():
+        for ticket_id, (asked, _) in self._pending.items():
             if asked == shard:
-                self.hear(shard, ticket_id, None)
+                self.on_result(shard, ticket_id, None)

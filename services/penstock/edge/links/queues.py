@@ -7,15 +7,15 @@ from contextlib import suppress
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams import Link
-from penstock.edge.catalog import Catalog
-from penstock.edge.door import Door
-from penstock.edge.flight.state import State
-from penstock.edge.flights import Flights
+from penstock.edge.catalog import ModelCatalog
+from penstock.edge.door import AdmissionFilter
+from penstock.edge.flight.state import RequestState
+from penstock.edge.flights import ActiveRequests
 from penstock.edge.links import frames, knocks
-from penstock.edge.links.knocks import Knocks
-from penstock.edge.links.shards import home
-from penstock.edge.passage import Control, Passage
-from penstock.edge.request.outline import Knock
+from penstock.edge.links.knocks import AdmissionProbes
+from penstock.edge.links.shards import shard_for
+from penstock.edge.passage import EffectRunner, RequestContext
+from penstock.edge.request.outline import AdmissionProbe
 from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.v1.stream_pb2 import Hello
@@ -25,86 +25,89 @@ DRAINING = "DRAINING"
 SUSPECT = "SUSPECT"
 
 
-class QueueLinks:
+class QueueClient:
     """One stream to every shard. A ticket goes to its tenant's shard, or to the next best one while that is away."""
 
     def __init__(
         self,
         addresses: Sequence[str],
         hello: Hello,
-        flights: Flights,
-        control: Control,
+        requests: ActiveRequests,
+        runner: EffectRunner,
         *,
-        catalog: Catalog,
-        door: Door,
+        catalog: ModelCatalog,
+        admission: AdmissionFilter,
     ) -> None:
         self._hello = hello
-        self._flights = flights
-        self._control = control
+        self._requests = requests
+        self._runner = runner
         self._catalog = catalog
-        self._door = door
-        self._links: dict[str, ShardStream] = {}
+        self._admission = admission
+        self._streams: dict[str, ShardStream] = {}
         self._draining: set[str] = set()
-        self._knocks = Knocks()
+        self._probes = AdmissionProbes()
         self._peers = PeerSet(addresses, self._open)
 
     @property
     def links_up(self) -> int:
-        return sum(link.is_up for link in self._links.values())
+        return sum(link.is_up for link in self._streams.values())
 
     @property
-    def _takers(self) -> set[str]:
-        return {address for address, link in self._links.items() if link.is_up} - self._draining
+    def _available_shards(self) -> set[str]:
+        return {address for address, link in self._streams.items() if link.is_up} - self._draining
 
     @property
-    def knocks(self) -> int:
+    def pending_probes(self) -> int:
         """Count the requests that asked first and wait to hear."""
-        return len(self._knocks)
+        return len(self._probes)
 
     async def run(self) -> None:
         await self._peers.run()
 
-    def enqueue(self, passage: Passage) -> bool:
+    def enqueue(self, passage: RequestContext) -> bool:
         """Give the ticket to a shard; False when none is there."""
         passage.shard = ""
-        takers = self._takers
-        while shard := home(takers, passage.flight.plan.model, passage.flight.identity.tenant_id):
-            if self._links[shard].send(frames.enqueue(passage)):
+        takers = self._available_shards
+        while shard := shard_for(takers, passage.request.plan.model, passage.request.identity.tenant_id):
+            if self._streams[shard].send(frames.enqueue(passage)):
                 passage.shard = shard
                 return True
             takers.discard(shard)
         return False
 
-    async def knock(self, knock: Knock) -> None:
+    async def probe(self, knock: AdmissionProbe) -> None:
         """Ask a shard first whether it would take a request in; raises what it says of load.
 
         Of those that come together few ask, and the others hear what these were told. Who is not told in time goes on.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(knocks.PATIENCE), self._knocks.turn(knock.kind) as had_to_wait:
+            async with asyncio.timeout(knocks.PROBE_TIMEOUT_S), self._probes.slot(knock.traffic_class) as had_to_wait:
                 if had_to_wait:
-                    self._door.check_again(knock)
-                await self._ask(knock)
+                    self._admission.recheck(knock)
+                await self._send_probe(knock)
 
-    async def _ask(self, knock: Knock) -> None:
-        shard, sent = home(self._takers, knock.kind.model, knock.kind.tenant_id), self._control.now()
-        ticket_id = self._knocks.next_id()
-        if shard and self._links[shard].send(frames.knock(ticket_id, knock, sent)):
-            shed = await self._knocks.answer(shard, ticket_id)
+    async def _send_probe(self, knock: AdmissionProbe) -> None:
+        shard, sent = (
+            shard_for(self._available_shards, knock.traffic_class.model, knock.traffic_class.tenant_id),
+            self._runner.now(),
+        )
+        ticket_id = self._probes.next_id()
+        if shard and self._streams[shard].send(frames.probe(ticket_id, knock, sent)):
+            shed = await self._probes.wait_result(shard, ticket_id)
             if shed:
-                self._door.check_knock(knock, shed, sent=sent, now=self._control.now())
+                self._admission.on_probe_rejected(knock, shed, sent_at=sent, now=self._runner.now())
 
-    def withdraw(self, passage: Passage) -> None:
+    def withdraw(self, passage: RequestContext) -> None:
         if passage.shard:
             self._withdraw(passage.shard, passage.ticket_id)
 
     def _withdraw(self, shard: str, ticket_id: str) -> None:
-        if link := self._links.get(shard):
-            link.send(frames.withdraw(ticket_id, self._control.now()))
+        if link := self._streams.get(shard):
+            link.send(frames.withdraw(ticket_id, self._runner.now()))
 
     async def _open(self, address: str) -> None:
         async with channel(address) as to_shard:
-            link = self._links[address] = ShardStream(
+            link = self._streams[address] = ShardStream(
                 f"queue {address}",
                 lambda: QueueServiceStub(to_shard).Submit(),
                 SubmitRequest,
@@ -113,68 +116,70 @@ class QueueLinks:
                 on_up=lambda _: self._on_up(address),
                 on_down=lambda _: self._on_down(address),
                 # A peer that comes back hears of every flight at once; a stalled one of two frames each at most.
-                capacity=2 * self._flights.max_flights,
+                capacity=2 * self._requests.max_active_requests,
             )
             try:
                 await link.run()
             finally:
-                del self._links[address]
-                self._catalog.forget(address)
+                del self._streams[address]
+                self._catalog.on_shard_removed(address)
 
     def _on_up(self, address: str) -> None:
         self._draining.discard(address)
-        self._enqueue_again("")
-        self._control.link_up()
+        self._reenqueue("")
+        self._runner.on_upstream_connected()
 
     def _on_down(self, address: str) -> None:
-        self._knocks.lose(address)
-        self._catalog.lose(address)
-        self._enqueue_again(address)
+        self._probes.on_shard_lost(address)
+        self._catalog.on_shard_unreachable(address)
+        self._reenqueue(address)
 
-    def _enqueue_again(self, shard: str) -> None:
+    def _reenqueue(self, shard: str) -> None:
         """Move what waits at `shard`, or nowhere, to a shard that is there."""
-        for passage in self._flights.in_state(State.QUEUED):
+        for passage in self._requests.in_state(RequestState.QUEUED):
             if passage.shard == shard:
-                self._control.apply(passage, passage.flight.queue_lost())
+                self._runner.apply(passage, passage.request.on_queue_lost())
 
     def _on_frame(self, shard: str, frame: SubmitResponse) -> None:
         kind = frame.WhichOneof("frame")
         if kind == "catalog":
-            self._catalog.announce(shard, frame.catalog)
+            self._catalog.on_catalog(shard, frame.catalog)
         elif kind == "queued":
-            if passage := self._held_by(shard, frame.queued.ticket_id):
-                self._door.queued(passage, frame.queued, self._control.now())
-                self._control.apply(passage, passage.flight.queued())
+            if passage := self._context_at(shard, frame.queued.ticket_id):
+                self._admission.on_queued(passage, frame.queued, self._runner.now())
+                self._runner.apply(passage, passage.request.on_queued())
         elif kind == "leased":
             lease = frame.leased.lease
-            if passage := self._flights.get(lease.ticket_id):
-                self._control.apply(passage, passage.flight.leased(lease, self._control.now()))
+            if passage := self._requests.get(lease.ticket_id):
+                self._runner.apply(passage, passage.request.on_leased(lease, self._runner.now()))
             else:
                 self._withdraw(shard, lease.ticket_id)
         elif kind == "shed":
             self._on_shed(shard, frame.shed)
-        elif kind == "welcome":
-            self._knocks.hear(shard, frame.welcome.ticket_id, None)
+        elif kind == "would_admit":
+            self._probes.on_result(shard, frame.would_admit.ticket_id, None)
         elif kind == "end":
             self._draining.add(shard)
 
-    def _held_by(self, shard: str, ticket_id: str) -> Passage | None:
+    def _context_at(self, shard: str, ticket_id: str) -> RequestContext | None:
         """Return whose ticket it is, unless the ticket has moved to another shard since."""
-        passage = self._flights.get(ticket_id)
+        passage = self._requests.get(ticket_id)
         return passage if passage and passage.shard == shard else None
 
     def _on_shed(self, shard: str, shed: Shed) -> None:
-        passage = self._held_by(shard, shed.ticket_id)
+        passage = self._context_at(shard, shed.ticket_id)
         if passage is None:
-            self._knocks.hear(shard, shed.ticket_id, shed)
+            self._probes.on_result(shard, shed.ticket_id, shed)
             return
         if shed.failure.reason == DRAINING:
             self._draining.add(shard)
-            self._control.apply(passage, passage.flight.queue_lost())
+            self._runner.apply(passage, passage.request.on_queue_lost())
         else:
             error = error_from_failure(shed.failure)
-            self._door.shed(passage, shed, error, self._control.now())
+            self._admission.on_queue_rejected(passage, shed, error, self._runner.now())
             # A shard that started a moment ago has not heard of every model yet.
-            is_new_there = error.reason == "MODEL_UNKNOWN" and self._catalog.knows(passage.flight.model)
+            is_new_there = error.reason == "MODEL_UNKNOWN" and self._catalog.contains(passage.request.model)
             is_passing = is_new_there or error.reason == SUSPECT
-            self._control.apply(passage, passage.flight.shed(error, self._control.now(), is_passing=is_passing))
+            self._runner.apply(
+                passage, passage.request.on_queue_rejected(error, self._runner.now(), is_transient=is_passing)
+            )

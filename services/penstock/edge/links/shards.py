@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 
-def home(shards: Iterable[str], model: str, tenant_id: str) -> str | None:
+def shard_for(shards: Iterable[str], model: str, tenant_id: str) -> str | None:
     """Return the shard of a tenant's tickets for a model; None where there is no shard.
 
     Rendezvous hashing: when a shard goes, only its own tenants move, and they spread over the others.

@@ -7,7 +7,7 @@ from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams import Link
 from penstock.edge.flight.effects import Effect
 from penstock.edge.links import frames
-from penstock.edge.passage import Control, Passage
+from penstock.edge.passage import EffectRunner, RequestContext
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse, Step
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
@@ -16,33 +16,33 @@ from penstock.v1.stream_pb2 import Hello
 WorkerStream = Link[ExecuteRequest, ExecuteResponse]
 
 
-class HandledRun:
+class WorkerRunHandle:
     """One run of one flight on this stream."""
 
-    def __init__(self, link: "WorkerLink", handle: int) -> None:
+    def __init__(self, link: "WorkerConnection", handle: int) -> None:
         self._link = link
         self._handle = handle
 
     def cancel(self) -> None:
         self._link.cancel(self._handle)
 
-    def forget(self) -> None:
-        self._link.forget(self._handle)
+    def discard(self) -> None:
+        self._link.discard(self._handle)
 
 
-class WorkerLink:
+class WorkerConnection:
     """Starts wait here for the stream to come up; whoever gave the lease bounds that wait by its ttl."""
 
-    def __init__(self, address: str, hello: Hello, control: Control) -> None:
+    def __init__(self, address: str, hello: Hello, runner: EffectRunner) -> None:
         self.address = address
         self._hello = hello
-        self._control = control
-        self._runs: dict[int, Passage] = {}
-        self._unsent: dict[int, Lease] = {}
+        self._runner = runner
+        self._contexts: dict[int, RequestContext] = {}
+        self._unsent_leases: dict[int, Lease] = {}
         self._last_handle = 0
         self._is_draining = False
         self._link: WorkerStream | None = None
-        self.used_at = control.now()
+        self.last_used_at = runner.now()
 
     @property
     def is_up(self) -> bool:
@@ -50,7 +50,7 @@ class WorkerLink:
 
     @property
     def runs(self) -> int:
-        return len(self._runs)
+        return len(self._contexts)
 
     async def run(self) -> None:
         async with channel(self.address) as to_worker:
@@ -65,12 +65,12 @@ class WorkerLink:
             )
             await self._link.run()
 
-    def start(self, passage: Passage, lease: Lease) -> None:
+    def start(self, passage: RequestContext, lease: Lease) -> None:
         self._last_handle += 1
         handle = self._last_handle
-        self._runs[handle] = passage
-        self._unsent[handle] = lease
-        passage.run = HandledRun(self, handle)
+        self._contexts[handle] = passage
+        self._unsent_leases[handle] = lease
+        passage.run = WorkerRunHandle(self, handle)
         if self.is_up:
             self._send_start(handle)
 
@@ -78,30 +78,30 @@ class WorkerLink:
         if self._link:
             self._link.send(frames.cancel(handle))
 
-    def forget(self, handle: int) -> None:
+    def discard(self, handle: int) -> None:
         """Ignore what is still said of a run."""
-        self._unsent.pop(handle, None)
-        if self._runs.pop(handle, None):
-            self.used_at = self._control.now()
+        self._unsent_leases.pop(handle, None)
+        if self._contexts.pop(handle, None):
+            self.last_used_at = self._runner.now()
 
     def _send_start(self, handle: int) -> None:
-        passage, lease = self._runs[handle], self._unsent[handle]
+        passage, lease = self._contexts[handle], self._unsent_leases[handle]
         if self._link and self._link.send(frames.start(passage, handle, lease)):
-            del self._unsent[handle]
-            self._control.apply(passage, passage.flight.started())
+            del self._unsent_leases[handle]
+            self._runner.apply(passage, passage.request.on_run_started())
 
     def _on_up(self) -> None:
         self._is_draining = False
-        for handle in list(self._unsent):
+        for handle in list(self._unsent_leases):
             self._send_start(handle)
 
     def _on_down(self) -> None:
         """Lose what was started; what was not waits for the stream to come back within its lease."""
-        now = self._control.now()
-        for handle, passage in list(self._runs.items()):
-            if handle not in self._unsent:
-                self.forget(handle)
-                self._control.apply(passage, passage.flight.worker_lost(now, died=not self._is_draining))
+        now = self._runner.now()
+        for handle, passage in list(self._contexts.items()):
+            if handle not in self._unsent_leases:
+                self.discard(handle)
+                self._runner.apply(passage, passage.request.on_worker_lost(now, died=not self._is_draining))
 
     def _on_frame(self, frame: ExecuteResponse) -> None:
         kind = frame.WhichOneof("frame")
@@ -109,39 +109,39 @@ class WorkerLink:
             self._on_step(frame.step)
         elif kind == "finished":
             finished = frame.finished
-            self._over(
+            self._on_run_over(
                 finished.handle,
-                lambda passage, now: passage.flight.run_finished(
+                lambda passage, now: passage.request.on_run_finished(
                     finished.reason, finished.output_tokens, finished.cached_prompt_tokens, finished.times, now
                 ),
             )
-        elif kind == "stopped":
-            stopped = frame.stopped
-            self._over(
-                stopped.handle,
-                lambda passage, now: passage.flight.stopped(
-                    stopped.tokens_emitted, stopped.kv_blocks_freed, stopped.times, now
+        elif kind == "cancelled":
+            cancelled = frame.cancelled
+            self._on_run_over(
+                cancelled.handle,
+                lambda passage, now: passage.request.on_run_stopped(
+                    cancelled.output_tokens, cancelled.kv_blocks_freed, cancelled.times, now
                 ),
             )
-        elif kind == "refused":
-            error, never_ran = error_from_failure(frame.refused.failure), frame.refused.never_ran
-            self._over(
-                frame.refused.handle,
-                lambda passage, now: passage.flight.run_refused(error, now, never_ran=never_ran),
+        elif kind == "failed":
+            error, never_ran = error_from_failure(frame.failed.failure), frame.failed.never_ran
+            self._on_run_over(
+                frame.failed.handle,
+                lambda passage, now: passage.request.on_run_rejected(error, now, never_ran=never_ran),
             )
         elif kind == "end":
             self._is_draining = True
 
     def _on_step(self, step: Step) -> None:
-        now, runs, apply, logprobs = self._control.now(), self._runs, self._control.apply, step.logprobs
+        now, runs, apply, logprobs = self._runner.now(), self._contexts, self._runner.apply, step.logprobs
         for at, (handle, token_id, index) in enumerate(zip(step.handles, step.token_ids, step.indexes, strict=True)):
             passage = runs.get(handle)
             if passage is not None:
                 logprob = logprobs[at] if logprobs and passage.spec.logprobs else None
-                apply(passage, passage.flight.token(index, token_id, logprob, now))
+                apply(passage, passage.request.on_token(index, token_id, logprob, now))
 
-    def _over(self, handle: int, end: Callable[[Passage, float], list[Effect]]) -> None:
-        passage = self._runs.get(handle)
+    def _on_run_over(self, handle: int, end: Callable[[RequestContext, float], list[Effect]]) -> None:
+        passage = self._contexts.get(handle)
         if passage is not None:
-            self.forget(handle)
-            self._control.apply(passage, end(passage, self._control.now()))
+            self.discard(handle)
+            self._runner.apply(passage, end(passage, self._runner.now()))

@@ -2,49 +2,49 @@
 
 import asyncio
 
-from penstock.edge.links.worker import WorkerLink
-from penstock.edge.passage import Control, Passage
+from penstock.edge.links.worker import WorkerConnection
+from penstock.edge.passage import EffectRunner, RequestContext
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.v1.stream_pb2 import Hello
 
-SWEEPS = 4  # looks for idle streams within the time one may be idle
+SWEEPS_PER_IDLE_TIMEOUT = 4  # looks for idle streams within the time one may be idle
 
 
-class WorkerLinks:
+class WorkerClient:
     """Opens a stream with the first lease of a worker, and closes it when nothing ran there for a while."""
 
-    def __init__(self, hello: Hello, control: Control, *, idle: float) -> None:
+    def __init__(self, hello: Hello, runner: EffectRunner, *, idle_timeout: float) -> None:
         self._hello = hello
-        self._control = control
-        self._idle = idle  # s
-        self._links: dict[str, WorkerLink] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._runner = runner
+        self._idle_timeout = idle_timeout  # s
+        self._connections: dict[str, WorkerConnection] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
     @property
     def links_up(self) -> int:
-        return sum(link.is_up for link in self._links.values())
+        return sum(link.is_up for link in self._connections.values())
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
             while True:
-                await asyncio.sleep(self._idle / SWEEPS)
+                await asyncio.sleep(self._idle_timeout / SWEEPS_PER_IDLE_TIMEOUT)
                 self._close_idle()
 
-    def start(self, passage: Passage, lease: Lease) -> None:
+    def start(self, passage: RequestContext, lease: Lease) -> None:
         address = lease.worker_address
-        if address not in self._links:
+        if address not in self._connections:
             self._open(address)
-        self._links[address].start(passage, lease)
+        self._connections[address].start(passage, lease)
 
     def _open(self, address: str) -> None:
         assert self._group is not None, "a lease came before the links ran"
-        self._links[address] = WorkerLink(address, self._hello, self._control)
-        self._running[address] = self._group.create_task(self._links[address].run(), name=f"worker {address}")
+        self._connections[address] = WorkerConnection(address, self._hello, self._runner)
+        self._tasks[address] = self._group.create_task(self._connections[address].run(), name=f"worker {address}")
 
     def _close_idle(self) -> None:
-        now = self._control.now()
-        for address, link in list(self._links.items()):
-            if not link.runs and now - link.used_at > self._idle:
-                del self._links[address]
-                self._running.pop(address).cancel()
+        now = self._runner.now()
+        for address, link in list(self._connections.items()):
+            if not link.runs and now - link.last_used_at > self._idle_timeout:
+                del self._connections[address]
+                self._tasks.pop(address).cancel()

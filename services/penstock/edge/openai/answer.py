@@ -10,7 +10,7 @@ from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Delta, Fin
 Json = dict[str, Any]
 
 
-class ApiAnswer(Protocol):
+class ResponseSerializer(Protocol):
     """One request's answer, as a stream or whole. A stream is `begin`, any number of `delta`, then `finish` or `fail`.
 
     Each returns what to send, which may be nothing.
@@ -46,7 +46,7 @@ def usage_of(finished: Finished) -> Json:
     return usage(spent.prompt_tokens, spent.output_tokens, spent.cached_prompt_tokens)
 
 
-def extras(finished: Finished) -> Json:
+def extra_members(finished: Finished) -> Json:
     """What `explain` asked for: a member of our own beside the API's."""
     return {"timeline": _timeline(finished.timeline)} if finished.HasField("timeline") else {}
 

@@ -3,13 +3,13 @@
 import orjson
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge.openai.answer import Json, extras, finish_reason, usage_of
+from penstock.edge.openai.answer import Json, extra_members, finish_reason, usage_of
 from penstock.edge.openai.chunks import ChunkStream
 from penstock.edge.openai.request import ApiRequest
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 
-class ChatAnswer:
+class ChatSerializer:
     """A chat completion: the role first, the finish reason last, then usage if asked for, then [DONE]."""
 
     __slots__ = ("_chunks", "_created", "_request")
@@ -40,7 +40,7 @@ class ChatAnswer:
             "finish_reason": finish_reason(finished),
         }
         envelope = self._envelope(accepted, "chat.completion")
-        return orjson.dumps({**envelope, "choices": [choice], "usage": usage_of(finished), **extras(finished)})
+        return orjson.dumps({**envelope, "choices": [choice], "usage": usage_of(finished), **extra_members(finished)})
 
     def _envelope(self, accepted: Accepted, kind: str) -> Json:
         return {

@@ -3,23 +3,23 @@
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.openai.fields import Fields, wrong_type
 from penstock.edge.openai.messages import message_from
-from penstock.edge.openai.request import ApiRequest, drawing_from, usage_flags
-from penstock.edge.openai.unserved import CHAT, refuse_format, refuse_unserved
+from penstock.edge.openai.request import ApiRequest, generation_options, usage_flags
+from penstock.edge.openai.unserved import UNSUPPORTED_IN_CHAT, reject_format, reject_unsupported
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
 
 
 def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
     """Raise InvalidArgument naming the field, in the caller's own words."""
-    refuse_unserved(fields, CHAT)
-    refuse_format(fields.object("response_format"))
-    limit = "max_tokens" if fields.any("max_completion_tokens") is None else "max_completion_tokens"
+    reject_unsupported(fields, UNSUPPORTED_IN_CHAT)
+    reject_format(fields.object("response_format"))
+    limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
         input=ChatInput(_messages(fields)),
         max_output_tokens=fields.integer(limit, None),
-        **drawing_from(fields),
+        **generation_options(fields),
     )
     validate(spec, {"input": "messages", "max_output_tokens": limit})
     include_usage, continuous_usage = usage_flags(fields)
@@ -29,7 +29,7 @@ def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
-    messages = fields.any("messages")
+    messages = fields.get("messages")
     if messages is None:
         raise InvalidArgument("messages is missing; give a list with at least one message", field="messages")
     if not isinstance(messages, list):

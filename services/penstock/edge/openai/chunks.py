@@ -6,7 +6,7 @@ import orjson
 
 from penstock.chassis.errors import PenstockError
 from penstock.edge.openai import sse
-from penstock.edge.openai.answer import Json, extras, usage, usage_of
+from penstock.edge.openai.answer import Json, extra_members, usage, usage_of
 from penstock.edge.openai.errors import error_body
 from penstock.edge.openai.request import ApiRequest
 from penstock.v1.inference_pb2 import Finished
@@ -37,7 +37,7 @@ class ChunkStream:
         self._is_continuous = request.continuous_usage
         self._prompt_tokens = prompt_tokens
         self._output_tokens = 0
-        self._before, self._after = sse.around(self.choice(text_choice(_MARKER)), _MARKER)
+        self._before, self._after = sse.split_at_marker(self.choice(text_choice(_MARKER)), _MARKER)
 
     def text(self, text: str, tokens: int) -> bytes:
         """One delta; nothing while its text is held back, though its tokens count."""
@@ -49,17 +49,17 @@ class ChunkStream:
         return self._before + orjson.dumps(text) + self._after
 
     def choice(self, choice: Json) -> bytes:
-        return sse.event(self._chunk(choice))
+        return sse.sse_event(self._chunk(choice))
 
     def end(self, choice: Json, finished: Finished) -> bytes:
-        last = sse.event(self._chunk(choice) | extras(finished))
+        last = sse.sse_event(self._chunk(choice) | extra_members(finished))
         if self._has_usage:
-            last += sse.event({**self._envelope, "choices": [], "usage": usage_of(finished)})
+            last += sse.sse_event({**self._envelope, "choices": [], "usage": usage_of(finished)})
         return last + sse.DONE
 
     def fail(self, error: PenstockError) -> bytes:
         """An error and no [DONE]: clients raise on the one and would take the other for success."""
-        return sse.event(error_body(error))
+        return sse.sse_event(error_body(error))
 
     def _chunk(self, choice: Json) -> Json:
         chunk = {**self._envelope, "choices": [choice]}

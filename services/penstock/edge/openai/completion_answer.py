@@ -3,13 +3,13 @@
 import orjson
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge.openai.answer import Json, extras, finish_reason, usage_of
+from penstock.edge.openai.answer import Json, extra_members, finish_reason, usage_of
 from penstock.edge.openai.chunks import ChunkStream
 from penstock.edge.openai.request import ApiRequest
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 
-class CompletionAnswer:
+class CompletionSerializer:
     """A text completion: chunks have the shape of the whole, the last one the finish reason."""
 
     __slots__ = ("_chunks", "_created", "_request")
@@ -34,7 +34,7 @@ class CompletionAnswer:
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
         choice = _choice(text, finish_reason(finished))
         return orjson.dumps(
-            {**self._envelope(accepted), "choices": [choice], "usage": usage_of(finished), **extras(finished)}
+            {**self._envelope(accepted), "choices": [choice], "usage": usage_of(finished), **extra_members(finished)}
         )
 
     def _envelope(self, accepted: Accepted) -> Json:

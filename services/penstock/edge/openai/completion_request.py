@@ -4,8 +4,8 @@ from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.openai.fields import Fields, wrong_type
-from penstock.edge.openai.request import ApiRequest, drawing_from, usage_flags
-from penstock.edge.openai.unserved import COMPLETION, refuse_unserved
+from penstock.edge.openai.request import ApiRequest, generation_options, usage_flags
+from penstock.edge.openai.unserved import UNSUPPORTED_IN_COMPLETIONS, reject_unsupported
 from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
 
@@ -14,13 +14,13 @@ _DEFAULT_MAX_TOKENS = 16  # what the API documents for this endpoint, and what i
 
 def parse_completion(fields: Fields, request_id: str) -> ApiRequest:
     """Raise InvalidArgument naming the field, in the caller's own words."""
-    refuse_unserved(fields, COMPLETION)
+    reject_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS)
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
-        input=_input(fields.any("prompt")),
+        input=_input(fields.get("prompt")),
         max_output_tokens=fields.integer("max_tokens", _DEFAULT_MAX_TOKENS),
-        **drawing_from(fields),
+        **generation_options(fields),
     )
     validate(spec, {"input": "prompt", "max_output_tokens": "max_tokens"})
     include_usage, continuous_usage = usage_flags(fields)

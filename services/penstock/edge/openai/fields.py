@@ -9,7 +9,7 @@ from penstock.chassis.errors import DeadlineExceeded, InvalidArgument
 from penstock.edge.request import limits
 
 T = TypeVar("T")
-QUOTED = 40  # characters that a message repeats
+MAX_QUOTED_CHARS = 40  # characters that a message repeats
 
 
 class BodyTooLarge(InvalidArgument):
@@ -36,11 +36,11 @@ class Fields:
     def path(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 
-    def any(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         return self.members.get(name)
 
     def number(self, name: str, default: float) -> float:
-        value = self.any(name)
+        value = self.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -48,7 +48,7 @@ class Fields:
         return float(value)
 
     def integer(self, name: str, default: T) -> int | T:
-        value = self.any(name)
+        value = self.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
@@ -64,12 +64,12 @@ class Fields:
     def object(self, name: str) -> "Fields":
         return Fields(self._typed(name, dict, "an object", default={}), self.path(name))
 
-    def _typed(self, name: str, kind: type[T], called: str, *, default: T) -> T:
-        value = self.any(name)
+    def _typed(self, name: str, kind: type[T], expected: str, *, default: T) -> T:
+        value = self.get(name)
         if value is None:
             return default
         if not isinstance(value, kind):
-            raise wrong_type(self.path(name), called, value)
+            raise wrong_type(self.path(name), expected, value)
         return value
 
 
@@ -82,22 +82,22 @@ def parse_body(body: bytes) -> Fields:
     except orjson.JSONDecodeError as error:
         raise InvalidArgument(f"the body is not JSON: {error}") from error
     if not isinstance(members, dict):
-        raise InvalidArgument(f"the body must be a JSON object, not {shown(members)}")
+        raise InvalidArgument(f"the body must be a JSON object, not {describe(members)}")
     return Fields(members)
 
 
-def wrong_type(path: str, called: str, value: object) -> InvalidArgument:
-    return InvalidArgument(f"{path} must be {called}, not {shown(value)}", field=path)
+def wrong_type(path: str, expected: str, value: object) -> InvalidArgument:
+    return InvalidArgument(f"{path} must be {expected}, not {describe(value)}", field=path)
 
 
-def shown(value: object) -> str:
+def describe(value: object) -> str:
     """A value as a message may quote it: never long, never a whole prompt."""
     match value:
         case dict():
             return "an object"
         case list():
             return f"a list of {len(value)}"
-        case str() if len(value) > QUOTED:
+        case str() if len(value) > MAX_QUOTED_CHARS:
             return f"a string of {len(value)} characters"
         case str():
             return f"the string {value!r}"
@@ -107,4 +107,4 @@ def shown(value: object) -> str:
 
 def quoted(name: str) -> str:
     """A name as a sentence may quote it, cut where it is long."""
-    return repr(name) if len(name) <= QUOTED else f"{name[:QUOTED]!r}…"
+    return repr(name) if len(name) <= MAX_QUOTED_CHARS else f"{name[:MAX_QUOTED_CHARS]!r}…"

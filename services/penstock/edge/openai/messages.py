@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.openai.fields import Fields, shown, wrong_type
+from penstock.edge.openai.fields import Fields, describe, wrong_type
 from penstock.edge.request.spec import Message
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -16,12 +16,12 @@ def message_from(members: Any, path: str) -> Message:
     if not isinstance(members, dict):
         raise wrong_type(path, "an object with role and content", members)
     fields = Fields(members, path)
-    if fields.any("tool_calls") or fields.any("function_call"):
+    if fields.get("tool_calls") or fields.get("function_call"):
         raise InvalidArgument(f"{path} calls a tool; this server takes text only", field=f"{path}.tool_calls")
     role = fields.text("role")
     if not role:
         raise InvalidArgument(f"{path}.role is missing; say user, assistant or system", field=f"{path}.role")
-    return Message(_ROLES.get(role, role), content_text(fields.any("content"), f"{path}.content"))
+    return Message(_ROLES.get(role, role), content_text(fields.get("content"), f"{path}.content"))
 
 
 def content_text(content: Any, path: str) -> str:
@@ -47,5 +47,5 @@ def _part_text(part: Any, path: str) -> str:
     if kind == "refusal":  # an earlier answer, sent back
         return fields.text("refusal")
     raise InvalidArgument(
-        f"{path}.type is {shown(kind)}; this server takes text only: {', '.join(_TEXT_PARTS)}", field=f"{path}.type"
+        f"{path}.type is {describe(kind)}; this server takes text only: {', '.join(_TEXT_PARTS)}", field=f"{path}.type"
     )

@@ -14,7 +14,7 @@ def model_list(models: Iterable[Model], *, created: int) -> bytes:
     return orjson.dumps({"object": "list", "data": [_model(each, created) for each in models]})
 
 
-def one_model(models: Iterable[Model], name: str, *, created: int) -> bytes:
+def model_object(models: Iterable[Model], name: str, *, created: int) -> bytes:
     for model in models:
         if model.name == name:
             return orjson.dumps(_model(model, created))

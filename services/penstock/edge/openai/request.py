@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Any, TypedDict
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.openai.fields import Fields, shown, wrong_type
+from penstock.edge.openai.fields import Fields, describe, wrong_type
 from penstock.edge.request.spec import RequestSpec
 from penstock.v1.inference_pb2 import Priority
 
-_MASK = 2**64 - 1
+_SEED_MASK = 2**64 - 1
 # The API's way to say how urgent a request is; a tenant's own class is never raised by it.
 _PRIORITY_OF_TIER: Mapping[str, Priority.ValueType] = MappingProxyType(
     {
@@ -35,7 +35,7 @@ class ApiRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)  # likewise
 
 
-class Drawing(TypedDict):
+class GenerationOptions(TypedDict):
     temperature: float
     top_p: float
     top_k: int
@@ -50,10 +50,10 @@ class Drawing(TypedDict):
     priority: Priority.ValueType
 
 
-def drawing_from(fields: Fields) -> Drawing:
+def generation_options(fields: Fields) -> GenerationOptions:
     """The fields that every generating endpoint shares, those that other servers added to the API among them."""
     top_k = fields.integer("top_k", 0)
-    return Drawing(
+    return GenerationOptions(
         temperature=fields.number("temperature", 1.0),
         top_p=fields.number("top_p", 1.0),
         top_k=0 if top_k == -1 else top_k,  # -1 is how vLLM's clients say "all"
@@ -79,11 +79,11 @@ def usage_flags(fields: Fields) -> tuple[bool, bool]:
 def _seed(fields: Fields) -> int | None:
     seed = fields.integer("seed", None)
     # The API's seeds are signed, ours are 64 plain bits; JSON integers of more bits were read as floats and refused.
-    return None if seed is None else seed & _MASK
+    return None if seed is None else seed & _SEED_MASK
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:
-    stop: Any = fields.any("stop")
+    stop: Any = fields.get("stop")
     if stop is None:
         return ()
     if isinstance(stop, str):
@@ -100,5 +100,5 @@ def _priority(fields: Fields) -> Priority.ValueType:
     tier = fields.text("service_tier")
     if tier not in _PRIORITY_OF_TIER:
         allowed = ", ".join(filter(None, _PRIORITY_OF_TIER))
-        raise InvalidArgument(f"service_tier is {shown(tier)}; allowed are {allowed}", field="service_tier")
+        raise InvalidArgument(f"service_tier is {describe(tier)}; allowed are {allowed}", field="service_tier")
     return _PRIORITY_OF_TIER[tier]

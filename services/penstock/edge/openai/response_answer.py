@@ -4,17 +4,17 @@ import orjson
 
 from penstock.chassis.errors import PenstockError
 from penstock.edge.openai import sse
-from penstock.edge.openai.answer import Json, extras
+from penstock.edge.openai.answer import Json, extra_members
 from penstock.edge.openai.request import ApiRequest
 from penstock.edge.openai.response_object import ResponseObject, text_part
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 _MARKER = "\0delta"
-_HERE: Json = {"output_index": 0, "content_index": 0}  # an answer is one message of one part
-_NUMBER = b',"sequence_number":'
+_CONTENT_POSITION: Json = {"output_index": 0, "content_index": 0}  # an answer is one message of one part
+_SEQUENCE_NUMBER_KEY = b',"sequence_number":'
 
 
-class ResponseAnswer:
+class ResponsesSerializer:
     """A response: every event is named, typed and numbered, and the last one carries the whole response."""
 
     __slots__ = ("_after", "_before", "_created", "_number", "_request", "_response", "_texts")
@@ -43,11 +43,11 @@ class ResponseAnswer:
         self._texts.append(delta.text)
         number = b"%d" % self._number
         self._number += 1
-        return b"".join((self._before, orjson.dumps(delta.text), _NUMBER, number, self._after))
+        return b"".join((self._before, orjson.dumps(delta.text), _SEQUENCE_NUMBER_KEY, number, self._after))
 
     def finish(self, finished: Finished) -> bytes:
         text = "".join(self._texts)
-        response = self._response.ended(text, finished) | extras(finished)
+        response = self._response.ended(text, finished) | extra_members(finished)
         return (
             self._event("output_text.done", self._of_item({"text": text, "logprobs": []}))
             + self._event("content_part.done", self._of_item({"part": text_part(text)}))
@@ -60,18 +60,18 @@ class ResponseAnswer:
 
     def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
         response = ResponseObject(self._request, accepted, self._created)
-        return orjson.dumps(response.ended(text, finished) | extras(finished))
+        return orjson.dumps(response.ended(text, finished) | extra_members(finished))
 
     def _of_item(self, members: Json) -> Json:
-        return {"item_id": self._response.item_id, **_HERE, **members}
+        return {"item_id": self._response.item_id, **_CONTENT_POSITION, **members}
 
     def _event(self, name: str, members: Json) -> bytes:
         kind = f"response.{name}"
-        frame = sse.named_event(kind, {"type": kind, **members, "sequence_number": self._number})
+        frame = sse.named_sse_event(kind, {"type": kind, **members, "sequence_number": self._number})
         self._number += 1
         return frame
 
     def _prepare_deltas(self) -> None:
         kind = "response.output_text.delta"
         payload = {"type": kind, **self._of_item({"logprobs": [], "delta": _MARKER})}
-        self._before, self._after = sse.around(sse.named_event(kind, payload), _MARKER)
+        self._before, self._after = sse.split_at_marker(sse.named_sse_event(kind, payload), _MARKER)

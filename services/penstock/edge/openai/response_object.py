@@ -43,23 +43,23 @@ class ResponseObject:
         }
 
     def in_progress(self) -> Json:
-        return self._made("in_progress", [])
+        return self._object("in_progress", [])
 
     def ended(self, text: str, finished: Finished) -> Json:
         is_cut = finished.reason == FINISH_REASON_LENGTH
         item = self.message("incomplete" if is_cut else "completed", [text_part(text)])
-        made = self._made("incomplete" if is_cut and self._limit is not None else "completed", [item])
+        made = self._object("incomplete" if is_cut and self._limit is not None else "completed", [item])
         details = {"reason": "max_output_tokens"} if is_cut else None
         return made | {"incomplete_details": details, "usage": _usage(finished)}
 
     def failed(self, text: str, error: PenstockError) -> Json:
         output = [self.message("incomplete", [text_part(text)])] if text else []
-        return self._made("failed", output) | {"error": {"code": _error_code(error), "message": error.message}}
+        return self._object("failed", output) | {"error": {"code": _error_code(error), "message": error.message}}
 
     def message(self, status: str, content: list[Json]) -> Json:
         return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
-    def _made(self, status: str, output: list[Json]) -> Json:
+    def _object(self, status: str, output: list[Json]) -> Json:
         outcome = {"status": status, "output": output, "error": None, "incomplete_details": None, "usage": None}
         return self._common | outcome
 

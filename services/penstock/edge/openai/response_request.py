@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.openai.fields import Fields, shown, wrong_type
+from penstock.edge.openai.fields import Fields, describe, wrong_type
 from penstock.edge.openai.messages import message_from
-from penstock.edge.openai.request import ApiRequest, drawing_from
-from penstock.edge.openai.unserved import RESPONSE, refuse_format, refuse_unserved
+from penstock.edge.openai.request import ApiRequest, generation_options
+from penstock.edge.openai.unserved import UNSUPPORTED_IN_RESPONSES, reject_format, reject_unsupported
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec
 from penstock.edge.request.validation import validate
@@ -15,16 +15,16 @@ from penstock.edge.request.validation import validate
 
 def parse_response(fields: Fields, request_id: str) -> ApiRequest:
     """Raise InvalidArgument naming the field, in the caller's own words."""
-    refuse_unserved(fields, RESPONSE)
-    refuse_format(fields.object("text").object("format"))
+    reject_unsupported(fields, UNSUPPORTED_IN_RESPONSES)
+    reject_format(fields.object("text").object("format"))
     instructions = fields.text("instructions")
     said_first = (Message("system", instructions),) if instructions else ()
     spec = RequestSpec(
         request_id=request_id,
         model=fields.text("model"),
-        input=ChatInput(said_first + _messages(fields.any("input"))),
+        input=ChatInput(said_first + _messages(fields.get("input"))),
         max_output_tokens=fields.integer("max_output_tokens", None),
-        **drawing_from(fields),
+        **generation_options(fields),
     )
     validate(spec)
     return ApiRequest(
@@ -47,7 +47,7 @@ def _messages(given: Any) -> tuple[Message, ...]:
 def _item(item: Any, path: str) -> Message:
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
     if kind != "message":
-        raise InvalidArgument(f"{path}.type is {shown(kind)}; this server takes messages only", field=f"{path}.type")
+        raise InvalidArgument(f"{path}.type is {describe(kind)}; this server takes messages only", field=f"{path}.type")
     return message_from(item, path)
 
 

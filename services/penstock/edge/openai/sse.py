@@ -6,15 +6,15 @@ DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": waiting\n\n"  # a comment, which readers skip: shows proxies and clients that the stream lives
 
 
-def event(payload: object) -> bytes:
+def sse_event(payload: object) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
-def named_event(name: str, payload: object) -> bytes:
+def named_sse_event(name: str, payload: object) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
 
 
-def around(frame: bytes, marker: str) -> tuple[bytes, bytes]:
+def split_at_marker(frame: bytes, marker: str) -> tuple[bytes, bytes]:
     """Cut a frame at the JSON string `marker`: what comes before that value, and after it."""
     before, found, after = frame.partition(orjson.dumps(marker))
     assert found, "the marker is one of the frame's strings"

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.openai.fields import Fields, shown
+from penstock.edge.openai.fields import Fields, describe
 from penstock.edge.request import limits
 
 # Each field: the values that ask for nothing, and what the caller can do instead.
-Unserved = Mapping[str, tuple[Sequence[object], str]]
+UnsupportedFields = Mapping[str, tuple[Sequence[object], str]]
 
-_EVERYWHERE: Unserved = MappingProxyType(
+_UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType(
     {
         "n": ((limits.CHOICES,), "send the request once for each answer"),
         "logit_bias": (({},), "leave it out"),
@@ -18,27 +18,27 @@ _EVERYWHERE: Unserved = MappingProxyType(
         "tools": (([],), "describe the tool in the prompt and parse the answer"),
     }
 )
-CHAT: Unserved = MappingProxyType(
+UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
     {
-        **_EVERYWHERE,
+        **_UNSUPPORTED_EVERYWHERE,
         "logprobs": ((False,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
         "functions": (([],), "describe the function in the prompt and parse the answer"),
         "modalities": ((["text"], []), "this server answers in text"),
         "audio": ((), "this server answers in text"),
     }
 )
-COMPLETION: Unserved = MappingProxyType(
+UNSUPPORTED_IN_COMPLETIONS: UnsupportedFields = MappingProxyType(
     {
-        **_EVERYWHERE,
+        **_UNSUPPORTED_EVERYWHERE,
         "logprobs": ((), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
         "best_of": ((1,), "send the request once for each answer"),
         "echo": ((False,), "put the prompt before the answer yourself"),
         "suffix": (("",), "write the suffix into the prompt"),
     }
 )
-RESPONSE: Unserved = MappingProxyType(
+UNSUPPORTED_IN_RESPONSES: UnsupportedFields = MappingProxyType(
     {
-        **_EVERYWHERE,
+        **_UNSUPPORTED_EVERYWHERE,
         "background": ((False,), "stream the answer, or keep the connection open"),
         "previous_response_id": ((), "nothing is stored here: send the earlier turns in `input`"),
         "conversation": ((), "nothing is stored here: send the earlier turns in `input`"),
@@ -47,19 +47,19 @@ RESPONSE: Unserved = MappingProxyType(
 )
 
 
-def refuse_unserved(fields: Fields, unserved: Unserved) -> None:
-    for name, (idle, instead) in unserved.items():
-        value = fields.any(name)
+def reject_unsupported(fields: Fields, unsupported: UnsupportedFields) -> None:
+    for name, (idle, instead) in unsupported.items():
+        value = fields.get(name)
         if value is not None and not any(value == each and type(value) is type(each) for each in idle):
-            raise _refusal(fields.path(name), value, instead)
+            raise _unsupported_error(fields.path(name), value, instead)
 
 
-def refuse_format(fields: Fields) -> None:
+def reject_format(fields: Fields) -> None:
     """An output format other than text cannot be promised, so it is not."""
-    kind = fields.any("type")
+    kind = fields.get("type")
     if kind not in (None, "text"):
-        raise _refusal(fields.path("type"), kind, "ask for the format in the prompt")
+        raise _unsupported_error(fields.path("type"), kind, "ask for the format in the prompt")
 
 
-def _refusal(path: str, value: object, instead: str) -> InvalidArgument:
-    return InvalidArgument(f"{path} is {shown(value)}, which is not served here; {instead}", field=path)
+def _unsupported_error(path: str, value: object, instead: str) -> InvalidArgument:
+    return InvalidArgument(f"{path} is {describe(value)}, which is not served here; {instead}", field=path)

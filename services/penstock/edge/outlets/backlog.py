@@ -3,26 +3,26 @@
 from penstock.edge.flight.effects import Emit
 
 
-class Backlog:
+class ResponseBuffer:
     """Pieces of an answer, run together into one when they are taken. Whoever adds to it looks at `size`."""
 
     def __init__(self) -> None:
-        self._pieces: list[Emit] = []
-        self.size = 0  # bytes, about
+        self._deltas: list[Emit] = []
+        self.size_bytes = 0  # bytes, about
 
     def __bool__(self) -> bool:
-        return self.size > 0
+        return self.size_bytes > 0
 
     def add(self, piece: Emit) -> None:
-        self._pieces.append(piece)
-        self.size += 4 * len(piece.token_ids) + len(piece.text)
+        self._deltas.append(piece)
+        self.size_bytes += 4 * len(piece.token_ids) + len(piece.text)
 
-    def take(self) -> Emit:
+    def pop(self) -> Emit:
         """Return all of it as one piece, but for text after the last token: that is taken next.
 
         A client that has all tokens is sent that text again, and can only pass it by as a piece of its own.
         """
-        pieces, self._pieces, self.size = self._pieces, [], 0
+        pieces, self._deltas, self.size_bytes = self._deltas, [], 0
         if len(pieces) > 1 and not pieces[-1].token_ids:
             self.add(pieces.pop())
         if len(pieces) == 1:

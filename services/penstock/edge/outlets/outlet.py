@@ -6,77 +6,77 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge.flight.effects import Cancelled, Emit
-from penstock.edge.outlets.backlog import Backlog
+from penstock.edge.flight.effects import AcknowledgeCancel, Emit
+from penstock.edge.outlets.backlog import ResponseBuffer
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 
-class Outlet(Protocol):
+class ResponseSink(Protocol):
     """Takes what a flight tells its client; never waits."""
 
     @property
-    def unread(self) -> int:
+    def unread_bytes(self) -> int:
         """Bytes given and not yet taken."""
 
-    def accepted(self, accepted: Accepted) -> None: ...
+    def send_accepted(self, accepted: Accepted) -> None: ...
 
-    def emit(self, piece: Emit) -> None: ...
+    def send_delta(self, piece: Emit) -> None: ...
 
-    def finished(self, finished: Finished) -> None: ...
+    def send_finished(self, finished: Finished) -> None: ...
 
-    def failed(self, error: PenstockError) -> None: ...
+    def send_failed(self, error: PenstockError) -> None: ...
 
-    def cancelled(self, receipt: Cancelled) -> None: ...
+    def send_cancelled(self, receipt: AcknowledgeCancel) -> None: ...
 
 
-class AnswerStream:
+class ResponseStream:
     """An answer as one reader iterates it: what came while the reader was busy comes as one delta.
 
     `leave` cancels the request at once; a reader that is left by its client may take turns of the loop to unwind.
     """
 
     def __init__(self) -> None:
-        self.leave: Callable[[], None] = lambda: None
-        self._backlog = Backlog()
-        self._before: deque[Accepted] = deque()
+        self.cancel: Callable[[], None] = lambda: None
+        self._buffer = ResponseBuffer()
+        self._accepted: deque[Accepted] = deque()
         self._ending: Finished | PenstockError | None = None
         self._ready = asyncio.Event()
 
     @property
-    def unread(self) -> int:
-        return self._backlog.size
+    def unread_bytes(self) -> int:
+        return self._buffer.size_bytes
 
-    def accepted(self, accepted: Accepted) -> None:
-        self._before.append(accepted)
+    def send_accepted(self, accepted: Accepted) -> None:
+        self._accepted.append(accepted)
         self._ready.set()
 
-    def emit(self, piece: Emit) -> None:
-        self._backlog.add(piece)
+    def send_delta(self, piece: Emit) -> None:
+        self._buffer.add(piece)
         self._ready.set()
 
-    def finished(self, finished: Finished) -> None:
+    def send_finished(self, finished: Finished) -> None:
         self._end(finished)
 
-    def failed(self, error: PenstockError) -> None:
+    def send_failed(self, error: PenstockError) -> None:
         self._end(error)
 
-    def cancelled(self, receipt: Cancelled) -> None:
+    def send_cancelled(self, receipt: AcknowledgeCancel) -> None:
         """The reader left; nobody is there to be told."""
 
     def _end(self, ending: Finished | PenstockError) -> None:
         self._ending = ending
         self._ready.set()
 
-    def __aiter__(self) -> "AnswerStream":
+    def __aiter__(self) -> "ResponseStream":
         return self
 
     async def __anext__(self) -> Accepted | Delta | Finished:
         """Return the next event; raises the flight's error after all that came before it."""
         await self._ready.wait()
-        if self._before:
-            event: Accepted | Delta | Finished = self._before.popleft()
-        elif self._backlog:
-            event = delta_of(self._backlog.take())
+        if self._accepted:
+            event: Accepted | Delta | Finished = self._accepted.popleft()
+        elif self._buffer:
+            event = delta_of(self._buffer.pop())
         elif isinstance(self._ending, PenstockError):
             raise self._ending
         elif self._ending is None:
@@ -84,7 +84,7 @@ class AnswerStream:
         else:
             event, self._ending = self._ending, None
             return event  # `_ready` stays set: the next call ends the iteration
-        if not (self._before or self._backlog or self._ending):
+        if not (self._accepted or self._buffer or self._ending):
             self._ready.clear()
         return event
 

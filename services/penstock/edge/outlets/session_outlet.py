@@ -3,70 +3,70 @@
 from typing import Protocol
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge.flight.effects import Cancelled, Emit
-from penstock.edge.outlets.backlog import Backlog
+from penstock.edge.flight.effects import AcknowledgeCancel, Emit
+from penstock.edge.outlets.backlog import ResponseBuffer
 from penstock.v1 import inference_pb2 as pb
 
 
-class SharedStream(Protocol):
+class SessionStream(Protocol):
     """What a request knows of the stream it shares."""
 
-    def say(self, frame: pb.SessionResponse) -> None: ...
+    def send(self, frame: pb.SessionResponse) -> None: ...
 
-    def has_piece(self, outlet: "SessionOutlet") -> None: ...
+    def on_output(self, outlet: "SessionSink") -> None: ...
 
-    def is_over(self, outlet: "SessionOutlet") -> None: ...
+    def on_request_over(self, outlet: "SessionSink") -> None: ...
 
 
-class SessionOutlet:
+class SessionSink:
     """Collects pieces until the stream's next step frame; other news go at once, after the pieces before them."""
 
-    def __init__(self, stream: SharedStream, handle: int) -> None:
+    def __init__(self, stream: SessionStream, handle: int) -> None:
         self.handle = handle
-        self.backlog = Backlog()
+        self.buffer = ResponseBuffer()
         self._stream = stream
 
     @property
-    def unread(self) -> int:
-        return self.backlog.size
+    def unread_bytes(self) -> int:
+        return self.buffer.size_bytes
 
-    def accepted(self, accepted: pb.Accepted) -> None:
-        self._stream.say(pb.SessionResponse(accepted=pb.SessionAccepted(handle=self.handle, accepted=accepted)))
+    def send_accepted(self, accepted: pb.Accepted) -> None:
+        self._stream.send(pb.SessionResponse(accepted=pb.SessionAccepted(handle=self.handle, accepted=accepted)))
 
-    def emit(self, piece: Emit) -> None:
-        self.backlog.add(piece)
-        self._stream.has_piece(self)
+    def send_delta(self, piece: Emit) -> None:
+        self.buffer.add(piece)
+        self._stream.on_output(self)
 
-    def finished(self, finished: pb.Finished) -> None:
+    def send_finished(self, finished: pb.Finished) -> None:
         self._end(pb.SessionResponse(finished=pb.SessionFinished(handle=self.handle, finished=finished)))
 
-    def failed(self, error: PenstockError) -> None:
-        self._end(failed_of(self.handle, error))
+    def send_failed(self, error: PenstockError) -> None:
+        self._end(failed_frame(self.handle, error))
 
-    def cancelled(self, receipt: Cancelled) -> None:
+    def send_cancelled(self, receipt: AcknowledgeCancel) -> None:
         told = pb.SessionCancelled(
             handle=self.handle, output_tokens=receipt.output_tokens, kv_blocks_freed=receipt.kv_blocks_freed
         )
         self._end(pb.SessionResponse(cancelled=told))
 
     def _end(self, frame: pb.SessionResponse) -> None:
-        while self.backlog:
-            self._stream.say(step_of([self]))
-        self._stream.is_over(self)
-        self._stream.say(frame)
+        while self.buffer:
+            self._stream.send(step_frame([self]))
+        self._stream.on_request_over(self)
+        self._stream.send(frame)
 
 
-def failed_of(handle: int, error: PenstockError) -> pb.SessionResponse:
+def failed_frame(handle: int, error: PenstockError) -> pb.SessionResponse:
     frame = pb.SessionResponse()
     frame.failed.handle = handle
-    error.write(frame.failed.failure)
+    error.write_to(frame.failed.failure)
     return frame
 
 
-def step_of(outlets: list[SessionOutlet]) -> pb.SessionResponse:
+def step_frame(outlets: list[SessionSink]) -> pb.SessionResponse:
     """Take what is waiting of all `outlets` into one frame of parallel arrays."""
     step = pb.SessionStep()
-    pieces = [outlet.backlog.take() for outlet in outlets]
+    pieces = [outlet.buffer.pop() for outlet in outlets]
     step.handles.extend([outlet.handle for outlet in outlets])
     step.texts.extend([piece.text for piece in pieces])
     step.first_indexes.extend([piece.first_index for piece in pieces])

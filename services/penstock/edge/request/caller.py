@@ -10,8 +10,8 @@ import psutil
 from penstock.mesh.v1.admission_pb2 import Credential
 
 FORWARDED_FOR = "x-forwarded-for"
-PROXY_SIGNS = ("x-envoy-", "x-forwarded-", "x-real-ip", "forwarded", "via")
-MAX_BEARER = 4_096  # characters
+PROXY_HEADER_PREFIXES = ("x-envoy-", "x-forwarded-", "x-real-ip", "forwarded", "via")
+MAX_BEARER_CHARS = 4_096  # characters
 
 
 def credential_of(headers: Iterable[tuple[str, str | bytes]], peer: str) -> Credential:
@@ -28,7 +28,7 @@ def credential_of(headers: Iterable[tuple[str, str | bytes]], peer: str) -> Cred
             shown[name.lower()] = value if before is None else f"{before},{value}"
     scheme, _, bearer = shown.get("authorization", "").partition(" ")
     return Credential(
-        bearer=bearer.strip()[:MAX_BEARER] if scheme.lower() == "bearer" else "",
+        bearer=bearer.strip()[:MAX_BEARER_CHARS] if scheme.lower() == "bearer" else "",
         loopback=is_loopback(peer) and _is_forwarded_from_loopback(shown),
     )
 
@@ -36,7 +36,7 @@ def credential_of(headers: Iterable[tuple[str, str | bytes]], peer: str) -> Cred
 def _is_forwarded_from_loopback(headers: dict[str, str]) -> bool:
     if FORWARDED_FOR in headers:
         return all(_is_this_host(hop.strip()) for hop in headers[FORWARDED_FOR].split(","))
-    return not any(name.startswith(PROXY_SIGNS) for name in headers)
+    return not any(name.startswith(PROXY_HEADER_PREFIXES) for name in headers)
 
 
 def _is_this_host(hop: str) -> bool:

@@ -4,11 +4,11 @@ Bytes are of UTF-8. A model's own limits (context, vocabulary) come with its car
 """
 
 BODY_BYTES = 16 << 20  # one HTTP body or gRPC message; text at its cap fits even when JSON escapes blow it up
-INTAKE_BYTES = 256 << 20  # HTTP bodies being read, all together
-BODY_SILENCE_S = 30.0  # s, in the middle of an HTTP body
+BODY_BUDGET_BYTES = 256 << 20  # HTTP bodies being read, all together
+BODY_READ_TIMEOUT_S = 30.0  # s, in the middle of an HTTP body
 TEXT_BYTES = 4 << 20  # raw text, or all contents of a conversation together
 RENDERED_BYTES = 8 << 20  # what a chat template may make of them
-MODEL_BYTES = 256
+MODEL_NAME_BYTES = 256
 REQUEST_ID_CHARS = 128
 MESSAGES = 4096
 ROLE_BYTES = 64

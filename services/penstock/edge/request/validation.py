@@ -14,12 +14,12 @@ Violations = Iterator[tuple[str, str]]  # field of the spec, what is wrong and w
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{0,{limits.REQUEST_ID_CHARS}}}")
 _PRIORITIES = frozenset(Priority.values())
-_AS_IN_SPEC: Mapping[str, str] = MappingProxyType({})
+_SPEC_FIELD_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
-def validate(spec: RequestSpec, called: Mapping[str, str] = _AS_IN_SPEC) -> None:
+def validate(spec: RequestSpec, field_names: Mapping[str, str] = _SPEC_FIELD_NAMES) -> None:
     """Raise InvalidArgument with every violation in it. `called` says how the caller knows a field of the spec."""
-    found = [(called.get(field, field), wrong) for field, wrong in _violations(spec)]
+    found = [(field_names.get(field, field), wrong) for field, wrong in _violations(spec)]
     if found:
         raise InvalidArgument(
             "; ".join(f"{field} {wrong}" for field, wrong in found),
@@ -43,7 +43,7 @@ def _names(spec: RequestSpec) -> Violations:
         yield "request_id", f"is at most {limits.REQUEST_ID_CHARS} characters of letters, digits and ._:-"
     if not is_request_id(spec.answer_id):
         yield "answer_id", "is none that an `accepted` has named"
-    yield from _at_most("model", _size(spec.model), limits.MODEL_BYTES, "bytes")
+    yield from _at_most("model", _size(spec.model), limits.MODEL_NAME_BYTES, "bytes")
     if spec.priority not in _PRIORITIES:
         yield "priority", f"is {spec.priority}; allowed are {', '.join(Priority.keys())}"
 

@@ -9,7 +9,7 @@ from penstock.edge.request.spec import ChatInput, Message, Prompt, TextInput, To
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
 from penstock.edge.text.template import ChatTemplate
 from penstock.edge.text.tokenizer import Tokenizer
-from penstock.edge.text.transcript import AnswerText
+from penstock.edge.text.transcript import StoppingDetokenizer
 from penstock.mesh.v1.worker_pb2 import ModelCard
 
 _TOKENIZER_BYTES = 256 << 20  # unpacked; the largest public ones have 35 MB
@@ -31,10 +31,10 @@ class TextCodec:
             raise PromptEmpty("the prompt has no token; send some text, or a message", field="input")
         return ids
 
-    def transcript(self, prompt: Prompt, prompt_ids: Sequence[int], stops: Sequence[str]) -> AnswerText:
+    def new_detokenizer(self, prompt: Prompt, prompt_ids: Sequence[int], stops: Sequence[str]) -> StoppingDetokenizer:
         """A chat turn begins a text of its own; any other answer goes on where the prompt's text ends."""
         begins_text = isinstance(prompt, ChatInput) or self.tokenizer.vocabulary.is_blank(prompt_ids)
-        return AnswerText(self.tokenizer.vocabulary, stops, begins_text=begins_text)
+        return StoppingDetokenizer(self.tokenizer.vocabulary, stops, begins_text=begins_text)
 
     def _ids(self, prompt: Prompt, now: datetime) -> list[int]:
         match prompt:
@@ -42,13 +42,13 @@ class TextCodec:
                 bos = [] if self.bos_token_id is None else [self.bos_token_id]
                 return bos + self.tokenizer.encode(text)
             case ChatInput(messages):
-                disarm = self.tokenizer.disarm
+                disarm = self.tokenizer.escape_special_tokens
                 written = [Message(disarm(each.role), disarm(each.content)) for each in messages]
                 return self.tokenizer.encode(self.template.render(written, now))  # writes its own BOS, if any
             case TokenInput(ids):
-                return self._known(ids)
+                return self._checked_ids(ids)
 
-    def _known(self, ids: tuple[int, ...]) -> list[int]:
+    def _checked_ids(self, ids: tuple[int, ...]) -> list[int]:
         for position, token_id in enumerate(ids):
             if not 0 <= token_id < self.vocabulary_size:
                 raise TokenUnknown(
@@ -65,8 +65,8 @@ def codec_from(card: ModelCard) -> TextCodec:
     bos = card.bos_token_id if card.HasField("bos_token_id") else None
     template = ChatTemplate(
         card.chat_template,
-        bos_token="" if bos is None else tokenizer.token(bos),
-        eos_token=tokenizer.token(card.eos_token_ids[0]) if card.eos_token_ids else "",
+        bos_token="" if bos is None else tokenizer.token_text(bos),
+        eos_token=tokenizer.token_text(card.eos_token_ids[0]) if card.eos_token_ids else "",
     )
     return TextCodec(tokenizer, template, bos, card.vocabulary_size)
 

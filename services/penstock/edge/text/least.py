@@ -6,12 +6,12 @@ from typing import Protocol
 
 from penstock.edge.request.spec import ChatInput, Prompt, TextInput
 
-LOOKED_AT = 16 * 2**10  # characters of each text, so that it takes microseconds
-LOOKED_AT_TURNS = 64
-DROPPED = "assistant"  # templates may leave out what this role said, or parts of it
+MAX_SCANNED_CHARS = 16 * 2**10  # characters of each text, so that it takes microseconds
+MAX_SCANNED_TURNS = 64
+OMITTED_ROLE = "assistant"  # templates may leave out what this role said, or parts of it
 
 
-class Turn(Protocol):
+class ChatTurn(Protocol):
     @property
     def role(self) -> str: ...
 
@@ -19,21 +19,23 @@ class Turn(Protocol):
     def content(self) -> str: ...
 
 
-def least_tokens(prompt: Prompt) -> int:
+def min_tokens(prompt: Prompt) -> int:
     match prompt:
         case TextInput(text):
-            return least_of_text(text)
+            return min_tokens_of_text(text)
         case ChatInput(messages):
-            return least_of_turns(messages)
+            return min_tokens_of_turns(messages)
         case _:
             return len(prompt.ids)
 
 
-def least_of_text(text: str) -> int:
+def min_tokens_of_text(text: str) -> int:
     """Return a lower bound: as tokens are trained on words, none spans two of them."""
-    return len(text[:LOOKED_AT].split())
+    return len(text[:MAX_SCANNED_CHARS].split())
 
 
-def least_of_turns(turns: Iterable[Turn]) -> int:
+def min_tokens_of_turns(turns: Iterable[ChatTurn]) -> int:
     """Look at the first turns alone: they are not counted yet, and there may be millions."""
-    return sum(least_of_text(each.content) for each in islice(turns, LOOKED_AT_TURNS) if each.role != DROPPED)
+    return sum(
+        min_tokens_of_text(each.content) for each in islice(turns, MAX_SCANNED_TURNS) if each.role != OMITTED_ROLE
+    )

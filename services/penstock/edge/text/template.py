@@ -15,7 +15,7 @@ from penstock.edge.request import limits
 from penstock.edge.request.spec import Message
 from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
 
-PLAIN = (
+DEFAULT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )  # for a model that was never taught turns: it can still continue a transcript
@@ -33,7 +33,7 @@ class ChatTemplate:
     def __init__(self, source: str = "", *, bos_token: str = "", eos_token: str = "") -> None:
         """An empty `source` is a model without a template: it gets a plain transcript. Raises ModelTextUnusable."""
         try:
-            self._template = _ENVIRONMENT.from_string(source or PLAIN)
+            self._template = _ENVIRONMENT.from_string(source or DEFAULT_TEMPLATE)
         except (TemplateError, RecursionError) as error:
             raise ModelTextUnusable(f"the model's chat template does not parse: {error}") from error
         self._bos_token, self._eos_token = bos_token, eos_token
@@ -82,7 +82,7 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     raise TemplateRefused(
         f"the model's chat template refuses these messages: {message}; change their roles or order", field="messages"
     )
@@ -98,7 +98,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = _raise_exception
     return environment
 
 

@@ -11,7 +11,8 @@ from penstock.edge.request import limits
 from penstock.edge.text.errors import ModelTextUnusable
 from penstock.edge.text.vocabulary import Vocabulary, build_vocabulary
 
-SEAM = "\ufdd0"  # a noncharacter, which no text has: where `disarm` broke up what looks like a special token
+# A noncharacter, which no text contains: breaks up text that looks like a special token.
+SPECIAL_TOKEN_BREAK = "\ufdd0"  # noqa: S105 - no password
 
 
 class Tokenizer:
@@ -27,7 +28,7 @@ class Tokenizer:
         self._encoder = _encoder(tokenizer_json)
         added = self._encoder.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._special_text = _any_of({token.content for token in added.values() if token.special})
+        self._special_text = _pattern_of_any({token.content for token in added.values() if token.special})
         ids = self._encoder.get_vocab(with_added_tokens=True)
         self.vocabulary: Vocabulary = build_vocabulary(ids, self.special_ids, _decoder_rules(tokenizer_json))
 
@@ -41,22 +42,24 @@ class Tokenizer:
             raise InvalidArgument(
                 f"the prompt has {size} bytes of text; at most {limits.RENDERED_BYTES} are tokenized", field="input"
             )
-        pieces = self._encoder.encode_batch(text.split(SEAM), add_special_tokens=add_special)
+        pieces = self._encoder.encode_batch(text.split(SPECIAL_TOKEN_BREAK), add_special_tokens=add_special)
         return pieces[0].ids if len(pieces) == 1 else [token_id for piece in pieces for token_id in piece.ids]
 
-    def disarm(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         """Break up special tokens in what a caller wrote, so that a message cannot end its turn and forge another.
 
         They are encoded as the plain characters they are written with.
         """
-        return self._special_text.sub(lambda found: found[0][0] + SEAM + found[0][1:], text.replace(SEAM, ""))
+        return self._special_text.sub(
+            lambda found: found[0][0] + SPECIAL_TOKEN_BREAK + found[0][1:], text.replace(SPECIAL_TOKEN_BREAK, "")
+        )
 
-    def token(self, token_id: int) -> str:
+    def token_text(self, token_id: int) -> str:
         """The token as a chat template writes it; empty for an id without one."""
         return self._encoder.id_to_token(token_id) or ""
 
 
-def _any_of(texts: set[str]) -> re.Pattern[str]:
+def _pattern_of_any(texts: set[str]) -> re.Pattern[str]:
     """Matches any of `texts`, the longest first; of none, nothing."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from penstock.edge.flight.plan import Piece
+from penstock.edge.flight.plan import TextDelta
 from penstock.edge.text.detokenizer import Detokenizer
 from penstock.edge.text.stops import StopStrings
 from penstock.edge.text.vocabulary import Vocabulary
 
 
-class AnswerText:
+class StoppingDetokenizer:
     """Detokenizer and stop strings in one. To resume, push the tokens emitted before and drop their text."""
 
     __slots__ = ("_detokenizer", "_stops")
@@ -17,10 +17,10 @@ class AnswerText:
         self._detokenizer = Detokenizer(vocabulary, begins_text=begins_text)
         self._stops = StopStrings(stops)
 
-    def push(self, token_id: int) -> Piece:
+    def push(self, token_id: int) -> TextDelta:
         safe, stop = self._stops.feed(self._detokenizer.feed((token_id,)))
-        return Piece(safe, stop or "")
+        return TextDelta(safe, stop or "")
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         safe, _ = self._stops.feed(self._detokenizer.flush())
         return safe + self._stops.flush()

@@ -18,7 +18,7 @@ CRASHES = 2  # of a request that does it: the second tells it from those beside 
 
 # Figures that are back at zero when nothing runs, by tier.
 RESIDUE = {
-    "edge": ("flights", "reservations_open", "held_bytes"),
+    "edge": ("active_requests", "reservations_open", "held_bytes"),
     "auth": ("reservations", "reserved_tokens", "concurrent_requests", "store_pending"),
     "queue": ("waiting", "waiting_tokens", "offered", "running"),
     "scheduler": ("leases", "promised_blocks"),

@@ -54,7 +54,7 @@ class Counted:
 async def run_clients(targets: Sequence[str], key: str, seen: Sequence[Seen], counted: Sequence[Counted] = ()) -> None:
     """Send everything at its moment, and return when all is over."""
     async with AsyncExitStack() as stack:
-        retries = RetryPolicy(patience=PATIENCE)
+        retries = RetryPolicy(connect_timeout=PATIENCE)
         client = await stack.enter_async_context(Client(*targets, api_key=key, retries=retries))
         sessions = any(each.ask.in_session for each in seen)
         session = await stack.enter_async_context(client.session()) if sessions else None

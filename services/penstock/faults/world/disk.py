@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from penstock.auth import rows
 from penstock.auth.schema import migrate
-from penstock.auth.store import Barrier, Books, Change, Charged, Then
+from penstock.auth.store import Barrier, Change, Charged, OnPersisted, StoredState
 
 COMMIT = (0.0002, 0.004)  # s
 RETRY = 0.2  # s; between tries to keep a charge
 
-Entry = tuple[Change, Then]
+Entry = tuple[Change, OnPersisted]
 
 
 class DiskFull(sqlite3.OperationalError):
@@ -41,7 +41,7 @@ class Disk:
         return None
 
     @asynccontextmanager
-    async def opened(self, path: str, *, fsync: bool = False) -> AsyncIterator[tuple["DiskStore", Books]]:
+    async def opened(self, path: str, *, fsync: bool = False) -> AsyncIterator[tuple["DiskStore", StoredState]]:
         """Stands for `opened_store`."""
         del path, fsync
         store = DiskStore(self)
@@ -59,9 +59,9 @@ class DiskStore:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _is_busy: bool = False
 
-    def write(self, change: Change, then: Then) -> None:
+    def write(self, change: Change, on_persisted: OnPersisted) -> None:
         self.pending += 1
-        self._entries.append((change, then))
+        self._entries.append((change, on_persisted))
         if not self._is_busy:
             self._begin(self.disk.draw.uniform(*COMMIT))
 

@@ -12,11 +12,11 @@ from penstock.faults.checks import oracle
 from penstock.faults.grpc.network import Network, call_on
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.process import Process
-from penstock.worker.engine.build_batch import batch_of
+from penstock.worker.engine.build_batch import build_batch
 from penstock.worker.engine.interface import StepResult
-from penstock.worker.engine.messages import Add, Cancel, Ready, Refused, Stepped
+from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineReady, StepCompleted
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.sim import SimEngine
+from penstock.worker.engine.sim import SimulatedEngine
 
 LOAD = 0.05  # s until an engine is ready
 PIPE = 0.00005  # s
@@ -152,9 +152,11 @@ class EngineStand:
         inlet = Inlet()
         front.begin(inlet)
         card = oracle.card()
-        engine = SimEngine(batch_of(options, card, options.kv_blocks), options.law, range(oracle.VOCABULARY))
+        engine = SimulatedEngine(
+            build_batch(options, card, options.kv_blocks), options.step_time, range(oracle.VOCABULARY)
+        )
         await asyncio.sleep(LOAD)
-        front.hear(Ready(card, engine.capacity()))
+        front.hear(EngineReady(card, engine.capacity()))
         lengths: dict[int, int] = {}
         while True:
             self._take(inlet, engine, front, lengths)
@@ -171,7 +173,7 @@ class EngineStand:
                 self.made[lengths[seq_id]] = self.made.get(lengths[seq_id], 0) + 1
                 self.made_at[lengths[seq_id]] = self.network.world.now
             await asyncio.sleep(result.duration_s)
-            front.hear(Stepped(result, engine.capacity(), result.duration_s, time.time()))
+            front.hear(StepCompleted(result, engine.capacity(), result.duration_s, time.time()))
 
     def _crashers(self, result: StepResult, lengths: Mapping[int, int]) -> list[int]:
         """Lengths of the prompts of which this step could compute no more and live."""
@@ -182,7 +184,7 @@ class EngineStand:
         made = [(lengths[seq_id], index) for seq_id, index in zip(result.seq_ids, result.indexes, strict=True)]
         return [length for length, index in (*begun, *made) if index >= self.poison.get(length, math.inf)]
 
-    def _take(self, inlet: Inlet, engine: SimEngine, front: FrontEnd, lengths: dict[int, int]) -> None:
+    def _take(self, inlet: Inlet, engine: SimulatedEngine, front: FrontEnd, lengths: dict[int, int]) -> None:
         while inlet.messages:
             match inlet.messages.popleft():
                 case Add(spec):
@@ -190,6 +192,6 @@ class EngineStand:
                     try:
                         engine.add(spec)
                     except PenstockError as error:
-                        front.hear(Refused(spec.seq_id, error.reason, error.message, error.metadata))
+                        front.hear(AddRejected(spec.seq_id, error.reason, error.message, error.metadata))
                 case Cancel(seq_id):
                     engine.cancel(seq_id)

@@ -26,7 +26,7 @@ from penstock.faults.world.engines import EngineStand, FrontEnd
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.slow_readers import UNREAD
 from penstock.faults.world.world import EPOCH
-from penstock.worker.engine_link import EngineLink
+from penstock.worker.engine_link import EngineSupervisor
 
 SILENCE = 5.0  # s; after which a shard ends what runs by nobody's word. A world would have to wait for a minute
 
@@ -66,9 +66,9 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         patch.object(random, "_urandom", draw_bytes),
         *(patch(f"{module}.random", drawn) for module in DRAWING),
         patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the process's own outlives every world
-        patch("penstock.chassis.afterwards._kept", {}),  # likewise
-        patch("penstock.queue.charges.SILENCE", SILENCE),
-        patch("penstock.chassis.writing.UNREAD", UNREAD),
+        patch("penstock.chassis.afterwards._by_loop", {}),  # likewise
+        patch("penstock.queue.charges.REPORT_TIMEOUT_S", SILENCE),
+        patch("penstock.chassis.writing.CLIENT_READ_TIMEOUT_S", UNREAD),
         # The services took their clocks as defaults, at import.
         patch.dict(_defaults("penstock.queue.__main__.QueueService"), now=lambda: EPOCH + world.now),
         patch.dict(_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),
@@ -77,7 +77,7 @@ def staged(network: Network, disk: Disk, stand: EngineStand, seed: int) -> Itera
         # The other keeps what it is given: whole worlds.
         patch("penstock.worker.accounts.meter", lambda: NoOpMeter("faults")),
         patch("penstock.edge.door.meter", lambda: NoOpMeter("faults")),
-        patch.object(EngineLink, "_start", start_engine),
+        patch.object(EngineSupervisor, "_start", start_engine),
     )
     with ExitStack() as stack:
         stack.enter_context(_uncollected())

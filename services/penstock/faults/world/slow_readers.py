@@ -55,7 +55,7 @@ class Watch:
             return  # it may have stood still itself
         for exchange in server.running:
             since = exchange.window.full_since
-            if since is not None and now - since > writing.UNREAD + SLACK:
+            if since is not None and now - since > writing.CLIENT_READ_TIMEOUT_S + SLACK:
                 self._note("stalled", f"{name} still serves {exchange.method} to a client that takes nothing")
 
     def _note(self, kind: str, text: str) -> None:

@@ -85,10 +85,10 @@ def _edge(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, N
             instance_id=instance_id,
             auths=shape.addresses("auth"),
             queues=shape.addresses("queue"),
-            patience=PATIENCE,
-            receipt_timeout=5.0,
+            upstream_timeout=PATIENCE,
+            cancel_ack_timeout=5.0,
             drain_grace=3.0,
-            client_buffer=shape.client_buffer,
+            response_buffer_bytes=shape.client_buffer,
         )
     )
 
@@ -102,7 +102,13 @@ def _auth(_: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]
 
 def _queue(_: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     return run_queue(
-        QueueConfig(listen=address, instance_id=instance_id, placed_memory=4.0, drain_grace=1.0, patience=PATIENCE)
+        QueueConfig(
+            listen=address,
+            instance_id=instance_id,
+            recent_lease_ttl=4.0,
+            drain_grace=1.0,
+            unavailable_model_timeout=PATIENCE,
+        )
     )
 
 
@@ -123,7 +129,7 @@ def _worker(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any,
         kv_blocks=shape.kv_blocks,
         block_size=shape.block_size,
         token_budget=shape.token_budget,
-        stall_after=3.0,
+        engine_stall_timeout=3.0,
         drain_grace=3.0,
     )
     return run_worker(config)

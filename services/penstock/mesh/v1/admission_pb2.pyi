@@ -153,8 +153,8 @@ class Reserve(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     ANSWER_ID_FIELD_NUMBER: _builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: _builtins.int
-    FINGERPRINT_FIELD_NUMBER: _builtins.int
-    VOUCH_FIELD_NUMBER: _builtins.int
+    ANSWER_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    FALLBACK_ADMISSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique over all edges, chosen by the edge."""
     model: _builtins.str
@@ -175,14 +175,14 @@ class Reserve(_message.Message):
     """Tokens of the answer that came before this request, by the client's own word. Where `answer_id` is set they are
     charged, except for those that another request of the answer is or was charged for.
     """
-    fingerprint: _builtins.bytes
+    answer_fingerprint: _builtins.bytes
     """Digest of all that the answer is a function of, 16 bytes: requests that differ in it are not of one answer."""
     @_builtins.property
     def credential(self) -> Global___Credential:
         """What the caller showed."""
 
     @_builtins.property
-    def vouch(self) -> Global___Vouch:
+    def fallback_admission(self) -> Global___FallbackAdmission:
         """Set: the edge has let the request in while auth was away, out of what auth had granted. Auth books it whatever the
         limits say by now, and looks at no credential.
         """
@@ -199,19 +199,19 @@ class Reserve(_message.Message):
         traceparent: _builtins.str = ...,
         answer_id: _builtins.str = ...,
         emitted_tokens: _builtins.int = ...,
-        fingerprint: _builtins.bytes = ...,
-        vouch: Global___Vouch | None = ...,
+        answer_fingerprint: _builtins.bytes = ...,
+        fallback_admission: Global___FallbackAdmission | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "vouch", b"vouch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "fallback_admission", b"fallback_admission"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_id", b"answer_id", "credential", b"credential", "emitted_tokens", b"emitted_tokens", "fingerprint", b"fingerprint", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "traceparent", b"traceparent", "vouch", b"vouch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_fingerprint", b"answer_fingerprint", "answer_id", b"answer_id", "credential", b"credential", "emitted_tokens", b"emitted_tokens", "fallback_admission", b"fallback_admission", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reserve: _TypeAlias = Reserve  # noqa: Y015
 
 @_typing.final
-class Vouch(_message.Message):
+class FallbackAdmission(_message.Message):
     """Vouch says on whose account the edge let a request in by itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -230,7 +230,7 @@ class Vouch(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Vouch: _TypeAlias = Vouch  # noqa: Y015
+Global___FallbackAdmission: _TypeAlias = FallbackAdmission  # noqa: Y015
 
 @_typing.final
 class Settle(_message.Message):
@@ -275,7 +275,7 @@ class AdmitResponse(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     IDENTIFIED_FIELD_NUMBER: _builtins.int
     ADMITTED_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
@@ -293,7 +293,7 @@ class AdmitResponse(_message.Message):
         """Answers `reserve` with yes."""
 
     @_builtins.property
-    def refused(self) -> Global___Refused:
+    def rejected(self) -> Global___Rejected:
         """Answers `identify` or `reserve` with no."""
 
     @_builtins.property
@@ -318,17 +318,17 @@ class AdmitResponse(_message.Message):
         hello: _stream_pb2.Hello | None = ...,
         identified: Global___Identified | None = ...,
         admitted: Global___Admitted | None = ...,
-        refused: Global___Refused | None = ...,
+        rejected: Global___Rejected | None = ...,
         settled: Global___Settled | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
         more: _abc.Iterable[Global___AdmitResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "refused", b"refused", "settled", b"settled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "rejected", b"rejected", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "more", b"more", "refused", b"refused", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "more", b"more", "rejected", b"rejected", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "refused", "settled", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -410,12 +410,12 @@ class Admitted(_message.Message):
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
-    GRACE_TOKENS_FIELD_NUMBER: _builtins.int
+    FALLBACK_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As asked."""
     reservation_id: _builtins.str
     """Names the reservation in `settle`."""
-    grace_tokens: _builtins.int
+    fallback_tokens: _builtins.int
     """Tokens, prompt and output, that this edge may let in for the tenant by itself while auth is away; takes the place
     of what was granted before. 0: none, as for a tenant that has used up its limits.
     """
@@ -434,18 +434,18 @@ class Admitted(_message.Message):
         reservation_id: _builtins.str = ...,
         identity: Global___Identity | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
-        grace_tokens: _builtins.int = ...,
+        fallback_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "grace_tokens", b"grace_tokens", "identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "fallback_tokens", b"fallback_tokens", "identity", b"identity", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Admitted: _TypeAlias = Admitted  # noqa: Y015
 
 @_typing.final
-class Refused(_message.Message):
+class Rejected(_message.Message):
     """Refused answers `identify` or `reserve`."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -480,7 +480,7 @@ class Refused(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Refused: _TypeAlias = Refused  # noqa: Y015
+Global___Rejected: _TypeAlias = Rejected  # noqa: Y015
 
 @_typing.final
 class Settled(_message.Message):

@@ -34,7 +34,7 @@ class SubmitRequest(_message.Message):
     WITHDRAW_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    KNOCK_FIELD_NUMBER: _builtins.int
+    PROBE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -57,7 +57,7 @@ class SubmitRequest(_message.Message):
         """The edge is done."""
 
     @_builtins.property
-    def knock(self) -> Global___Knock:
+    def probe(self) -> Global___Probe:
         """Asks whether a ticket would be taken."""
 
     @_builtins.property
@@ -72,14 +72,14 @@ class SubmitRequest(_message.Message):
         withdraw: Global___Withdraw | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
-        knock: Global___Knock | None = ...,
+        probe: Global___Probe | None = ...,
         more: _abc.Iterable[Global___SubmitRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "knock", b"knock", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "probe", b"probe", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "knock", b"knock", "more", b"more", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "enqueue", b"enqueue", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "probe", b"probe", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "enqueue", "withdraw", "heartbeat", "end", "knock"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "enqueue", "withdraw", "heartbeat", "end", "probe"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -110,7 +110,7 @@ class Enqueue(_message.Message):
 Global___Enqueue: _TypeAlias = Enqueue  # noqa: Y015
 
 @_typing.final
-class Knock(_message.Message):
+class Probe(_message.Message):
     """Knock asks whether a ticket would be taken, and adds nothing, so that a request is refused before a quota is touched.
     Answered by `welcome`, or by `shed` as the ticket itself would be. An older shard does not answer.
     """
@@ -133,7 +133,7 @@ class Knock(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Knock: _TypeAlias = Knock  # noqa: Y015
+Global___Probe: _TypeAlias = Probe  # noqa: Y015
 
 @_typing.final
 class Withdraw(_message.Message):
@@ -177,7 +177,7 @@ class SubmitResponse(_message.Message):
     CATALOG_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    WELCOME_FIELD_NUMBER: _builtins.int
+    WOULD_ADMIT_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -212,7 +212,7 @@ class SubmitResponse(_message.Message):
         """The shard drains: enqueue elsewhere what still waits."""
 
     @_builtins.property
-    def welcome(self) -> Global___Welcome:
+    def would_admit(self) -> Global___WouldAdmit:
         """A ticket would be taken now."""
 
     @_builtins.property
@@ -230,14 +230,14 @@ class SubmitResponse(_message.Message):
         catalog: Global___Catalog | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
-        welcome: Global___Welcome | None = ...,
+        would_admit: Global___WouldAdmit | None = ...,
         more: _abc.Iterable[Global___SubmitResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "queued", b"queued", "shed", b"shed", "welcome", b"welcome", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn", "would_admit", b"would_admit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "more", b"more", "queued", b"queued", "shed", b"shed", "welcome", b"welcome", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "leased", b"leased", "more", b"more", "queued", b"queued", "shed", b"shed", "withdrawn", b"withdrawn", "would_admit", b"would_admit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "queued", "leased", "shed", "withdrawn", "catalog", "heartbeat", "end", "welcome"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "queued", "leased", "shed", "withdrawn", "catalog", "heartbeat", "end", "would_admit"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -252,7 +252,7 @@ class Queued(_message.Message):
     TICKET_ID_FIELD_NUMBER: _builtins.int
     AHEAD_HINT_FIELD_NUMBER: _builtins.int
     PREDICTED_WAIT_FIELD_NUMBER: _builtins.int
-    CLOSED_FIELD_NUMBER: _builtins.int
+    REJECTION_WINDOWS_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Which."""
     ahead_hint: _builtins.int
@@ -262,7 +262,7 @@ class Queued(_message.Message):
         """Predicted time to its lease; unset when there is no measured service rate yet."""
 
     @_builtins.property
-    def closed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Closed]:
+    def rejection_windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectionWindow]:
         """For whom and how long there is no room behind it, so that the edge may refuse them by itself. Empty: for nobody."""
 
     def __init__(
@@ -271,18 +271,18 @@ class Queued(_message.Message):
         ticket_id: _builtins.str = ...,
         ahead_hint: _builtins.int = ...,
         predicted_wait: _duration_pb2.Duration | None = ...,
-        closed: _abc.Iterable[Global___Closed] | None = ...,
+        rejection_windows: _abc.Iterable[Global___RejectionWindow] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["predicted_wait", b"predicted_wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_hint", b"ahead_hint", "closed", b"closed", "predicted_wait", b"predicted_wait", "ticket_id", b"ticket_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_hint", b"ahead_hint", "predicted_wait", b"predicted_wait", "rejection_windows", b"rejection_windows", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Queued: _TypeAlias = Queued  # noqa: Y015
 
 @_typing.final
-class Welcome(_message.Message):
+class WouldAdmit(_message.Message):
     """Welcome answers `knock`. It promises nothing: another may come first."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -301,7 +301,7 @@ class Welcome(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+Global___WouldAdmit: _TypeAlias = WouldAdmit  # noqa: Y015
 
 @_typing.final
 class Leased(_message.Message):
@@ -335,7 +335,7 @@ class Shed(_message.Message):
 
     TICKET_ID_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
-    CLOSED_FIELD_NUMBER: _builtins.int
+    REJECTION_WINDOWS_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Which."""
     @_builtins.property
@@ -346,7 +346,7 @@ class Shed(_message.Message):
         """
 
     @_builtins.property
-    def closed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Closed]:
+    def rejection_windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectionWindow]:
         """For whom and how long the edge may say the same to others by itself. Empty: it may not."""
 
     def __init__(
@@ -354,57 +354,57 @@ class Shed(_message.Message):
         *,
         ticket_id: _builtins.str = ...,
         failure: _failure_pb2.Failure | None = ...,
-        closed: _abc.Iterable[Global___Closed] | None = ...,
+        rejection_windows: _abc.Iterable[Global___RejectionWindow] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "failure", b"failure", "ticket_id", b"ticket_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "rejection_windows", b"rejection_windows", "ticket_id", b"ticket_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Shed: _TypeAlias = Shed  # noqa: Y015
 
 @_typing.final
-class Closed(_message.Message):
+class RejectionWindow(_message.Message):
     """Closed says that, by the figures a ticket was refused with, nothing else of its kind is taken either: of the same tenant,
     model and class, of these sizes, not due earlier than the ticket, and no resumed work.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    LASTS_FIELD_NUMBER: _builtins.int
-    BY_DEADLINE_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    MOST_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    by_deadline: _builtins.bool
+    DURATION_FIELD_NUMBER: _builtins.int
+    IS_DEADLINE_BOUND_FIELD_NUMBER: _builtins.int
+    MIN_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    is_deadline_bound: _builtins.bool
     """The ticket's own deadline was the bound, so that one with more time may be taken."""
-    prompt_tokens: _builtins.int
+    min_prompt_tokens: _builtins.int
     """Least prompt for which it holds; at least 1."""
-    max_output_tokens: _builtins.int
+    min_output_tokens: _builtins.int
     """Least bound of the output for which it holds; at least 1."""
-    most_prompt_tokens: _builtins.int
+    max_prompt_tokens: _builtins.int
     """Longest prompt for which it holds, as what passes others is refused for their sake; 0: however long."""
     @_builtins.property
-    def lasts(self) -> _duration_pb2.Duration:
+    def duration(self) -> _duration_pb2.Duration:
         """From when the ticket came to its edge: what is before such a ticket is served no faster than time passes."""
 
     def __init__(
         self,
         *,
-        lasts: _duration_pb2.Duration | None = ...,
-        by_deadline: _builtins.bool = ...,
-        prompt_tokens: _builtins.int = ...,
-        max_output_tokens: _builtins.int = ...,
-        most_prompt_tokens: _builtins.int = ...,
+        duration: _duration_pb2.Duration | None = ...,
+        is_deadline_bound: _builtins.bool = ...,
+        min_prompt_tokens: _builtins.int = ...,
+        min_output_tokens: _builtins.int = ...,
+        max_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lasts", b"lasts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_deadline", b"by_deadline", "lasts", b"lasts", "max_output_tokens", b"max_output_tokens", "most_prompt_tokens", b"most_prompt_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "is_deadline_bound", b"is_deadline_bound", "max_prompt_tokens", b"max_prompt_tokens", "min_output_tokens", b"min_output_tokens", "min_prompt_tokens", b"min_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Closed: _TypeAlias = Closed  # noqa: Y015
+Global___RejectionWindow: _TypeAlias = RejectionWindow  # noqa: Y015
 
 @_typing.final
 class Withdrawn(_message.Message):
@@ -437,24 +437,24 @@ class Catalog(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
-    BLAMES_FIELD_NUMBER: _builtins.int
+    POISON_REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.CatalogEntry]:
         """All of them, replacing what was sent before."""
 
     @_builtins.property
-    def blames(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.Blame]:
+    def poison_reports(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.PoisonReport]:
         """From schedulers: requests that nobody is to run, replacing what was sent before."""
 
     def __init__(
         self,
         *,
         entries: _abc.Iterable[_ticket_pb2.CatalogEntry] | None = ...,
-        blames: _abc.Iterable[_ticket_pb2.Blame] | None = ...,
+        poison_reports: _abc.Iterable[_ticket_pb2.PoisonReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blames", b"blames", "entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "poison_reports", b"poison_reports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -473,8 +473,8 @@ class DispatchRequest(_message.Message):
     DECLINE_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    PACE_FIELD_NUMBER: _builtins.int
-    SERVED_FIELD_NUMBER: _builtins.int
+    POOL_STATS_FIELD_NUMBER: _builtins.int
+    SERVICE_REPORT_FIELD_NUMBER: _builtins.int
     VIRTUAL_TIMES_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -506,11 +506,11 @@ class DispatchRequest(_message.Message):
         """The scheduler is done."""
 
     @_builtins.property
-    def pace(self) -> Global___Pace:
+    def pool_stats(self) -> Global___PoolStats:
         """How fast work gets done."""
 
     @_builtins.property
-    def served(self) -> Global___Served:
+    def service_report(self) -> Global___ServiceReport:
         """What placed tickets have had."""
 
     @_builtins.property
@@ -531,16 +531,16 @@ class DispatchRequest(_message.Message):
         decline: Global___Decline | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
-        pace: Global___Pace | None = ...,
-        served: Global___Served | None = ...,
+        pool_stats: Global___PoolStats | None = ...,
+        service_report: Global___ServiceReport | None = ...,
         virtual_times: Global___VirtualTimes | None = ...,
         more: _abc.Iterable[Global___DispatchRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "pace", b"pace", "place", b"place", "served", b"served", "virtual_times", b"virtual_times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "place", b"place", "pool_stats", b"pool_stats", "service_report", b"service_report", "virtual_times", b"virtual_times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "pace", b"pace", "place", b"place", "served", b"served", "virtual_times", b"virtual_times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "credit", b"credit", "decline", b"decline", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "place", b"place", "pool_stats", b"pool_stats", "service_report", b"service_report", "virtual_times", b"virtual_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "catalog", "credit", "place", "decline", "heartbeat", "end", "pace", "served", "virtual_times"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "catalog", "credit", "place", "decline", "heartbeat", "end", "pool_stats", "service_report", "virtual_times"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -554,18 +554,18 @@ class Credit(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     TICKETS_FIELD_NUMBER: _builtins.int
-    MAX_TOKENS_FIELD_NUMBER: _builtins.int
-    ONCE_FIELD_NUMBER: _builtins.int
+    MAX_TICKET_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_UNUSED_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
-    URGENT_TICKETS_FIELD_NUMBER: _builtins.int
+    EXPRESS_TICKETS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """For which model."""
     tickets: _builtins.int
     """Adds to what the scheduler gave before on this stream."""
-    max_tokens: _builtins.int
+    max_ticket_tokens: _builtins.int
     """Largest ticket, prompt plus output tokens, that can be placed now; larger ones wait. 0: no bound known."""
-    once: _builtins.bool
+    return_unused: _builtins.bool
     """All credit of the model that finds no ticket at once, earlier credit included, must come back: the queue answers
     with `returned`, be it of 0. False: the queue may keep it for later arrivals.
     """
@@ -576,7 +576,7 @@ class Credit(_message.Message):
     used for, so that what is offered fits together; each offer uses up its own. Void, and handed back, together with
     `tickets`. No bound is known before a credit that has this.
     """
-    urgent_tickets: _builtins.int
+    express_tickets: _builtins.int
     """Adds to what the scheduler gave before on this stream: offers of urgent tickets alone, of at most `max_tokens` each
     and whatever `total_tokens` are left. The queue keeps them even where `once` has the other credit come back.
     """
@@ -585,22 +585,22 @@ class Credit(_message.Message):
         *,
         model: _builtins.str = ...,
         tickets: _builtins.int = ...,
-        max_tokens: _builtins.int = ...,
-        once: _builtins.bool = ...,
+        max_ticket_tokens: _builtins.int = ...,
+        return_unused: _builtins.bool = ...,
         tokens_per_second: _builtins.float = ...,
         total_tokens: _builtins.int = ...,
-        urgent_tickets: _builtins.int = ...,
+        express_tickets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "model", b"model", "once", b"once", "tickets", b"tickets", "tokens_per_second", b"tokens_per_second", "total_tokens", b"total_tokens", "urgent_tickets", b"urgent_tickets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["express_tickets", b"express_tickets", "max_ticket_tokens", b"max_ticket_tokens", "model", b"model", "return_unused", b"return_unused", "tickets", b"tickets", "tokens_per_second", b"tokens_per_second", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Credit: _TypeAlias = Credit  # noqa: Y015
 
 @_typing.final
-class Pace(_message.Message):
+class PoolStats(_message.Message):
     """Pace is how fast one scheduler's workers of one model get work done, measured; sent on change, at most ten times a
     second, and once a second in any case while there are workers. It feeds predictions and nothing else: without it, or with an old one, the queue orders and bounds as before.
     """
@@ -610,19 +610,19 @@ class Pace(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
-    PREFILL_BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
+    NEXT_WORKER_BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
     STEP_TIME_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
-    ROOM_FIELD_NUMBER: _builtins.int
+    AVAILABLE_LEASES_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     PENDING_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     DECODE_STEP_TIME_FIELD_NUMBER: _builtins.int
-    PREFILL_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
-    RELEASES_FIELD_NUMBER: _builtins.int
-    STEP_TOKENS_FIELD_NUMBER: _builtins.int
-    HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    SECONDS_PER_PREFILL_TOKEN_FIELD_NUMBER: _builtins.int
+    SLOT_RELEASES_FIELD_NUMBER: _builtins.int
+    MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    LEASED_TOKENS_FIELD_NUMBER: _builtins.int
     FREE_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Which model."""
@@ -630,7 +630,7 @@ class Pace(_message.Message):
     """Prompt and output tokens per second while busy, over all its workers; 0: not measured yet."""
     prefill_tokens_per_second: _builtins.float
     """Prompt tokens per second that one worker prefills beside its decodes; 0: not measured yet."""
-    prefill_backlog_tokens: _builtins.int
+    next_worker_backlog_tokens: _builtins.int
     """Prompt tokens accepted and not prefilled, on the worker that the next ticket would be placed on."""
     running: _builtins.int
     """Sequences that run, over all workers of the model."""
@@ -638,17 +638,17 @@ class Pace(_message.Message):
     """Sequences that could run, over all workers of the model."""
     leases: _builtins.int
     """Leases that these workers hold, not started ones among them."""
-    room: _builtins.int
+    available_leases: _builtins.int
     """Leases that they could be given now, those that would wait at a worker for its next free slot among them."""
     workers: _builtins.int
     """Workers of the model."""
     pending_prefill_tokens: _builtins.int
     """Prompt tokens accepted and not prefilled, over all workers of the model."""
-    prefill_token_seconds: _builtins.float
+    seconds_per_prefill_token: _builtins.float
     """Seconds by which a prompt token makes a step of its worker longer, mean of the workers; 0: not measured yet."""
-    step_tokens: _builtins.int
+    max_step_tokens: _builtins.int
     """Most tokens, prompt and decoded together, that a step of one worker has had; 0: not measured yet."""
-    held_tokens: _builtins.int
+    leased_tokens: _builtins.int
     """Prompt plus output tokens promised to leases, over all workers of the model."""
     free_tokens: _builtins.int
     """Those that could still be promised, be there a slot or not."""
@@ -661,7 +661,7 @@ class Pace(_message.Message):
         """Length of a step that prefills nothing, mean of the workers; unset: not measured yet."""
 
     @_builtins.property
-    def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]:
+    def slot_releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotRelease]:
         """When leases are likely to end, soonest first. Empty where nothing runs, or nothing is measured."""
 
     def __init__(
@@ -670,38 +670,38 @@ class Pace(_message.Message):
         model: _builtins.str = ...,
         tokens_per_second: _builtins.float = ...,
         prefill_tokens_per_second: _builtins.float = ...,
-        prefill_backlog_tokens: _builtins.int = ...,
+        next_worker_backlog_tokens: _builtins.int = ...,
         step_time: _duration_pb2.Duration | None = ...,
         running: _builtins.int = ...,
         slots: _builtins.int = ...,
         leases: _builtins.int = ...,
-        room: _builtins.int = ...,
+        available_leases: _builtins.int = ...,
         workers: _builtins.int = ...,
         pending_prefill_tokens: _builtins.int = ...,
         decode_step_time: _duration_pb2.Duration | None = ...,
-        prefill_token_seconds: _builtins.float = ...,
-        releases: _abc.Iterable[Global___Release] | None = ...,
-        step_tokens: _builtins.int = ...,
-        held_tokens: _builtins.int = ...,
+        seconds_per_prefill_token: _builtins.float = ...,
+        slot_releases: _abc.Iterable[Global___SlotRelease] | None = ...,
+        max_step_tokens: _builtins.int = ...,
+        leased_tokens: _builtins.int = ...,
         free_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "free_tokens", b"free_tokens", "held_tokens", b"held_tokens", "leases", b"leases", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "releases", b"releases", "room", b"room", "running", b"running", "slots", b"slots", "step_time", b"step_time", "step_tokens", b"step_tokens", "tokens_per_second", b"tokens_per_second", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_leases", b"available_leases", "decode_step_time", b"decode_step_time", "free_tokens", b"free_tokens", "leased_tokens", b"leased_tokens", "leases", b"leases", "max_step_tokens", b"max_step_tokens", "model", b"model", "next_worker_backlog_tokens", b"next_worker_backlog_tokens", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "seconds_per_prefill_token", b"seconds_per_prefill_token", "slot_releases", b"slot_releases", "slots", b"slots", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Pace: _TypeAlias = Pace  # noqa: Y015
+Global___PoolStats: _TypeAlias = PoolStats  # noqa: Y015
 
 @_typing.final
-class Release(_message.Message):
+class SlotRelease(_message.Message):
     """Release is one point of the curve by which leases that are held now are likely to end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_FIELD_NUMBER: _builtins.int
-    LEASES_FIELD_NUMBER: _builtins.int
-    leases: _builtins.int
+    ENDED_LEASES_FIELD_NUMBER: _builtins.int
+    ended_leases: _builtins.int
     """Leases ended by then, all earlier points included."""
     @_builtins.property
     def after(self) -> _duration_pb2.Duration:
@@ -711,15 +711,15 @@ class Release(_message.Message):
         self,
         *,
         after: _duration_pb2.Duration | None = ...,
-        leases: _builtins.int = ...,
+        ended_leases: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "leases", b"leases"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "ended_leases", b"ended_leases"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Release: _TypeAlias = Release  # noqa: Y015
+Global___SlotRelease: _TypeAlias = SlotRelease  # noqa: Y015
 
 @_typing.final
 class VirtualTimes(_message.Message):
@@ -779,7 +779,7 @@ class VirtualTime(_message.Message):
 Global___VirtualTime: _TypeAlias = VirtualTime  # noqa: Y015
 
 @_typing.final
-class Served(_message.Message):
+class ServiceReport(_message.Message):
     """Served says what tickets of this shard were served so far: fairness is charged by it. Sent at most ten times a second, and
     before credit for what a lease freed; a ticket that runs is in it at most four times a second.
     """
@@ -810,7 +810,7 @@ class Served(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Served: _TypeAlias = Served  # noqa: Y015
+Global___ServiceReport: _TypeAlias = ServiceReport  # noqa: Y015
 
 @_typing.final
 class WorkerSteps(_message.Message):
@@ -850,7 +850,7 @@ class ServedTicket(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_AFTER_FIELD_NUMBER: _builtins.int
-    STEPS_FIELD_NUMBER: _builtins.int
+    WORKER_STEPS_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Which."""
     prompt_tokens: _builtins.int
@@ -863,7 +863,7 @@ class ServedTicket(_message.Message):
     """
     attempt: _builtins.int
     """Of the lease it ran under. The end of an older attempt than the queue knows is not the end of the ticket."""
-    steps: _builtins.int
+    worker_steps: _builtins.int
     """Steps that its worker had done by then; 0: unknown."""
     @_builtins.property
     def first_token_after(self) -> _duration_pb2.Duration:
@@ -878,11 +878,11 @@ class ServedTicket(_message.Message):
         ended: _builtins.bool = ...,
         attempt: _builtins.int = ...,
         first_token_after: _duration_pb2.Duration | None = ...,
-        steps: _builtins.int = ...,
+        worker_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_after", b"first_token_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "first_token_after", b"first_token_after", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "steps", b"steps", "ticket_id", b"ticket_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "first_token_after", b"first_token_after", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "ticket_id", b"ticket_id", "worker_steps", b"worker_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -948,9 +948,9 @@ class DispatchResponse(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     OFFER_FIELD_NUMBER: _builtins.int
-    RECALLED_FIELD_NUMBER: _builtins.int
+    OFFER_WITHDRAWN_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
-    RETURNED_FIELD_NUMBER: _builtins.int
+    CREDIT_RETURNED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
@@ -963,7 +963,7 @@ class DispatchResponse(_message.Message):
         """A ticket to be placed; uses up one credit of its model."""
 
     @_builtins.property
-    def recalled(self) -> Global___Recalled:
+    def offer_withdrawn(self) -> Global___OfferWithdrawn:
         """Tickets whose client left, or that nobody is to run for now: offers are void, unstarted leases to be freed."""
 
     @_builtins.property
@@ -971,7 +971,7 @@ class DispatchResponse(_message.Message):
         """What waits most urgently here, sent when it changes."""
 
     @_builtins.property
-    def returned(self) -> Global___Returned:
+    def credit_returned(self) -> Global___CreditReturned:
         """Credit that found no ticket, for credit given with `once`."""
 
     @_builtins.property
@@ -991,18 +991,18 @@ class DispatchResponse(_message.Message):
         *,
         hello: _stream_pb2.Hello | None = ...,
         offer: Global___Offer | None = ...,
-        recalled: Global___Recalled | None = ...,
+        offer_withdrawn: Global___OfferWithdrawn | None = ...,
         head: Global___Head | None = ...,
-        returned: Global___Returned | None = ...,
+        credit_returned: Global___CreditReturned | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
         more: _abc.Iterable[Global___DispatchResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "offer", b"offer", "recalled", b"recalled", "returned", b"returned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credit_returned", b"credit_returned", "end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "offer", b"offer", "offer_withdrawn", b"offer_withdrawn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "offer", b"offer", "recalled", b"recalled", "returned", b"returned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_returned", b"credit_returned", "end", b"end", "frame", b"frame", "head", b"head", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "offer", b"offer", "offer_withdrawn", b"offer_withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "offer", "recalled", "head", "returned", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "offer", "offer_withdrawn", "head", "credit_returned", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -1017,8 +1017,8 @@ class Offer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_FIELD_NUMBER: _builtins.int
-    USES_URGENT_CREDIT_FIELD_NUMBER: _builtins.int
-    uses_urgent_credit: _builtins.bool
+    USES_EXPRESS_CREDIT_FIELD_NUMBER: _builtins.int
+    uses_express_credit: _builtins.bool
     """It uses up one of `urgent_tickets`, and not one of `tickets`."""
     @_builtins.property
     def ticket(self) -> _ticket_pb2.Ticket:
@@ -1028,18 +1028,18 @@ class Offer(_message.Message):
         self,
         *,
         ticket: _ticket_pb2.Ticket | None = ...,
-        uses_urgent_credit: _builtins.bool = ...,
+        uses_express_credit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket", "uses_urgent_credit", b"uses_urgent_credit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket", "uses_express_credit", b"uses_express_credit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Offer: _TypeAlias = Offer  # noqa: Y015
 
 @_typing.final
-class Recalled(_message.Message):
+class OfferWithdrawn(_message.Message):
     """Recalled voids tickets."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1060,7 +1060,7 @@ class Recalled(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Recalled: _TypeAlias = Recalled  # noqa: Y015
+Global___OfferWithdrawn: _TypeAlias = OfferWithdrawn  # noqa: Y015
 
 @_typing.final
 class Head(_message.Message):
@@ -1079,7 +1079,7 @@ class Head(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LIFTED_TOKENS_FIELD_NUMBER: _builtins.int
     RESUMES_FIELD_NUMBER: _builtins.int
-    URGENT_FIELD_NUMBER: _builtins.int
+    EXPRESS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Which model."""
     waiting: _builtins.int
@@ -1098,7 +1098,7 @@ class Head(_message.Message):
     """By how much the shard has lifted `virtual_tokens` of this class, since it started, to keep up with other shards."""
     resumes: _builtins.bool
     """The best ticket resumes running work: it goes first in its class, and `virtual_tokens` is not a tenant's."""
-    urgent: _builtins.bool
+    express: _builtins.bool
     """The best ticket is urgent: it goes first in its class after those that resume, and `virtual_tokens` is not a tenant's."""
     def __init__(
         self,
@@ -1112,18 +1112,18 @@ class Head(_message.Message):
         tokens: _builtins.int = ...,
         lifted_tokens: _builtins.float = ...,
         resumes: _builtins.bool = ...,
-        urgent: _builtins.bool = ...,
+        express: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enqueue_unix_nano", b"enqueue_unix_nano", "lifted_tokens", b"lifted_tokens", "model", b"model", "priority", b"priority", "resumes", b"resumes", "tokens", b"tokens", "urgent", b"urgent", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enqueue_unix_nano", b"enqueue_unix_nano", "express", b"express", "lifted_tokens", b"lifted_tokens", "model", b"model", "priority", b"priority", "resumes", b"resumes", "tokens", b"tokens", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Head: _TypeAlias = Head  # noqa: Y015
 
 @_typing.final
-class Returned(_message.Message):
+class CreditReturned(_message.Message):
     """Returned hands unused credit back."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1146,4 +1146,4 @@ class Returned(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Returned: _TypeAlias = Returned  # noqa: Y015
+Global___CreditReturned: _TypeAlias = CreditReturned  # noqa: Y015

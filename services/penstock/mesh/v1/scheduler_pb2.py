@@ -27,7 +27,7 @@ from penstock.mesh.v1 import ticket_pb2 as penstock_dot_mesh_dot_v1_dot_ticket__
 from penstock.v1 import stream_pb2 as penstock_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock/mesh/v1/scheduler.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dpenstock/mesh/v1/ticket.proto\x1a\x18penstock/v1/stream.proto\"\x81\x04\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12,\n\x07profile\x18\x02 \x01(\x0b\x32\x19.penstock.mesh.v1.ProfileH\x00\x12*\n\x06report\x18\x03 \x01(\x0b\x32\x18.penstock.mesh.v1.ReportH\x00\x12,\n\x07started\x18\x04 \x01(\x0b\x32\x19.penstock.mesh.v1.StartedH\x00\x12.\n\x08released\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.ReleasedH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12.\n\x08progress\x18\x08 \x01(\x0b\x32\x1a.penstock.mesh.v1.ProgressH\x00\x12\x31\n\ncache_news\x18\t \x01(\x0b\x32\x1b.penstock.mesh.v1.CacheNewsH\x00\x12*\n\x06\x62lamed\x18\n \x01(\x0b\x32\x18.penstock.mesh.v1.BlamedH\x00\x12-\n\x04more\x18\x0f \x03(\x0b\x32\x1f.penstock.mesh.v1.AttachRequestB\x07\n\x05\x66rame\"\xd5\x01\n\x07Profile\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x61rd_digest\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x11\n\tkv_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12/\n\x07running\x18\x07 \x03(\x0b\x32\x1e.penstock.mesh.v1.RunningLease\x12\'\n\x06\x62lames\x18\x08 \x03(\x0b\x32\x17.penstock.mesh.v1.Blame\"i\n\x0cRunningLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tkv_blocks\x18\x02 \x01(\r\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x10\n\x08queue_id\x18\x05 \x01(\t\"\xb5\x02\n\x06Report\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x02 \x01(\r\x12\x1e\n\x16prefill_backlog_tokens\x18\x03 \x01(\r\x12,\n\tstep_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11tokens_per_second\x18\x05 \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x06 \x01(\x01\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x33\n\x10\x64\x65\x63ode_step_time\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1d\n\x15prefill_token_seconds\x18\t \x01(\x01\x12\x13\n\x0bstep_tokens\x18\n \x01(\r\"\x1b\n\x07Started\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"9\n\x08Progress\x12-\n\x06leases\x18\x01 \x03(\x0b\x32\x1d.penstock.mesh.v1.ServedLease\"\x83\x01\n\x0bServedLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x34\n\x11\x66irst_token_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"9\n\tCacheNews\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x03(\x06\x12\x0f\n\x07removed\x18\x02 \x03(\x06\x12\x0c\n\x04\x61new\x18\x03 \x01(\x08\"u\n\x08Released\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12-\n\x06served\x18\x02 \x03(\x0b\x32\x1d.penstock.mesh.v1.ServedLease\x12\'\n\x06\x62lames\x18\x03 \x03(\x0b\x32\x17.penstock.mesh.v1.Blame\"1\n\x06\x42lamed\x12\'\n\x06\x62lames\x18\x01 \x03(\x0b\x32\x17.penstock.mesh.v1.Blame\"\xc4\x02\n\x0e\x41ttachResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12*\n\x06\x65xpect\x18\x02 \x01(\x0b\x32\x18.penstock.mesh.v1.ExpectH\x00\x12*\n\x06revoke\x18\x03 \x01(\x0b\x32\x18.penstock.mesh.v1.RevokeH\x00\x12.\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x1d.penstock.mesh.v1.DrainWorkerH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12.\n\x04more\x18\x0f \x03(\x0b\x32 .penstock.mesh.v1.AttachResponseB\x07\n\x05\x66rame\"0\n\x06\x45xpect\x12&\n\x05lease\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Lease\"\x1a\n\x06Revoke\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"7\n\x0b\x44rainWorker\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration2c\n\x10SchedulerService\x12O\n\x06\x41ttach\x12\x1f.penstock.mesh.v1.AttachRequest\x1a .penstock.mesh.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock/mesh/v1/scheduler.proto\x12\x10penstock.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dpenstock/mesh/v1/ticket.proto\x1a\x18penstock/v1/stream.proto\"\xa8\x04\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12,\n\x07profile\x18\x02 \x01(\x0b\x32\x19.penstock.mesh.v1.ProfileH\x00\x12\x33\n\x0bload_report\x18\x03 \x01(\x0b\x32\x1c.penstock.mesh.v1.LoadReportH\x00\x12,\n\x07started\x18\x04 \x01(\x0b\x32\x19.penstock.mesh.v1.StartedH\x00\x12.\n\x08released\x18\x05 \x01(\x0b\x32\x1a.penstock.mesh.v1.ReleasedH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12.\n\x08progress\x18\x08 \x01(\x0b\x32\x1a.penstock.mesh.v1.ProgressH\x00\x12\x42\n\x13prefix_cache_update\x18\t \x01(\x0b\x32#.penstock.mesh.v1.PrefixCacheUpdateH\x00\x12\x37\n\rpoison_update\x18\n \x01(\x0b\x32\x1e.penstock.mesh.v1.PoisonUpdateH\x00\x12-\n\x04more\x18\x0f \x03(\x0b\x32\x1f.penstock.mesh.v1.AttachRequestB\x07\n\x05\x66rame\"\xe4\x01\n\x07Profile\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x61rd_digest\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x11\n\tkv_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12/\n\x07running\x18\x07 \x03(\x0b\x32\x1e.penstock.mesh.v1.RunningLease\x12\x36\n\x0epoison_reports\x18\x08 \x03(\x0b\x32\x1e.penstock.mesh.v1.PoisonReport\"i\n\x0cRunningLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tkv_blocks\x18\x02 \x01(\r\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x10\n\x08queue_id\x18\x05 \x01(\t\"\xc1\x02\n\nLoadReport\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x02 \x01(\r\x12\x1e\n\x16prefill_backlog_tokens\x18\x03 \x01(\r\x12,\n\tstep_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11tokens_per_second\x18\x05 \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x06 \x01(\x01\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x33\n\x10\x64\x65\x63ode_step_time\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12!\n\x19seconds_per_prefill_token\x18\t \x01(\x01\x12\x17\n\x0fmax_step_tokens\x18\n \x01(\r\"\x1b\n\x07Started\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"9\n\x08Progress\x12-\n\x06leases\x18\x01 \x03(\x0b\x32\x1d.penstock.mesh.v1.ServedLease\"\x83\x01\n\x0bServedLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x34\n\x11\x66irst_token_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\x11PrefixCacheUpdate\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x03(\x06\x12\x0f\n\x07removed\x18\x02 \x03(\x06\x12\x13\n\x0bis_snapshot\x18\x03 \x01(\x08\"\x84\x01\n\x08Released\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12-\n\x06served\x18\x02 \x03(\x0b\x32\x1d.penstock.mesh.v1.ServedLease\x12\x36\n\x0epoison_reports\x18\x03 \x03(\x0b\x32\x1e.penstock.mesh.v1.PoisonReport\"?\n\x0cPoisonUpdate\x12/\n\x07reports\x18\x01 \x03(\x0b\x32\x1e.penstock.mesh.v1.PoisonReport\"\xc4\x02\n\x0e\x41ttachResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12*\n\x06\x65xpect\x18\x02 \x01(\x0b\x32\x18.penstock.mesh.v1.ExpectH\x00\x12*\n\x06revoke\x18\x03 \x01(\x0b\x32\x18.penstock.mesh.v1.RevokeH\x00\x12.\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x1d.penstock.mesh.v1.DrainWorkerH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12.\n\x04more\x18\x0f \x03(\x0b\x32 .penstock.mesh.v1.AttachResponseB\x07\n\x05\x66rame\"0\n\x06\x45xpect\x12&\n\x05lease\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Lease\"\x1a\n\x06Revoke\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"7\n\x0b\x44rainWorker\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration2c\n\x10SchedulerService\x12O\n\x06\x41ttach\x12\x1f.penstock.mesh.v1.AttachRequest\x1a .penstock.mesh.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,33 +35,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.mesh.v1.scheduler_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTACHREQUEST']._serialized_start=144
-  _globals['_ATTACHREQUEST']._serialized_end=657
-  _globals['_PROFILE']._serialized_start=660
-  _globals['_PROFILE']._serialized_end=873
-  _globals['_RUNNINGLEASE']._serialized_start=875
-  _globals['_RUNNINGLEASE']._serialized_end=980
-  _globals['_REPORT']._serialized_start=983
-  _globals['_REPORT']._serialized_end=1292
-  _globals['_STARTED']._serialized_start=1294
-  _globals['_STARTED']._serialized_end=1321
-  _globals['_PROGRESS']._serialized_start=1323
-  _globals['_PROGRESS']._serialized_end=1380
-  _globals['_SERVEDLEASE']._serialized_start=1383
-  _globals['_SERVEDLEASE']._serialized_end=1514
-  _globals['_CACHENEWS']._serialized_start=1516
-  _globals['_CACHENEWS']._serialized_end=1573
-  _globals['_RELEASED']._serialized_start=1575
-  _globals['_RELEASED']._serialized_end=1692
-  _globals['_BLAMED']._serialized_start=1694
-  _globals['_BLAMED']._serialized_end=1743
-  _globals['_ATTACHRESPONSE']._serialized_start=1746
-  _globals['_ATTACHRESPONSE']._serialized_end=2070
-  _globals['_EXPECT']._serialized_start=2072
-  _globals['_EXPECT']._serialized_end=2120
-  _globals['_REVOKE']._serialized_start=2122
-  _globals['_REVOKE']._serialized_end=2148
-  _globals['_DRAINWORKER']._serialized_start=2150
-  _globals['_DRAINWORKER']._serialized_end=2205
-  _globals['_SCHEDULERSERVICE']._serialized_start=2207
-  _globals['_SCHEDULERSERVICE']._serialized_end=2306
+  _globals['_ATTACHREQUEST']._serialized_end=696
+  _globals['_PROFILE']._serialized_start=699
+  _globals['_PROFILE']._serialized_end=927
+  _globals['_RUNNINGLEASE']._serialized_start=929
+  _globals['_RUNNINGLEASE']._serialized_end=1034
+  _globals['_LOADREPORT']._serialized_start=1037
+  _globals['_LOADREPORT']._serialized_end=1358
+  _globals['_STARTED']._serialized_start=1360
+  _globals['_STARTED']._serialized_end=1387
+  _globals['_PROGRESS']._serialized_start=1389
+  _globals['_PROGRESS']._serialized_end=1446
+  _globals['_SERVEDLEASE']._serialized_start=1449
+  _globals['_SERVEDLEASE']._serialized_end=1580
+  _globals['_PREFIXCACHEUPDATE']._serialized_start=1582
+  _globals['_PREFIXCACHEUPDATE']._serialized_end=1654
+  _globals['_RELEASED']._serialized_start=1657
+  _globals['_RELEASED']._serialized_end=1789
+  _globals['_POISONUPDATE']._serialized_start=1791
+  _globals['_POISONUPDATE']._serialized_end=1854
+  _globals['_ATTACHRESPONSE']._serialized_start=1857
+  _globals['_ATTACHRESPONSE']._serialized_end=2181
+  _globals['_EXPECT']._serialized_start=2183
+  _globals['_EXPECT']._serialized_end=2231
+  _globals['_REVOKE']._serialized_start=2233
+  _globals['_REVOKE']._serialized_end=2259
+  _globals['_DRAINWORKER']._serialized_start=2261
+  _globals['_DRAINWORKER']._serialized_end=2316
+  _globals['_SCHEDULERSERVICE']._serialized_start=2318
+  _globals['_SCHEDULERSERVICE']._serialized_end=2417
 # @@protoc_insertion_point(module_scope)

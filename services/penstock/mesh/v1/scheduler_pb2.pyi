@@ -29,14 +29,14 @@ class AttachRequest(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
-    REPORT_FIELD_NUMBER: _builtins.int
+    LOAD_REPORT_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
-    CACHE_NEWS_FIELD_NUMBER: _builtins.int
-    BLAMED_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_UPDATE_FIELD_NUMBER: _builtins.int
+    POISON_UPDATE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -47,7 +47,7 @@ class AttachRequest(_message.Message):
         """Once, second: what the worker is."""
 
     @_builtins.property
-    def report(self) -> Global___Report:
+    def load_report(self) -> Global___LoadReport:
         """How full it is; sent on change, at most once per engine step."""
 
     @_builtins.property
@@ -71,11 +71,11 @@ class AttachRequest(_message.Message):
         """What running leases have had."""
 
     @_builtins.property
-    def cache_news(self) -> Global___CacheNews:
+    def prefix_cache_update(self) -> Global___PrefixCacheUpdate:
         """What has changed in its prefix cache."""
 
     @_builtins.property
-    def blamed(self) -> Global___Blamed:
+    def poison_update(self) -> Global___PoisonUpdate:
         """Whom the worker blames, on a stream on which nothing else is said: the one that it is attached by may be silent."""
 
     @_builtins.property
@@ -87,21 +87,21 @@ class AttachRequest(_message.Message):
         *,
         hello: _stream_pb2.Hello | None = ...,
         profile: Global___Profile | None = ...,
-        report: Global___Report | None = ...,
+        load_report: Global___LoadReport | None = ...,
         started: Global___Started | None = ...,
         released: Global___Released | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
         progress: Global___Progress | None = ...,
-        cache_news: Global___CacheNews | None = ...,
-        blamed: Global___Blamed | None = ...,
+        prefix_cache_update: Global___PrefixCacheUpdate | None = ...,
+        poison_update: Global___PoisonUpdate | None = ...,
         more: _abc.Iterable[Global___AttachRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blamed", b"blamed", "cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "load_report", b"load_report", "poison_update", b"poison_update", "prefix_cache_update", b"prefix_cache_update", "profile", b"profile", "progress", b"progress", "released", b"released", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blamed", b"blamed", "cache_news", b"cache_news", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "profile", b"profile", "progress", b"progress", "released", b"released", "report", b"report", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "load_report", b"load_report", "more", b"more", "poison_update", b"poison_update", "prefix_cache_update", b"prefix_cache_update", "profile", b"profile", "progress", b"progress", "released", b"released", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "profile", "report", "started", "released", "heartbeat", "end", "progress", "cache_news", "blamed"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "profile", "load_report", "started", "released", "heartbeat", "end", "progress", "prefix_cache_update", "poison_update"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -122,7 +122,7 @@ class Profile(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
-    BLAMES_FIELD_NUMBER: _builtins.int
+    POISON_REPORTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model it serves."""
     card_digest: _builtins.str
@@ -140,7 +140,7 @@ class Profile(_message.Message):
         """Leases it already runs, when it comes from another scheduler."""
 
     @_builtins.property
-    def blames(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.Blame]:
+    def poison_reports(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.PoisonReport]:
         """Whom it blames for its crashed engines: all of them, replacing what it said before."""
 
     def __init__(
@@ -153,11 +153,11 @@ class Profile(_message.Message):
         block_size: _builtins.int = ...,
         context_length: _builtins.int = ...,
         running: _abc.Iterable[Global___RunningLease] | None = ...,
-        blames: _abc.Iterable[_ticket_pb2.Blame] | None = ...,
+        poison_reports: _abc.Iterable[_ticket_pb2.PoisonReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blames", b"blames", "block_size", b"block_size", "card_digest", b"card_digest", "context_length", b"context_length", "kv_blocks", b"kv_blocks", "model", b"model", "running", b"running", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "card_digest", b"card_digest", "context_length", b"context_length", "kv_blocks", b"kv_blocks", "model", b"model", "poison_reports", b"poison_reports", "running", b"running", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,7 +202,7 @@ class RunningLease(_message.Message):
 Global___RunningLease: _TypeAlias = RunningLease  # noqa: Y015
 
 @_typing.final
-class Report(_message.Message):
+class LoadReport(_message.Message):
     """Report is how full a worker is now, as its engine sees it."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -215,8 +215,8 @@ class Report(_message.Message):
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     DECODE_STEP_TIME_FIELD_NUMBER: _builtins.int
-    PREFILL_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
-    STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    SECONDS_PER_PREFILL_TOKEN_FIELD_NUMBER: _builtins.int
+    MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences in the engine, waiting or running."""
     free_kv_blocks: _builtins.int
@@ -229,9 +229,9 @@ class Report(_message.Message):
     """Prompt tokens prefilled per second of steps that prefill, smoothed; 0 before the first."""
     steps: _builtins.int
     """Engine steps that computed anything since the worker started; a sequence that decodes gets one token in each."""
-    prefill_token_seconds: _builtins.float
+    seconds_per_prefill_token: _builtins.float
     """Seconds by which a prompt token makes a step longer, fitted over recent steps; 0: not known yet."""
-    step_tokens: _builtins.int
+    max_step_tokens: _builtins.int
     """Most tokens, prompt and decoded together, that any step has had so far: what its budget is taken to be."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
@@ -252,16 +252,16 @@ class Report(_message.Message):
         prefill_tokens_per_second: _builtins.float = ...,
         steps: _builtins.int = ...,
         decode_step_time: _duration_pb2.Duration | None = ...,
-        prefill_token_seconds: _builtins.float = ...,
-        step_tokens: _builtins.int = ...,
+        seconds_per_prefill_token: _builtins.float = ...,
+        max_step_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "free_kv_blocks", b"free_kv_blocks", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_token_seconds", b"prefill_token_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "step_time", b"step_time", "step_tokens", b"step_tokens", "steps", b"steps", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_time", b"decode_step_time", "free_kv_blocks", b"free_kv_blocks", "max_step_tokens", b"max_step_tokens", "prefill_backlog_tokens", b"prefill_backlog_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "running", b"running", "seconds_per_prefill_token", b"seconds_per_prefill_token", "step_time", b"step_time", "steps", b"steps", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Report: _TypeAlias = Report  # noqa: Y015
+Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
@@ -346,7 +346,7 @@ class ServedLease(_message.Message):
 Global___ServedLease: _TypeAlias = ServedLease  # noqa: Y015
 
 @_typing.final
-class CacheNews(_message.Message):
+class PrefixCacheUpdate(_message.Message):
     """CacheNews names full KV blocks as `Ticket.prefix_hashes` does; sent at most four times a second. A block of a chain is
     of no use without those before it, so a scheduler may look for the last one that is here.
     """
@@ -355,8 +355,8 @@ class CacheNews(_message.Message):
 
     ADDED_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
-    ANEW_FIELD_NUMBER: _builtins.int
-    anew: _builtins.bool
+    IS_SNAPSHOT_FIELD_NUMBER: _builtins.int
+    is_snapshot: _builtins.bool
     """All that was told before on this stream is void: `added` is all there is."""
     @_builtins.property
     def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -371,15 +371,15 @@ class CacheNews(_message.Message):
         *,
         added: _abc.Iterable[_builtins.int] | None = ...,
         removed: _abc.Iterable[_builtins.int] | None = ...,
-        anew: _builtins.bool = ...,
+        is_snapshot: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "anew", b"anew", "removed", b"removed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "is_snapshot", b"is_snapshot", "removed", b"removed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CacheNews: _TypeAlias = CacheNews  # noqa: Y015
+Global___PrefixCacheUpdate: _TypeAlias = PrefixCacheUpdate  # noqa: Y015
 
 @_typing.final
 class Released(_message.Message):
@@ -389,7 +389,7 @@ class Released(_message.Message):
 
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
-    BLAMES_FIELD_NUMBER: _builtins.int
+    POISON_REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Which."""
@@ -399,7 +399,7 @@ class Released(_message.Message):
         """What those among them were served in all that were served anything."""
 
     @_builtins.property
-    def blames(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.Blame]:
+    def poison_reports(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.PoisonReport]:
         """Whom the worker blames for its crashed engines, as in its profile. Empty: nothing has changed."""
 
     def __init__(
@@ -407,41 +407,41 @@ class Released(_message.Message):
         *,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
         served: _abc.Iterable[Global___ServedLease] | None = ...,
-        blames: _abc.Iterable[_ticket_pb2.Blame] | None = ...,
+        poison_reports: _abc.Iterable[_ticket_pb2.PoisonReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blames", b"blames", "lease_ids", b"lease_ids", "served", b"served"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "poison_reports", b"poison_reports", "served", b"served"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Released: _TypeAlias = Released  # noqa: Y015
 
 @_typing.final
-class Blamed(_message.Message):
+class PoisonUpdate(_message.Message):
     """Blamed is what a worker that lost its engine tells every scheduler, while it finds out whom to blame and once at the
     end. Its stream has no profile and no effect but that.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    BLAMES_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def blames(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.Blame]:
+    def reports(self) -> _containers.RepeatedCompositeFieldContainer[_ticket_pb2.PoisonReport]:
         """All of them, replacing what it said before."""
 
     def __init__(
         self,
         *,
-        blames: _abc.Iterable[_ticket_pb2.Blame] | None = ...,
+        reports: _abc.Iterable[_ticket_pb2.PoisonReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blames", b"blames"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Blamed: _TypeAlias = Blamed  # noqa: Y015
+Global___PoisonUpdate: _TypeAlias = PoisonUpdate  # noqa: Y015
 
 @_typing.final
 class AttachResponse(_message.Message):

@@ -41,7 +41,7 @@ class Ticket(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     PREDICTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
-    URGENT_FIELD_NUMBER: _builtins.int
+    EXPRESS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     MAY_HAVE_RUN_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
@@ -72,7 +72,7 @@ class Ticket(_message.Message):
     """
     zone: _builtins.str
     """Zone of its edge; a worker of the same zone is preferred among equals. Empty: unknown. Set by the queue."""
-    urgent: _builtins.bool
+    express: _builtins.bool
     """Its tenant gets less than its share, as the queue judged when it came: it goes first in its class, may take slots that
     are held free for such tickets, and its prompt is computed before others. Set by the queue.
     """
@@ -110,49 +110,49 @@ class Ticket(_message.Message):
         traceparent: _builtins.str = ...,
         predicted_output_tokens: _builtins.int = ...,
         zone: _builtins.str = ...,
-        urgent: _builtins.bool = ...,
+        express: _builtins.bool = ...,
         fingerprint: _builtins.int = ...,
         may_have_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "fingerprint", b"fingerprint", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "urgent", b"urgent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid_workers", b"avoid_workers", "deadline_unix_nano", b"deadline_unix_nano", "enqueue_unix_nano", b"enqueue_unix_nano", "express", b"express", "fingerprint", b"fingerprint", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "traceparent", b"traceparent", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ticket: _TypeAlias = Ticket  # noqa: Y015
 
 @_typing.final
-class Blame(_message.Message):
+class PoisonReport(_message.Message):
     """Blame says of requests that one of them crashed an engine, or may have, as news travelling from worker to queue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FINGERPRINT_FIELD_NUMBER: _builtins.int
-    IS_GUILTY_FIELD_NUMBER: _builtins.int
-    LASTS_FIELD_NUMBER: _builtins.int
+    IS_CONFIRMED_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.int
     """As in the ticket."""
-    is_guilty: _builtins.bool
+    is_confirmed: _builtins.bool
     """It did. False: it is being found out, and nobody else is to run it meanwhile."""
     @_builtins.property
-    def lasts(self) -> _duration_pb2.Duration:
+    def ttl(self) -> _duration_pb2.Duration:
         """For how long this holds unless something else is said before."""
 
     def __init__(
         self,
         *,
         fingerprint: _builtins.int = ...,
-        is_guilty: _builtins.bool = ...,
-        lasts: _duration_pb2.Duration | None = ...,
+        is_confirmed: _builtins.bool = ...,
+        ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lasts", b"lasts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "is_guilty", b"is_guilty", "lasts", b"lasts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "is_confirmed", b"is_confirmed", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Blame: _TypeAlias = Blame  # noqa: Y015
+Global___PoisonReport: _TypeAlias = PoisonReport  # noqa: Y015
 
 @_typing.final
 class Lease(_message.Message):
@@ -167,9 +167,9 @@ class Lease(_message.Message):
     TTL_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     QUEUE_WAIT_FIELD_NUMBER: _builtins.int
-    PLACEMENT_FIELD_NUMBER: _builtins.int
+    PLACEMENT_TIME_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
-    URGENT_FIELD_NUMBER: _builtins.int
+    EXPRESS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Chosen by the scheduler; fences every later frame about this run."""
     ticket_id: _builtins.str
@@ -182,7 +182,7 @@ class Lease(_message.Message):
     """As in the ticket."""
     queue_id: _builtins.str
     """Instance id of the shard that offered the ticket, set by the scheduler."""
-    urgent: _builtins.bool
+    express: _builtins.bool
     """As in the ticket; the worker takes it from `expect`."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
@@ -193,7 +193,7 @@ class Lease(_message.Message):
         """Time the ticket waited in the queue for this lease, set by the queue."""
 
     @_builtins.property
-    def placement(self) -> _duration_pb2.Duration:
+    def placement_time(self) -> _duration_pb2.Duration:
         """Time the scheduler took to place it, set by the scheduler."""
 
     def __init__(
@@ -206,13 +206,13 @@ class Lease(_message.Message):
         ttl: _duration_pb2.Duration | None = ...,
         attempt: _builtins.int = ...,
         queue_wait: _duration_pb2.Duration | None = ...,
-        placement: _duration_pb2.Duration | None = ...,
+        placement_time: _duration_pb2.Duration | None = ...,
         queue_id: _builtins.str = ...,
-        urgent: _builtins.bool = ...,
+        express: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "queue_wait", b"queue_wait", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["placement_time", b"placement_time", "queue_wait", b"queue_wait", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lease_id", b"lease_id", "placement", b"placement", "queue_id", b"queue_id", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "urgent", b"urgent", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "express", b"express", "lease_id", b"lease_id", "placement_time", b"placement_time", "queue_id", b"queue_id", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

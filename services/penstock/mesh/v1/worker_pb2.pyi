@@ -184,8 +184,8 @@ class ExecuteResponse(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
-    STOPPED_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
@@ -199,11 +199,11 @@ class ExecuteResponse(_message.Message):
         """A run came to its end."""
 
     @_builtins.property
-    def stopped(self) -> Global___Stopped:
+    def cancelled(self) -> Global___RunCancelled:
         """A run was cancelled."""
 
     @_builtins.property
-    def refused(self) -> Global___RunRefused:
+    def failed(self) -> Global___RunFailed:
         """A run cannot start, or cannot go on."""
 
     @_builtins.property
@@ -227,18 +227,18 @@ class ExecuteResponse(_message.Message):
         *,
         step: Global___Step | None = ...,
         finished: Global___RunFinished | None = ...,
-        stopped: Global___Stopped | None = ...,
-        refused: Global___RunRefused | None = ...,
+        cancelled: Global___RunCancelled | None = ...,
+        failed: Global___RunFailed | None = ...,
         hello: _stream_pb2.Hello | None = ...,
         heartbeat: _stream_pb2.Heartbeat | None = ...,
         end: _stream_pb2.End | None = ...,
         more: _abc.Iterable[Global___ExecuteResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "refused", b"refused", "step", b"step", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "end", b"end", "failed", b"failed", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "refused", b"refused", "step", b"step", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "end", b"end", "failed", b"failed", "finished", b"finished", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["step", "finished", "stopped", "refused", "hello", "heartbeat", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["step", "finished", "cancelled", "failed", "hello", "heartbeat", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -367,19 +367,19 @@ class RunTimes(_message.Message):
 Global___RunTimes: _TypeAlias = RunTimes  # noqa: Y015
 
 @_typing.final
-class Stopped(_message.Message):
+class RunCancelled(_message.Message):
     """Stopped is the receipt of a cancel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
-    TOKENS_EMITTED_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FREED_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Which run; the handle is free again."""
-    tokens_emitted: _builtins.int
+    output_tokens: _builtins.int
     """Tokens made by this run, sent or not."""
     kv_blocks_freed: _builtins.int
     """KV blocks back in the pool; shared ones count when this was their last user."""
@@ -393,21 +393,21 @@ class Stopped(_message.Message):
         self,
         *,
         handle: _builtins.int = ...,
-        tokens_emitted: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
         kv_blocks_freed: _builtins.int = ...,
         step: _builtins.int = ...,
         times: Global___RunTimes | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "kv_blocks_freed", b"kv_blocks_freed", "step", b"step", "times", b"times", "tokens_emitted", b"tokens_emitted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "kv_blocks_freed", b"kv_blocks_freed", "output_tokens", b"output_tokens", "step", b"step", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Stopped: _TypeAlias = Stopped  # noqa: Y015
+Global___RunCancelled: _TypeAlias = RunCancelled  # noqa: Y015
 
 @_typing.final
-class RunRefused(_message.Message):
+class RunFailed(_message.Message):
     """RunRefused ends a run in an error."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -439,7 +439,7 @@ class RunRefused(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RunRefused: _TypeAlias = RunRefused  # noqa: Y015
+Global___RunFailed: _TypeAlias = RunFailed  # noqa: Y015
 
 @_typing.final
 class GetModelCardRequest(_message.Message):

@@ -6,12 +6,12 @@ import torch
 
 from penstock.simulator.calibration.timed_engine import Turn, WatchedEngine
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Batching, Continuous
+from penstock.worker.engine.batching import BatchingPolicy, ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.build_torch import build_torch_engine
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.loaders.load import located
+from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
 from penstock.worker.engine.native import NativeUnavailable, check_native
 from penstock.worker.engine.options import EngineOptions
@@ -39,12 +39,17 @@ class Bench:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def begin(
-        self, specs: list[SequenceSpec], *, batching: Batching | None = None, blocks: int = BLOCKS, slots: int = SLOTS
+        self,
+        specs: list[SequenceSpec],
+        *,
+        batching: BatchingPolicy | None = None,
+        blocks: int = BLOCKS,
+        slots: int = SLOTS,
     ) -> None:
         """Start over with an empty batch of `specs`."""
         self.watched.engine.batch = Batch(
             pool=BlockPool(blocks, BLOCK_SIZE),
-            batching=batching or Continuous(),
+            policy=batching or ContinuousBatching(),
             slots=slots,
             context_length=self.card.context_length,
         )
@@ -78,7 +83,7 @@ class Bench:
 
 
 def open_bench(model: str, threads: int) -> Bench:
-    shape = read_checkpoint(*located(model)).shape
+    shape = read_checkpoint(*locate_model(model)).shape
     dtype = _dtype(shape)
     options = EngineOptions(
         model=model,

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import Continuous
+from penstock.worker.engine.batching import ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.sim import SimEngine
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.sim import SimulatedEngine
+from penstock.worker.engine.step_law import StepTimeModel
 
 LONG = 50_000  # tokens
 BUDGET = 512
@@ -22,15 +22,15 @@ class LongPrompt:
     over_budget: int  # steps of more tokens than the budget
 
 
-def simulated(blocks: int, slots: int, context: int, block_size: int = 16) -> SimEngine:
+def simulated(blocks: int, slots: int, context: int, block_size: int = 16) -> SimulatedEngine:
     """The very batch of every engine, over a law that nobody waits for."""
     batch = Batch(
         pool=BlockPool(blocks, block_size),
-        batching=Continuous(token_budget=BUDGET),
+        policy=ContinuousBatching(token_budget=BUDGET),
         slots=slots,
         context_length=context,
     )
-    return SimEngine(batch, StepLaw(), IDS)
+    return SimulatedEngine(batch, StepTimeModel(), IDS)
 
 
 def long_prompt() -> LongPrompt:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from penstock.proofs.engine.bench import SLOTS, Bench
 from penstock.simulator.calibration.timed_engine import Turn, cores_had, settled
 from penstock.simulator.traffic.lengths import LogNormal
-from penstock.worker.engine.batching import Batching, Continuous, Naive
+from penstock.worker.engine.batching import BatchingPolicy, ContinuousBatching, StaticBatching
 from penstock.worker.engine.interface import SequenceSpec
 
 PROMPT = LogNormal(mean=32, sigma=0.7, low=8, high=128)
@@ -62,10 +62,10 @@ def measure_flows(bench: Bench, seed: int, count: int, say: Callable[[str], None
     context = bench.card.context_length
     specs = [_of_length(spec, spec.max_output_tokens, context) for spec in requests(bench.ids, seed, count)]
     wanted = [spec.max_output_tokens for spec in specs]
-    kinds: dict[str, tuple[Batching, list[int]]] = {
-        "continuous": (Continuous(), wanted),
-        "naive": (Naive(), wanted),
-        "padded": (Naive(), padded(wanted[:PADDED], SLOTS)),
+    kinds: dict[str, tuple[BatchingPolicy, list[int]]] = {
+        "continuous": (ContinuousBatching(), wanted),
+        "naive": (StaticBatching(), wanted),
+        "padded": (StaticBatching(), padded(wanted[:PADDED], SLOTS)),
     }
     taken = {}
     for name, (batching, outputs) in kinds.items():

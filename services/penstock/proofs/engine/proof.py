@@ -15,7 +15,7 @@ from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.engine.plot import plot_engine
 from penstock.proofs.engine.roofline import Decode, measure_decodes
 from penstock.proofs.engine.texts import Texts, compare_texts
-from penstock.worker.engine.cores import cores_here
+from penstock.worker.engine.cores import available_cores
 
 OVERHEAD = 10.0  # % of a decode step at a batch of 8
 GAIN = 3.0  # times the throughput of static batches
@@ -28,7 +28,7 @@ def prove(asked: EngineProofOptions, model: str, console: Console) -> Card:
             live.update(escape(text), refresh=True)
 
         say(f"loading {model}")
-        bench = open_bench(model, cores_here())
+        bench = open_bench(model, available_cores())
         bench.warm()
         decodes = measure_decodes(bench, say)
         texts = compare_texts(bench, asked.seed, say)

@@ -129,10 +129,10 @@ class Words:
     def read(cls, folder: Path) -> "Words":
         requests = requests_by_ticket(folder)
         ended = (each for each in events(folder, "worker", "run_ended") if "asked_at" in each)
-        done = (each for each in events(folder, "edge", "ticket_done") if each["left_at"])
+        done = (each for each in events(folder, "edge", "ticket_done") if each["cancelled_at"])
         return cls(
             {requests[each["ticket_id"]]: each for each in ended},
-            {each["request_id"]: each["left_at"] for each in done},
+            {each["request_id"]: each["cancelled_at"] for each in done},
         )
 
 
@@ -152,8 +152,16 @@ def _judge(reports: Mapping[Parting, Sequence[Report]], words: Words, residue: d
         card.lines += _latency(parting, [each for each in crowd if each.request_id in words.ran], words)
     card.lines += [
         told("let go while not a token was made", sum(not each["output_tokens"] for each in runs)),
-        told("P99 until the engine had let go", 1000 * percentile([each["let_go_s"] for each in runs], 0.99), "ms"),
-        at_most("most steps under way until it let go", max((each["let_go_steps"] for each in runs), default=0), STEPS),
+        told(
+            "P99 until the engine had let go",
+            1000 * percentile([each["engine_cancel_latency_s"] for each in runs], 0.99),
+            "ms",
+        ),
+        at_most(
+            "most steps under way until it let go",
+            max((each["engine_cancel_latency_steps"] for each in runs), default=0),
+            STEPS,
+        ),
         at_most("most tokens wasted by one", max((each["wasted_tokens"] for each in runs), default=0), 1),
         told("tokens wasted by all", sum(each["wasted_tokens"] for each in runs)),
         *residue_lines(residue),

@@ -9,7 +9,7 @@ import psutil
 from rich.console import Console
 
 from penstock.chassis.errors import PenstockError
-from penstock.client import Answer, Client, Options, Session
+from penstock.client import Client, Generation, Options, Session
 from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import Child
 from penstock.proofs.card import Card, Line, at_most, exactly, told
@@ -91,7 +91,7 @@ class Crowd:
             asks = self.client if self.rng.random() < 0.5 else self.session
             await self._ask(asks.generate(wish.prompt, **Options(**wish.options)))
 
-    async def _ask(self, answer: Answer) -> None:
+    async def _ask(self, answer: Generation) -> None:
         leaves = self.rng.random() < LEAVING
         patience = self.rng.uniform(0.0, LEAVE_WITHIN) if leaves else None
         try:

@@ -49,10 +49,10 @@ from penstock.simulator.sweep import knee
 from penstock.simulator.traffic.arrivals import Poisson
 from penstock.simulator.traffic.demand import Drawn
 from penstock.simulator.traffic.lengths import Fixed, LogNormal
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.step_law import StepTimeModel
 
 # Slow enough for the host to have most of its time left, whatever is offered.
-LAW = StepLaw(base_s=0.03, per_prefill_token_s=0.0001, per_decode_seq_s=0.001)
+LAW = StepTimeModel(base_s=0.03, per_prefill_token_s=0.0001, per_decode_seq_s=0.001)
 WORKER = WorkerKind(slots=16, kv_blocks=2_000, law=LAW)
 PROMPT = LogNormal(mean=80, sigma=0.5, low=8, high=400)
 OUTPUT = LogNormal(mean=40, sigma=0.5, low=4, high=160)
@@ -157,7 +157,12 @@ async def _ask_all(stage: Rig, asking: Asking, world: Scenario) -> Offered:
     [tenant] = world.tenants
     asked = tenant.demand.asks(f"{world.seed}/{tenant.name}", world.load)
     asks = list(takewhile(lambda ask: ask.at < world.duration, asked))
-    histories, began, before, by_edges = [], time.monotonic(), _cpu(stage), await stage.total("edge", "refused_here")
+    histories, began, before, by_edges = (
+        [],
+        time.monotonic(),
+        _cpu(stage),
+        await stage.total("edge", "rejected_by_edge"),
+    )
     async with asyncio.TaskGroup() as group:
         for number, ask in enumerate(asks):
             await asyncio.sleep(max(0.0, began + ask.at - time.monotonic()))
@@ -173,7 +178,7 @@ async def _ask_all(stage: Rig, asking: Asking, world: Scenario) -> Offered:
         histories=histories,
         tokens=sum(asks[each.number].prompt + 2 * each.tokens for each in counted if slo.is_met_by(each)),
         cpu={tier: spent - before[tier] for tier, spent in _cpu(stage).items()},
-        by_edges=await stage.total("edge", "refused_here") - by_edges,
+        by_edges=await stage.total("edge", "rejected_by_edge") - by_edges,
         lag=lag,
     )
 

@@ -53,7 +53,7 @@ class WatchedMesh(SimMesh):
         self.crowded += bool(waiting)
         patience = took + LINKS * self._scenario.link_delay + TURN
         rooms = {True: unused(worker), False: unused(worker, self._kept)}
-        self.idle += any(now - each.arrived > patience and each.tokens <= rooms[each.goes_first] for each in waiting)
+        self.idle += any(now - each.arrived > patience and each.tokens <= rooms[each.is_expedited] for each in waiting)
 
     @property
     def _kept(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from penstock.chassis.lifecycle import background, spare_what_is_loaded
+from penstock.chassis.lifecycle import background, freeze_gc
 from penstock.proofs.requests import catalog
 from penstock.proofs.testbed.cancelling_clients import Doors, Leaver, Visit, open_doors
 
@@ -159,5 +159,5 @@ async def open_crowd(place: Place) -> AsyncIterator[Crowd]:
 
 
 if __name__ == "__main__":
-    spare_what_is_loaded()
+    freeze_gc()
     uvloop.run(serve(Place(**orjson.loads(sys.stdin.buffer.readline()))))

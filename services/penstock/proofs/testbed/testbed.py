@@ -25,7 +25,7 @@ POLL = 0.1  # s
 
 # What must be back at zero when nothing runs, by tier.
 RESIDUE = {
-    "edge": ("flights", "reservations_open", "unread_bytes"),
+    "edge": ("active_requests", "reservations_open", "unread_bytes"),
     "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
     "queue": ("waiting", "waiting_tokens", "offered"),
     "scheduler": ("leases", "promised_blocks"),

@@ -1,9 +1,9 @@
 """Strict classes, first come first served within each; resumed work at the head of its class."""
 
-from penstock.queue.policies.classes import Classes
-from penstock.queue.policies.line import Together
+from penstock.queue.policies.classes import PriorityClasses
+from penstock.queue.policies.line import SharedQueue
 
 
-class ClassFifo(Classes):
+class ClassFifo(PriorityClasses):
     def __init__(self) -> None:
-        super().__init__(Together, floor=0.0)
+        super().__init__(SharedQueue, min_share=0.0)

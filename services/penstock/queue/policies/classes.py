@@ -4,222 +4,226 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from penstock.queue.lazy_heap import LazyHeap
-from penstock.queue.policies.cost import cost_so_far
-from penstock.queue.policies.lane import Lane, Taken, is_current, pass_by
-from penstock.queue.policies.line import Line
-from penstock.queue.policies.order import Ahead, FitOf, Key, Load
-from penstock.queue.policies.urgency import UrgentLane
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.policies.cost import running_cost
+from penstock.queue.policies.lane import RankedQueue, TakeResult, is_current, record_passes
+from penstock.queue.policies.line import TenantQueue
+from penstock.queue.policies.order import FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.urgency import ExpressLane
+from penstock.queue.waiting import QueuedTicket
 
-Newest = tuple[float, int, int, WaitingTicket]  # minus first enqueue, minus arrival, listing, ticket
+NewestEntry = tuple[float, int, int, QueuedTicket]  # minus first enqueue, minus arrival, listing, ticket
 
 
-class ClassLine:
+class PriorityClass:
     """One class: work that resumes, then what is urgent, then the others in their line; once asked for, the newest."""
 
-    def __init__(self, priority: int, line: Line) -> None:
+    def __init__(self, priority: int, tenant_queue: TenantQueue) -> None:
         self.priority = priority
-        self.line = line
-        self.resumed = Lane()
-        self.urgent = UrgentLane()
+        self.tenant_queue = tenant_queue
+        self.resumed = RankedQueue()
+        self.express = ExpressLane()
         self.tickets = self.tokens = 0  # all
-        self._fresh_tickets = self._fresh_tokens = 0  # what does not resume
-        self.owed = 0.0  # tokens of work that its share has come to while others were served
-        self._newest: LazyHeap[Newest] | None = None
+        self._evictable_tickets = self._evictable_tokens = 0  # what does not resume
+        self.owed_tokens = 0.0  # tokens of work that its share has come to while others were served
+        self._newest: LazyHeap[NewestEntry] | None = None
 
     @property
-    def fresh(self) -> Load:
-        return Load(self._fresh_tickets, self._fresh_tokens)
+    def evictable(self) -> TicketTotals:
+        return TicketTotals(self._evictable_tickets, self._evictable_tokens)
 
     @property
     def work(self) -> int:
-        return self.resumed.work + self.urgent.work + self.line.work
+        return self.resumed.work + self.express.work + self.tenant_queue.work
 
-    def ahead(self, ticket: WaitingTicket) -> Ahead:
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition:
         """Return what of the class goes before one of its tickets that comes now."""
         tickets, work = self.resumed.tickets, self.resumed.work
-        if ticket.resumes:
-            return Ahead(tickets, work)
-        tickets, work = tickets + self.urgent.tickets, work + self.urgent.work
-        if ticket.is_urgent:
-            return Ahead(tickets, work)
-        ahead = self.line.ahead(ticket)
-        return Ahead(tickets + ahead.tickets, work + ahead.work) if tickets else ahead
+        if ticket.is_resumed:
+            return QueuePosition(tickets, work)
+        tickets, work = tickets + self.express.tickets, work + self.express.work
+        if ticket.is_express:
+            return QueuePosition(tickets, work)
+        ahead = self.tenant_queue.position_of(ticket)
+        return QueuePosition(tickets + ahead.tickets, work + ahead.work) if tickets else ahead
 
-    def push(self, ticket: WaitingTicket) -> None:
+    def push(self, ticket: QueuedTicket) -> None:
         assert not ticket.is_listed, "a ticket stands in one place"
-        self._count(ticket, 1)
-        if ticket.goes_first and ticket.charged:
-            self.line.charge(ticket, 0.0)
-        elif ticket.is_urgent and not self.urgent.has(ticket.tenant_id):
-            self.line.welcome(ticket.tenant_id)
-        self.place_of(ticket).push(ticket)
-        if not ticket.resumes and self._newest is not None:
-            self._newest.push(_newest(ticket))
+        self._adjust_totals(ticket, 1)
+        if ticket.is_expedited and ticket.charged_cost:
+            self.tenant_queue.charge(ticket, 0.0)
+        elif ticket.is_express and not self.express.has_tenant(ticket.tenant_id):
+            self.tenant_queue.on_tenant_arrived(ticket.tenant_id)
+        self.queue_of(ticket).push(ticket)
+        if not ticket.is_resumed and self._newest is not None:
+            self._newest.push(_newest_entry(ticket))
 
-    def remove(self, ticket: WaitingTicket) -> None:
+    def remove(self, ticket: QueuedTicket) -> None:
         if ticket.is_listed:
-            self.place_of(ticket).remove(ticket)
-            self._count(ticket, -1)
+            self.queue_of(ticket).remove(ticket)
+            self._adjust_totals(ticket, -1)
 
-    def is_urgent(self, ticket: WaitingTicket) -> bool:
-        if ticket.resumes:
+    def is_express(self, ticket: QueuedTicket) -> bool:
+        if ticket.is_resumed:
             return False
-        return self.urgent.costs_with(ticket) <= self.line.credit(ticket.tenant_id, self.urgent.most(ticket))
+        return self.express.queued_cost_with(ticket) <= self.tenant_queue.burst_credit(
+            ticket.tenant_id, self.express.max_credit(ticket)
+        )
 
-    def head(self) -> tuple[WaitingTicket, Key] | None:
-        if ticket := self.resumed.first() or self.urgent.first():
-            return ticket, Key(self.priority, 0.0, ticket.enqueued)
-        if ticket := self.line.first():
-            return ticket, Key(self.priority, self.line.virtual_tokens, ticket.enqueued, self.line.lifted)
+    def head(self) -> tuple[QueuedTicket, SortKey] | None:
+        if ticket := self.resumed.first() or self.express.first():
+            return ticket, SortKey(self.priority, 0.0, ticket.enqueued)
+        if ticket := self.tenant_queue.first():
+            return ticket, SortKey(
+                self.priority, self.tenant_queue.virtual_tokens, ticket.enqueued, self.tenant_queue.lifted_tokens
+            )
         return None
 
-    def take(self, fit: FitOf) -> Taken:
-        found, late = Taken(), list[WaitingTicket]()
-        for place in (self.resumed, self.urgent, self.line):
+    def pop_fitting(self, fit: FitFn) -> TakeResult:
+        found, late = TakeResult(), list[QueuedTicket]()
+        for place in (self.resumed, self.express, self.tenant_queue):
             if not place.tickets:
                 continue
-            found = place.take(fit)
-            found.late += late
-            late = found.late
-            if found.ticket or found.is_barred:
+            found = place.pop_fitting(fit)
+            found.passed_over += late
+            late = found.passed_over
+            if found.ticket or found.is_blocked:
                 break
         if found.ticket:
-            if found.ticket.goes_first:
-                self.line.charge(found.ticket, cost_so_far(found.ticket, 0))
-                self.line.passed(found.ticket.tenant_id)
-            self.urgent.note(found.ticket)
-            self._count(found.ticket, -1)
-            found.passed()
+            if found.ticket.is_expedited:
+                self.tenant_queue.charge(found.ticket, running_cost(found.ticket, 0))
+                self.tenant_queue.on_expedited_taken(found.ticket.tenant_id)
+            self.express.record_size(found.ticket)
+            self._adjust_totals(found.ticket, -1)
+            found.record_passes()
         return found
 
-    def newest(self) -> WaitingTicket | None:
+    def newest(self) -> QueuedTicket | None:
         if self._newest is None:
             self._newest = LazyHeap(is_current)
-            for ticket in chain(self.urgent, self.line):
-                self._newest.push(_newest(ticket))
+            for ticket in chain(self.express, self.tenant_queue):
+                self._newest.push(_newest_entry(ticket))
         entry = self._newest.first()
         return entry[-1] if entry else None
 
-    def place_of(self, ticket: WaitingTicket) -> Lane | Line:
-        if ticket.resumes:
+    def queue_of(self, ticket: QueuedTicket) -> RankedQueue | TenantQueue:
+        if ticket.is_resumed:
             return self.resumed
-        return self.urgent if ticket.is_urgent else self.line
+        return self.express if ticket.is_express else self.tenant_queue
 
-    def _count(self, ticket: WaitingTicket, sign: int) -> None:
+    def _adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
         tokens = sign * ticket.tokens
         self.tickets += sign
         self.tokens += tokens
-        if not ticket.resumes:
-            self._fresh_tickets += sign
-            self._fresh_tokens += tokens
+        if not ticket.is_resumed:
+            self._evictable_tickets += sign
+            self._evictable_tokens += tokens
         if not self.tickets:
-            self.owed = 0.0
+            self.owed_tokens = 0.0
 
 
-class Classes:
+class PriorityClasses:
     """One `ClassLine` per priority.
 
     A class is served when those above it are empty, or when `floor` of the tokens that went while it waited come to
     its first ticket: of any W tokens that go while it waits it gets floor * W, less two tickets.
     """
 
-    def __init__(self, new_line: Callable[[], Line], floor: float) -> None:
-        self._new_line = new_line
-        self._floor = floor
-        self._classes: dict[int, ClassLine] = {}  # by priority, ascending
+    def __init__(self, new_tenant_queue: Callable[[], TenantQueue], min_share: float) -> None:
+        self._new_tenant_queue = new_tenant_queue
+        self._min_share = min_share
+        self._classes: dict[int, PriorityClass] = {}  # by priority, ascending
 
     @property
-    def load(self) -> Load:
+    def totals(self) -> TicketTotals:
         tickets = tokens = 0
         for each in self._classes.values():
             tickets += each.tickets
             tokens += each.tokens
-        return Load(tickets, tokens)
+        return TicketTotals(tickets, tokens)
 
-    def __getitem__(self, priority: int) -> ClassLine:
+    def __getitem__(self, priority: int) -> PriorityClass:
         if priority not in self._classes:
-            added = ClassLine(priority, self._new_line())
+            added = PriorityClass(priority, self._new_tenant_queue())
             self._classes = dict(sorted([*self._classes.items(), (priority, added)]))
         return self._classes[priority]
 
-    def push(self, ticket: WaitingTicket) -> None:
+    def push(self, ticket: QueuedTicket) -> None:
         own = self[ticket.priority]
-        if ticket.charged:
-            self._note_served(own, -ticket.work)
+        if ticket.charged_cost:
+            self._record_served(own, -ticket.work)
         own.push(ticket)
 
-    def remove(self, ticket: WaitingTicket) -> None:
+    def remove(self, ticket: QueuedTicket) -> None:
         if own := self._classes.get(ticket.priority):
             own.remove(ticket)
 
-    def take(self, fit: FitOf) -> WaitingTicket | None:
-        late: list[WaitingTicket] = []
-        for each in self._turns():
-            found = each.take(fit)
+    def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
+        late: list[QueuedTicket] = []
+        for each in self._classes_in_turn():
+            found = each.pop_fitting(fit)
             if found.ticket:
-                pass_by(late)
-                self._note_served(each, found.ticket.work)
-            if found.ticket or found.is_barred:
+                record_passes(late)
+                self._record_served(each, found.ticket.work)
+            if found.ticket or found.is_blocked:
                 return found.ticket
-            late += found.late
+            late += found.passed_over
         return None
 
-    def charge(self, ticket: WaitingTicket, cost: float) -> None:
-        self[ticket.priority].line.charge(ticket, cost)
+    def charge(self, ticket: QueuedTicket, cost: float) -> None:
+        self[ticket.priority].tenant_queue.charge(ticket, cost)
 
-    def head(self) -> tuple[WaitingTicket, Key] | None:
+    def head(self) -> tuple[QueuedTicket, SortKey] | None:
         """Return the best by class even while a lower class has its turn: the shard is as urgent as its best ticket."""
         return next((found for each in self._classes.values() if (found := each.head())), None)
 
-    def is_urgent(self, ticket: WaitingTicket) -> bool:
-        return self[ticket.priority].is_urgent(ticket)
+    def is_express(self, ticket: QueuedTicket) -> bool:
+        return self[ticket.priority].is_express(ticket)
 
-    def keep_up(self, priority: int, virtual_tokens: float) -> None:
-        self[priority].line.keep_up(virtual_tokens)
+    def advance_virtual_time(self, priority: int, virtual_tokens: float) -> None:
+        self[priority].tenant_queue.advance_virtual_time(virtual_tokens)
 
-    def ahead(self, ticket: WaitingTicket) -> Ahead:
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition:
         tickets = work = 0.0
         for each in self._classes.values():
             if each.priority > ticket.priority:
                 break
             if each.priority == ticket.priority:
-                own = each.ahead(ticket)
-                return Ahead(tickets + own.tickets, work + own.work) if tickets else own
+                own = each.position_of(ticket)
+                return QueuePosition(tickets + own.tickets, work + own.work) if tickets else own
             tickets += each.tickets
             work += each.work
-        return Ahead(tickets, work)
+        return QueuePosition(tickets, work)
 
-    def evictable(self, priority: int) -> Load:
-        lower = [each.fresh for each in self._classes.values() if each.priority > priority]
-        return Load(sum(each.tickets for each in lower), sum(each.tokens for each in lower))
+    def evictable(self, priority: int) -> TicketTotals:
+        lower = [each.evictable for each in self._classes.values() if each.priority > priority]
+        return TicketTotals(sum(each.tickets for each in lower), sum(each.tokens for each in lower))
 
-    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+    def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
         for each in reversed(self._classes.values()):
             if each.priority > priority and (ticket := each.newest()):
-                return ticket, Key(each.priority, 0.0, ticket.enqueued)
+                return ticket, SortKey(each.priority, 0.0, ticket.enqueued)
         return None
 
-    def _turns(self) -> list[ClassLine]:
+    def _classes_in_turn(self) -> list[PriorityClass]:
         waiting = [each for each in self._classes.values() if each.tickets]
         owed = [each for each in waiting[1:] if self._is_owed(each)]
         return [*owed, *waiting] if owed else waiting
 
-    def _is_owed(self, each: ClassLine) -> bool:
+    def _is_owed(self, each: PriorityClass) -> bool:
         head = each.head()
-        return head is not None and each.owed >= head[0].work
+        return head is not None and each.owed_tokens >= head[0].work
 
-    def _note_served(self, served: ClassLine, work: int) -> None:
+    def _record_served(self, served: PriorityClass, work: int) -> None:
         """Note what went, or with a negative sign came back."""
         for each in self._classes.values():
             if each.tickets:
-                each.owed = max(0.0, each.owed + work * self._floor)
+                each.owed_tokens = max(0.0, each.owed_tokens + work * self._min_share)
         if work > 0 or any(each.tickets for each in self._above(served)):
-            served.owed = max(0.0, served.owed - work)
+            served.owed_tokens = max(0.0, served.owed_tokens - work)
 
-    def _above(self, other: ClassLine) -> Iterator[ClassLine]:
+    def _above(self, other: PriorityClass) -> Iterator[PriorityClass]:
         return (each for each in self._classes.values() if each.priority < other.priority)
 
 
-def _newest(ticket: WaitingTicket) -> Newest:
-    return (-ticket.enqueued, -ticket.arrival, ticket.listing, ticket)
+def _newest_entry(ticket: QueuedTicket) -> NewestEntry:
+    return (-ticket.enqueued, -ticket.arrival_number, ticket.listing_version, ticket)

@@ -1,23 +1,23 @@
 """What service counts for when tenants are compared, in weighted tokens."""
 
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.waiting import QueuedTicket
 
 INPUT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0  # as the VTC paper and its successors have it, so that figures compare
-AHEAD = 96  # tokens of an answer that are charged before they come; about half a second of an engine
+PREPAID_OUTPUT_TOKENS = 96  # tokens of an answer that are charged before they come; about half a second of an engine
 
 
-def cost_of(ticket: WaitingTicket, prompt_tokens: float, output_tokens: float) -> float:
+def cost_of(ticket: QueuedTicket, prompt_tokens: float, output_tokens: float) -> float:
     """Cost what a ticket gets. The prompt of resumed work is free: its tenant paid for it before a worker was lost."""
     output = OUTPUT_WEIGHT * output_tokens
     return output if ticket.attempt > 1 else INPUT_WEIGHT * prompt_tokens + output
 
 
-def predicted_cost(ticket: WaitingTicket) -> float:
-    return cost_of(ticket, ticket.prompt_tokens, ticket.output)
+def predicted_cost(ticket: QueuedTicket) -> float:
+    return cost_of(ticket, ticket.prompt_tokens, ticket.expected_output)
 
 
-def cost_so_far(ticket: WaitingTicket, output_tokens: int) -> float:
+def running_cost(ticket: QueuedTicket, output_tokens: int) -> float:
     """Cost a ticket that runs and has had `output_tokens`: those, and the few that are on their way.
 
     A counter that knows only what has come lets a tenant fill the batch before its first bill, and tenants swing to and
@@ -25,5 +25,5 @@ def cost_so_far(ticket: WaitingTicket, output_tokens: int) -> float:
     answers for what it has not had yet. The same few tokens for each that runs weigh how many a tenant has running,
     which is how fast it is served: that damps without favour, and needs no prediction.
     """
-    upto = max(output_tokens, min(output_tokens + AHEAD, ticket.max_output_tokens))
+    upto = max(output_tokens, min(output_tokens + PREPAID_OUTPUT_TOKENS, ticket.max_output_tokens))
     return cost_of(ticket, ticket.prompt_tokens, upto)

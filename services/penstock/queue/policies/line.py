@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator
 from typing import Protocol
 
-from penstock.queue.policies.lane import Lane, Taken
-from penstock.queue.policies.order import Ahead, FitOf
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.policies.lane import RankedQueue, TakeResult
+from penstock.queue.policies.order import FitFn, QueuePosition
+from penstock.queue.waiting import QueuedTicket
 
 
-class Line(Protocol):
+class TenantQueue(Protocol):
     """The tickets of one class that do not resume."""
 
     @property
@@ -24,43 +24,43 @@ class Line(Protocol):
         """Weighted service of the tenant whose turn it is; something must wait."""
 
     @property
-    def lifted(self) -> float:
+    def lifted_tokens(self) -> float:
         """What virtual tokens have of `keep_up`."""
 
-    def keep_up(self, virtual_tokens: float) -> None:
+    def advance_virtual_time(self, virtual_tokens: float) -> None:
         """As `Order.keep_up`."""
 
-    def __iter__(self) -> Iterator[WaitingTicket]:
+    def __iter__(self) -> Iterator[QueuedTicket]:
         """Yield all in no particular order."""
 
-    def push(self, ticket: WaitingTicket) -> None: ...
+    def push(self, ticket: QueuedTicket) -> None: ...
 
-    def remove(self, ticket: WaitingTicket) -> None:
+    def remove(self, ticket: QueuedTicket) -> None:
         """Forget a ticket that is listed here."""
 
-    def first(self) -> WaitingTicket | None: ...
+    def first(self) -> QueuedTicket | None: ...
 
-    def take(self, fit: FitOf) -> Taken: ...
+    def pop_fitting(self, fit: FitFn) -> TakeResult: ...
 
-    def ahead(self, ticket: WaitingTicket) -> Ahead: ...
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition: ...
 
-    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+    def charge(self, ticket: QueuedTicket, cost: float) -> None:
         """As `Order.charge`; also for a ticket of the class that resumes or is urgent."""
 
-    def credit(self, tenant_id: str, most: float) -> float:
+    def burst_credit(self, tenant_id: str, max_credit: float) -> float:
         """Return the virtual tokens, up to `most`, that a tenant's share came to beyond what it was served.
 
         Below 0 where it was served more; without bound where something of it waits in this line, or nobody counts.
         """
 
-    def welcome(self, tenant_id: str) -> None:
+    def on_tenant_arrived(self, tenant_id: str) -> None:
         """Hear that a tenant has come that has nothing waiting: it has neither credit nor debt."""
 
-    def passed(self, tenant_id: str) -> None:
+    def on_expedited_taken(self, tenant_id: str) -> None:
         """Hear that a ticket of the tenant went that was not in this line."""
 
 
-class Together(Lane):
+class SharedQueue(RankedQueue):
     """All tenants in one line: whoever sends most gets most."""
 
     __slots__ = ()
@@ -70,20 +70,20 @@ class Together(Lane):
         return 0.0
 
     @property
-    def lifted(self) -> float:
+    def lifted_tokens(self) -> float:
         return 0.0
 
-    def keep_up(self, virtual_tokens: float) -> None:
+    def advance_virtual_time(self, virtual_tokens: float) -> None:
         """Keep no counters, so there is nothing to lift."""
 
-    def charge(self, ticket: WaitingTicket, cost: float) -> None:
-        ticket.charged = cost
+    def charge(self, ticket: QueuedTicket, cost: float) -> None:
+        ticket.charged_cost = cost
 
-    def credit(self, tenant_id: str, most: float) -> float:
+    def burst_credit(self, tenant_id: str, max_credit: float) -> float:
         return -math.inf
 
-    def welcome(self, tenant_id: str) -> None:
+    def on_tenant_arrived(self, tenant_id: str) -> None:
         """Keep no counters, as `keep_up`."""
 
-    def passed(self, tenant_id: str) -> None:
+    def on_expedited_taken(self, tenant_id: str) -> None:
         """Likewise."""

@@ -4,29 +4,29 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.waiting import QueuedTicket
 
 
-class Key(NamedTuple):
+class SortKey(NamedTuple):
     """How urgent a ticket is, lower first; comparable over shards."""
 
     priority: int
     virtual_tokens: float  # weighted service of its tenant so far; 0 where an order keeps none
     enqueued: float  # s
-    lifted: float = 0.0  # of the virtual tokens, what only serves to keep up with other shards
+    lifted_tokens: float = 0.0  # of the virtual tokens, what only serves to keep up with other shards
 
 
-class Load(NamedTuple):
+class TicketTotals(NamedTuple):
     """How much waits."""
 
     tickets: int
     tokens: int
 
 
-NOTHING = Load(0, 0)
+NO_TICKETS = TicketTotals(0, 0)
 
 
-class Ahead(NamedTuple):
+class QueuePosition(NamedTuple):
     """What is served before a ticket; may be an estimate."""
 
     tickets: float
@@ -41,47 +41,47 @@ class Fit(Enum):
     NEVER = "never"  # not by this scheduler: others pass it, and no scheduler is held up for it
 
 
-FitOf = Callable[[WaitingTicket], Fit]
+FitFn = Callable[[QueuedTicket], Fit]
 
 
-class Order(Protocol):
+class SchedulingPolicy(Protocol):
     """The waiting tickets of one model."""
 
     @property
-    def load(self) -> Load: ...
+    def totals(self) -> TicketTotals: ...
 
-    def push(self, ticket: WaitingTicket) -> None:
+    def push(self, ticket: QueuedTicket) -> None:
         """Add a ticket, new or given back; one given back finds its old place."""
 
-    def remove(self, ticket: WaitingTicket) -> None:
+    def remove(self, ticket: QueuedTicket) -> None:
         """Forget a ticket, wherever it stands; it may be gone already."""
 
-    def take(self, fit: FitOf) -> WaitingTicket | None:
+    def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
         """Remove and return the first ticket that fits now, its tenant charged; None when none may go."""
 
-    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+    def charge(self, ticket: QueuedTicket, cost: float) -> None:
         """Make `cost`, in weighted tokens, what a ticket that was taken has cost its tenant; 0 refunds it."""
 
-    def is_urgent(self, ticket: WaitingTicket) -> bool:
+    def is_express(self, ticket: QueuedTicket) -> bool:
         """Tell whether a ticket that comes now goes before others of its class, its tenant being inside its share.
 
         Where it does not, none that differs in asking for more does.
         """
 
-    def head(self) -> tuple[WaitingTicket, Key] | None:
+    def head(self) -> tuple[QueuedTicket, SortKey] | None:
         """Return the first ticket and how urgent it is."""
 
-    def keep_up(self, priority: int, virtual_tokens: float) -> None:
+    def advance_virtual_time(self, priority: int, virtual_tokens: float) -> None:
         """Hear how far other shards have come: who comes to a class in which nobody waits is lifted to that.
 
         In virtual tokens. They never go back.
         """
 
-    def ahead(self, ticket: WaitingTicket) -> Ahead:
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition:
         """Return what is served before a ticket that arrives now."""
 
-    def evictable(self, priority: int) -> Load:
+    def evictable(self, priority: int) -> TicketTotals:
         """Return what could make way for a ticket of this class."""
 
-    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+    def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
         """Return the first to make way for a ticket of this class: of the lowest class the newest."""

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.waiting import QueuedTicket
 
-Rank = Callable[[WaitingTicket], float]
+Rank = Callable[[QueuedTicket], float]
 
 
-class Within(StrEnum):
+class TicketOrder(StrEnum):
     """Names of the ranks, for settings."""
 
     FIFO = "fifo"
@@ -21,7 +21,7 @@ class Within(StrEnum):
     DEADLINE = "deadline"
 
 
-def fifo(ticket: WaitingTicket) -> float:
+def fifo(ticket: QueuedTicket) -> float:
     return ticket.enqueued
 
 
@@ -34,17 +34,17 @@ class TokenAware:
     """
 
     tokens_per_second: float = 200.0
-    bound: float = 10.0  # s
+    max_delay_s: float = 10.0  # s
 
-    def __call__(self, ticket: WaitingTicket) -> float:
-        return ticket.enqueued + min(ticket.work / self.tokens_per_second, self.bound)
+    def __call__(self, ticket: QueuedTicket) -> float:
+        return ticket.enqueued + min(ticket.work / self.tokens_per_second, self.max_delay_s)
 
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadline:
     """Earliest deadline first (Liu and Layland 1973); a ticket without one counts as due `default` s after it came."""
 
-    default: float = 30.0  # s
+    default_deadline_s: float = 30.0  # s
 
-    def __call__(self, ticket: WaitingTicket) -> float:
-        return ticket.deadline or ticket.enqueued + self.default
+    def __call__(self, ticket: QueuedTicket) -> float:
+        return ticket.deadline or ticket.enqueued + self.default_deadline_s

@@ -4,11 +4,11 @@ Source: Maurer 2015, Fail at Scale (Facebook): FIFO in normal operation, LIFO on
 """
 
 from penstock.queue.lazy_heap import LazyHeap
-from penstock.queue.policies.order import Ahead, Fit, FitOf, Key, Load
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.policies.order import Fit, FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.baselines.alone import Alone
 
-Entry = tuple[int, float, int, int, WaitingTicket]  # class, time and arrival up or down, listing, ticket
+Entry = tuple[int, float, int, int, QueuedTicket]  # class, time and arrival up or down, listing, ticket
 
 
 class AdaptiveLifo(Alone):
@@ -19,70 +19,70 @@ class AdaptiveLifo(Alone):
         self._oldest: LazyHeap[Entry] = LazyHeap(_is_current)
         self._newest: LazyHeap[Entry] = LazyHeap(_is_current)
         self._last: LazyHeap[Entry] = LazyHeap(_is_current)  # lowest class first, its newest first
-        self._loads: dict[int, Load] = {}  # by class
+        self._loads: dict[int, TicketTotals] = {}  # by class
 
     @property
-    def load(self) -> Load:
+    def totals(self) -> TicketTotals:
         return _sum(list(self._loads.values()))
 
-    def dropped(self) -> list[WaitingTicket]:
+    def dropped(self) -> list[QueuedTicket]:
         return []
 
-    def push(self, ticket: WaitingTicket) -> None:
+    def push(self, ticket: QueuedTicket) -> None:
         self._count(ticket, 1)
-        back = -ticket.enqueued, -ticket.arrival, ticket.listing, ticket
-        self._oldest.push((ticket.priority, ticket.enqueued, ticket.arrival, ticket.listing, ticket))
+        back = -ticket.enqueued, -ticket.arrival_number, ticket.listing_version, ticket
+        self._oldest.push((ticket.priority, ticket.enqueued, ticket.arrival_number, ticket.listing_version, ticket))
         self._newest.push((ticket.priority, *back))
         self._last.push((-ticket.priority, *back))
 
-    def remove(self, ticket: WaitingTicket) -> None:
+    def remove(self, ticket: QueuedTicket) -> None:
         if ticket.is_listed:
             self._count(ticket, -1)
 
-    def take(self, fit: FitOf) -> WaitingTicket | None:
+    def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
         ticket = self._first()
         if ticket is None or fit(ticket) is not Fit.NOW:
             return None
         self.remove(ticket)
         return ticket
 
-    def head(self) -> tuple[WaitingTicket, Key] | None:
+    def head(self) -> tuple[QueuedTicket, SortKey] | None:
         ticket = self._first()
         return (ticket, _key(ticket)) if ticket else None
 
-    def charge(self, ticket: WaitingTicket, cost: float) -> None:
-        ticket.charged = cost
+    def charge(self, ticket: QueuedTicket, cost: float) -> None:
+        ticket.charged_cost = cost
 
-    def ahead(self, ticket: WaitingTicket) -> Ahead:
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition:
         above = [load for priority, load in self._loads.items() if priority < ticket.priority]
-        own = self._loads.get(ticket.priority, Load(0, 0))
-        return Ahead(*_sum([*above, own] if own.tickets <= self._short else above))
+        own = self._loads.get(ticket.priority, TicketTotals(0, 0))
+        return QueuePosition(*_sum([*above, own] if own.tickets <= self._short else above))
 
-    def evictable(self, priority: int) -> Load:
+    def evictable(self, priority: int) -> TicketTotals:
         return _sum([load for lower, load in self._loads.items() if lower > priority])
 
-    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+    def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
         entry = self._last.first()
         return (entry[-1], _key(entry[-1])) if entry and entry[-1].priority > priority else None
 
-    def _first(self) -> WaitingTicket | None:
-        heap = self._oldest if self.load.tickets <= self._short else self._newest
+    def _first(self) -> QueuedTicket | None:
+        heap = self._oldest if self.totals.tickets <= self._short else self._newest
         entry = heap.first()
         return entry[-1] if entry else None
 
-    def _count(self, ticket: WaitingTicket, sign: int) -> None:
-        ticket.listing += 1
-        load = self._loads.get(ticket.priority, Load(0, 0))
-        self._loads[ticket.priority] = Load(load.tickets + sign, load.tokens + sign * ticket.tokens)
+    def _count(self, ticket: QueuedTicket, sign: int) -> None:
+        ticket.listing_version += 1
+        load = self._loads.get(ticket.priority, TicketTotals(0, 0))
+        self._loads[ticket.priority] = TicketTotals(load.tickets + sign, load.tokens + sign * ticket.tokens)
 
 
-def _key(ticket: WaitingTicket) -> Key:
-    return Key(ticket.priority, 0.0, ticket.enqueued)
+def _key(ticket: QueuedTicket) -> SortKey:
+    return SortKey(ticket.priority, 0.0, ticket.enqueued)
 
 
-def _sum(loads: list[Load]) -> Load:
-    return Load(sum(load.tickets for load in loads), sum(load.tokens for load in loads))
+def _sum(loads: list[TicketTotals]) -> TicketTotals:
+    return TicketTotals(sum(load.tickets for load in loads), sum(load.tokens for load in loads))
 
 
 def _is_current(entry: Entry) -> bool:
-    return entry[-1].listing == entry[-2]
+    return entry[-1].listing_version == entry[-2]

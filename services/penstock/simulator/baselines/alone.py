@@ -1,11 +1,11 @@
 """What an order without shards beside it makes of them, and of tenants inside their shares."""
 
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.waiting import QueuedTicket
 
 
 class Alone:
-    def keep_up(self, priority: int, virtual_tokens: float) -> None:
+    def advance_virtual_time(self, priority: int, virtual_tokens: float) -> None:
         """Other shards are nothing to it."""
 
-    def is_urgent(self, _: WaitingTicket) -> bool:
+    def is_express(self, _: QueuedTicket) -> bool:
         return False

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.queue.policies.class_fifo import ClassFifo
-from penstock.queue.policies.order import Ahead, FitOf, Key, Load
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.policies.order import FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.baselines.alone import Alone
 
 
@@ -64,41 +64,41 @@ class Dropping(Alone):
         self._rule = rule
         self._clock = clock
         self._fifo = ClassFifo()
-        self._dropped: list[WaitingTicket] = []
+        self._dropped: list[QueuedTicket] = []
 
     @property
-    def load(self) -> Load:
-        return self._fifo.load
+    def totals(self) -> TicketTotals:
+        return self._fifo.totals
 
-    def dropped(self) -> list[WaitingTicket]:
+    def dropped(self) -> list[QueuedTicket]:
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def push(self, ticket: WaitingTicket) -> None:
+    def push(self, ticket: QueuedTicket) -> None:
         self._fifo.push(ticket)
 
-    def remove(self, ticket: WaitingTicket) -> None:
+    def remove(self, ticket: QueuedTicket) -> None:
         self._fifo.remove(ticket)
 
-    def take(self, fit: FitOf) -> WaitingTicket | None:
+    def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
         now = self._clock()
-        while ticket := self._fifo.take(fit):
+        while ticket := self._fifo.pop_fitting(fit):
             if not self._rule.drops(now - ticket.arrived, now):
                 return ticket
             self._dropped.append(ticket)
         return None
 
-    def head(self) -> tuple[WaitingTicket, Key] | None:
+    def head(self) -> tuple[QueuedTicket, SortKey] | None:
         return self._fifo.head()
 
-    def charge(self, ticket: WaitingTicket, cost: float) -> None:
-        ticket.charged = cost
+    def charge(self, ticket: QueuedTicket, cost: float) -> None:
+        ticket.charged_cost = cost
 
-    def ahead(self, ticket: WaitingTicket) -> Ahead:
-        return self._fifo.ahead(ticket)
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition:
+        return self._fifo.position_of(ticket)
 
-    def evictable(self, priority: int) -> Load:
+    def evictable(self, priority: int) -> TicketTotals:
         return self._fifo.evictable(priority)
 
-    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
-        return self._fifo.next_evicted(priority)
+    def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
+        return self._fifo.next_victim(priority)

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.queue.policies.order import FitOf
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.policies.order import FitFn
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.baselines.dropping import Dropping, Never
 
 BUFFER = 0.25  # of the least RTT: Envoy's default
@@ -55,13 +55,13 @@ class GradientLimit(Dropping):
         super().__init__(Never(), clock)
         self._controller = controller
 
-    def push(self, ticket: WaitingTicket) -> None:
+    def push(self, ticket: QueuedTicket) -> None:
         super().push(ticket)
-        if self.load.tickets > self._controller.limit and not ticket.resumes:
+        if self.totals.tickets > self._controller.limit and not ticket.is_resumed:
             self._dropped.append(ticket)
 
-    def take(self, fit: FitOf) -> WaitingTicket | None:
-        ticket = super().take(fit)
+    def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
+        ticket = super().pop_fitting(fit)
         if ticket:
             now = self._clock()
             self._controller.note(now - ticket.arrived, now)

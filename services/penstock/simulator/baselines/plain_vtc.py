@@ -8,9 +8,9 @@ those that wait. Knows no classes.
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from penstock.queue.policies.lane import Lane
-from penstock.queue.policies.order import Ahead, FitOf, Key, Load
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.policies.lane import RankedQueue
+from penstock.queue.policies.order import FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.baselines.alone import Alone
 from penstock.simulator.mesh.engine import NEVER, Run
 
@@ -26,21 +26,21 @@ class PlainVtc(Alone):
         self._unheard = Counter[str]()  # tokens by tenant
         self._input_weight = input_weight
         self._output_weight = output_weight
-        self._lanes: dict[str, Lane] = {}  # by tenant
+        self._lanes: dict[str, RankedQueue] = {}  # by tenant
         self._counters: dict[str, float] = {}
         self._weights: dict[str, float] = {}
-        self._load = Load(0, 0)
+        self._load = TicketTotals(0, 0)
         self._last_left = ""  # the tenant whose last ticket went most recently
         self._charged: set[int] = set()  # arrivals of tickets that went; one may be given back
 
     @property
-    def load(self) -> Load:
+    def totals(self) -> TicketTotals:
         return self._load
 
-    def dropped(self) -> list[WaitingTicket]:
+    def dropped(self) -> list[QueuedTicket]:
         return []
 
-    def charge(self, ticket: WaitingTicket, cost: float) -> None:
+    def charge(self, ticket: QueuedTicket, cost: float) -> None:
         """Predictions are nothing to it: it charges what comes, token by token."""
 
     def stepped(self, runs: Iterable[Run], step: int) -> None:
@@ -54,53 +54,53 @@ class PlainVtc(Alone):
                 self._counters[tenant] += tokens * self._output_weight / self._weights[tenant]
             self._unheard.clear()
 
-    def push(self, ticket: WaitingTicket) -> None:
+    def push(self, ticket: QueuedTicket) -> None:
         tenant = ticket.tenant_id
-        lane = self._lanes.setdefault(tenant, Lane())
+        lane = self._lanes.setdefault(tenant, RankedQueue())
         self._weights[tenant] = ticket.weight
-        if ticket.arrival in self._charged:
-            self._charged.discard(ticket.arrival)
+        if ticket.arrival_number in self._charged:
+            self._charged.discard(ticket.arrival_number)
             self._counters[tenant] -= self._input(ticket)
         elif not lane.tickets:
             self._lift(tenant)
         lane.push(ticket)
         self._count(ticket, 1)
 
-    def remove(self, ticket: WaitingTicket) -> None:
+    def remove(self, ticket: QueuedTicket) -> None:
         if ticket.is_listed:
             self._lanes[ticket.tenant_id].remove(ticket)
             self._note_left(ticket)
 
-    def take(self, fit: FitOf) -> WaitingTicket | None:
+    def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
         for tenant in self._by_counter():
-            taken = self._lanes[tenant].take(fit)
+            taken = self._lanes[tenant].pop_fitting(fit)
             if ticket := taken.ticket:
-                taken.passed()
+                taken.record_passes()
                 self._counters[tenant] += self._input(ticket)
-                self._charged.add(ticket.arrival)
+                self._charged.add(ticket.arrival_number)
                 self._note_left(ticket)
-            if taken.ticket or taken.is_barred:
+            if taken.ticket or taken.is_blocked:
                 return taken.ticket
         return None
 
-    def head(self) -> tuple[WaitingTicket, Key] | None:
+    def head(self) -> tuple[QueuedTicket, SortKey] | None:
         for tenant in self._by_counter():
             if ticket := self._lanes[tenant].first():
-                return ticket, Key(ticket.priority, self._counters[tenant], ticket.enqueued)
+                return ticket, SortKey(ticket.priority, self._counters[tenant], ticket.enqueued)
         return None
 
-    def ahead(self, ticket: WaitingTicket) -> Ahead:
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition:
         """Count each tenant with as much as the ticket's own has, at most: they take turns."""
-        own = self._lanes.get(ticket.tenant_id) or Lane()
+        own = self._lanes.get(ticket.tenant_id) or RankedQueue()
         lanes = self._lanes.values()
-        return Ahead(
+        return QueuePosition(
             sum(min(each.tickets, own.tickets) for each in lanes), sum(min(each.work, own.work) for each in lanes)
         )
 
-    def evictable(self, priority: int) -> Load:
-        return Load(0, 0)
+    def evictable(self, priority: int) -> TicketTotals:
+        return TicketTotals(0, 0)
 
-    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+    def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
         return None
 
     def _lift(self, tenant: str) -> None:
@@ -114,13 +114,13 @@ class PlainVtc(Alone):
             key=lambda tenant: (self._counters[tenant], tenant),
         )
 
-    def _input(self, ticket: WaitingTicket) -> float:
+    def _input(self, ticket: QueuedTicket) -> float:
         return ticket.prompt_tokens * self._input_weight / ticket.weight
 
-    def _count(self, ticket: WaitingTicket, sign: int) -> None:
-        self._load = Load(self._load.tickets + sign, self._load.tokens + sign * ticket.tokens)
+    def _count(self, ticket: QueuedTicket, sign: int) -> None:
+        self._load = TicketTotals(self._load.tickets + sign, self._load.tokens + sign * ticket.tokens)
 
-    def _note_left(self, ticket: WaitingTicket) -> None:
+    def _note_left(self, ticket: QueuedTicket) -> None:
         self._count(ticket, -1)
         if not self._lanes[ticket.tenant_id].tickets:
             self._last_left = ticket.tenant_id

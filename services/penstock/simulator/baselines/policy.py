@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.chassis.errors import Overloaded
-from penstock.queue.policies.order import Order
-from penstock.queue.promises import Promises
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.policies.order import SchedulingPolicy
+from penstock.queue.promises import TtftTargets
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.baselines.adaptive_lifo import AdaptiveLifo
 from penstock.simulator.baselines.clairvoyant import Clairvoyant
 from penstock.simulator.baselines.dropping import AgeDrop, Dropping, FollyCodel, Never
@@ -22,17 +22,17 @@ Options = Mapping[str, float]
 HEADROOM = "ttft_headroom"  # share of the promise that a prediction may take; a policy without it promises nothing
 
 
-class BaselineOrder(Order, Protocol):
-    def dropped(self) -> list[WaitingTicket]:
+class BaselineOrder(SchedulingPolicy, Protocol):
+    def dropped(self) -> list[QueuedTicket]:
         """Return, once, what it has taken out and will never hand over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lenient(Promises):
+class Lenient(TtftTargets):
     let_in: frozenset[str] = frozenset()
 
-    def limit(self, ticket: WaitingTicket, now: float) -> float | None:
-        return None if ticket.ticket_id in self.let_in else Promises.limit(self, ticket, now)
+    def ttft_limit(self, ticket: QueuedTicket, now: float) -> float | None:
+        return None if ticket.ticket_id in self.let_in else TtftTargets.ttft_limit(self, ticket, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,11 @@ class Policy:
     def order(self, clock: Clock, given: Options) -> BaselineOrder | None:
         return self.make(clock, {**self.options, **given}) if self.make else None
 
-    def promises(self, ttft: float, given: Options, let_in: frozenset[str]) -> Promises:
+    def promises(self, ttft: float, given: Options, let_in: frozenset[str]) -> TtftTargets:
         """Batch is promised nothing, as the queue has it by default, nor is what is to be let in."""
         options = {**self.options, **given}
         if HEADROOM not in options:
-            return Promises()
+            return TtftTargets()
         classes = Priority.PRIORITY_INTERACTIVE, Priority.PRIORITY_STANDARD
         return Lenient({int(each): ttft for each in classes}, options[HEADROOM], let_in)
 
@@ -90,7 +90,7 @@ def _round_robin(clock: Clock, options: Options) -> RoundRobin:
 
 
 POLICIES: Mapping[str, Policy] = {
-    "penstock": Policy(make=None, options={HEADROOM: Promises().headroom}),
+    "penstock": Policy(make=None, options={HEADROOM: TtftTargets().headroom}),
     "fair": Policy(make=None),  # the same without a promise: what comes waits for as long as it takes
     "fifo": Policy(make=_fifo, is_bounded=False, minds_clients=False),
     "fifo_connected": Policy(make=_fifo, is_bounded=False),

@@ -6,9 +6,9 @@ robin, then the oldest of the flow; what waited for longer than its time to live
 
 from collections.abc import Callable
 
-from penstock.queue.policies.lane import Lane
-from penstock.queue.policies.order import NOTHING, Ahead, FitOf, Key, Load
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.policies.lane import RankedQueue
+from penstock.queue.policies.order import NO_TICKETS, FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.baselines.alone import Alone
 
 Flow = tuple[int, str]  # class and tenant
@@ -18,56 +18,56 @@ class RoundRobin(Alone):
     def __init__(self, ttl: float, clock: Callable[[], float]) -> None:
         self._ttl = ttl
         self._clock = clock
-        self._flows: dict[Flow, Lane] = {}  # of those that wait, whose turn it is first
-        self._dropped: list[WaitingTicket] = []
-        self.load = NOTHING
+        self._flows: dict[Flow, RankedQueue] = {}  # of those that wait, whose turn it is first
+        self._dropped: list[QueuedTicket] = []
+        self.totals = NO_TICKETS
 
-    def dropped(self) -> list[WaitingTicket]:
+    def dropped(self) -> list[QueuedTicket]:
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def push(self, ticket: WaitingTicket) -> None:
-        self._flows.setdefault(_flow(ticket), Lane()).push(ticket)
+    def push(self, ticket: QueuedTicket) -> None:
+        self._flows.setdefault(_flow(ticket), RankedQueue()).push(ticket)
         self._count(ticket, 1)
 
-    def remove(self, ticket: WaitingTicket) -> None:
+    def remove(self, ticket: QueuedTicket) -> None:
         if ticket.is_listed:
             self._flows[_flow(ticket)].remove(ticket)
             self._left(ticket)
 
-    def take(self, fit: FitOf) -> WaitingTicket | None:
+    def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
         self._evict()
         for flow in self._in_turn():
-            taken = self._flows[flow].take(fit)
+            taken = self._flows[flow].pop_fitting(fit)
             if taken.ticket:
-                taken.passed()
+                taken.record_passes()
                 self._flows[flow] = self._flows.pop(flow)
                 self._left(taken.ticket)
-            if taken.ticket or taken.is_barred:
+            if taken.ticket or taken.is_blocked:
                 return taken.ticket
         return None
 
-    def head(self) -> tuple[WaitingTicket, Key] | None:
+    def head(self) -> tuple[QueuedTicket, SortKey] | None:
         for flow in self._in_turn():
             if ticket := self._flows[flow].first():
-                return ticket, Key(ticket.priority, 0.0, ticket.enqueued)
+                return ticket, SortKey(ticket.priority, 0.0, ticket.enqueued)
         return None
 
-    def charge(self, ticket: WaitingTicket, cost: float) -> None:
-        ticket.charged = cost
+    def charge(self, ticket: QueuedTicket, cost: float) -> None:
+        ticket.charged_cost = cost
 
-    def ahead(self, ticket: WaitingTicket) -> Ahead:
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition:
         """Count each flow with as much as the ticket's own has, at most: they take turns."""
-        own = self._flows.get(_flow(ticket)) or Lane()
+        own = self._flows.get(_flow(ticket)) or RankedQueue()
         lanes = self._flows.values()
-        return Ahead(
+        return QueuePosition(
             sum(min(each.tickets, own.tickets) for each in lanes), sum(min(each.work, own.work) for each in lanes)
         )
 
-    def evictable(self, priority: int) -> Load:
-        return NOTHING
+    def evictable(self, priority: int) -> TicketTotals:
+        return NO_TICKETS
 
-    def next_evicted(self, priority: int) -> tuple[WaitingTicket, Key] | None:
+    def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
         return None
 
     def _in_turn(self) -> list[Flow]:
@@ -80,14 +80,14 @@ class RoundRobin(Alone):
                 self.remove(ticket)
                 self._dropped.append(ticket)
 
-    def _left(self, ticket: WaitingTicket) -> None:
+    def _left(self, ticket: QueuedTicket) -> None:
         self._count(ticket, -1)
         if not self._flows[_flow(ticket)].tickets:
             del self._flows[_flow(ticket)]
 
-    def _count(self, ticket: WaitingTicket, sign: int) -> None:
-        self.load = Load(self.load.tickets + sign, self.load.tokens + sign * ticket.tokens)
+    def _count(self, ticket: QueuedTicket, sign: int) -> None:
+        self.totals = TicketTotals(self.totals.tickets + sign, self.totals.tokens + sign * ticket.tokens)
 
 
-def _flow(ticket: WaitingTicket) -> Flow:
+def _flow(ticket: QueuedTicket) -> Flow:
     return ticket.priority, ticket.tenant_id

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.report import quantile
-from penstock.worker.engine.step_law import StepLaw, Work
+from penstock.worker.engine.step_law import StepTimeModel, StepWork
 
 FOLDS = 5
 Floats = NDArray[np.float64]
@@ -18,13 +18,13 @@ Floats = NDArray[np.float64]
 class Measured:
     """A step and how long it takes with the machine to itself."""
 
-    work: Work
+    work: StepWork
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    law: StepLaw  # fitted to every step
+    law: StepTimeModel  # fitted to every step
     held_out: Sequence[float]  # of each step in s, by a law that was fitted without it
     errors: Sequence[float]  # relative, of those
 
@@ -50,12 +50,12 @@ def fit(steps: Sequence[Measured]) -> Fit:
     return Fit(law=fit_law(steps), held_out=held_out, errors=errors)
 
 
-def fit_law(steps: Sequence[Measured]) -> StepLaw:
+def fit_law(steps: Sequence[Measured]) -> StepTimeModel:
     """Least squares of relative errors: a decode step of 10 ms counts as much as a prefill of half a second."""
     rows = np.array([[1.0, *step.work] for step in steps])
     seconds = np.array([step.seconds for step in steps])
     base, prefill, decode, context, reads = _non_negative(rows / seconds[:, None], np.ones(len(steps))).tolist()
-    return StepLaw(
+    return StepTimeModel(
         base_s=base,
         per_prefill_token_s=prefill,
         per_decode_seq_s=decode,

@@ -10,7 +10,7 @@ from rich.table import Table
 from penstock.bench.report import quantile
 from penstock.simulator.calibration.fit import Fit, Measured
 from penstock.simulator.calibration.points import Point
-from penstock.worker.engine.law_file import FIELDS, MS, Facts
+from penstock.worker.engine.law_file import FIELD_BY_KEY, SECONDS_PER_MS, MeasurementFacts
 
 MEANINGS = {
     "base_ms": "a step, whatever is in it",
@@ -26,19 +26,24 @@ class Outcome:
     points: list[Point]
     steps: list[Measured]  # of each point
     fit: Fit
-    facts: Facts
+    facts: MeasurementFacts
 
     def to_json(self) -> dict[str, Any]:
-        law = {name: getattr(self.fit.law, field) / MS for name, field in FIELDS.items()}
+        law = {name: getattr(self.fit.law, field) / SECONDS_PER_MS for name, field in FIELD_BY_KEY.items()}
         measured = [
-            {"kind": point.kind, **step.work._asdict(), "measured_ms": step.seconds / MS, "held_out_ms": said / MS}
+            {
+                "kind": point.kind,
+                **step.work._asdict(),
+                "measured_ms": step.seconds / SECONDS_PER_MS,
+                "held_out_ms": said / SECONDS_PER_MS,
+            }
             for point, step, said in zip(self.points, self.steps, self.fit.held_out, strict=True)
         ]
         return {"step_law": law, "measured": dict(self.facts), "points": measured}
 
     def law_table(self) -> Table:
         table = _table(("term", "left"), ("us", "right"), ("for", "left"))
-        for name, field in FIELDS.items():
+        for name, field in FIELD_BY_KEY.items():
             table.add_row(name.removesuffix("_ms"), f"{getattr(self.fit.law, field) * 1e6:,.5g}", MEANINGS[name])
         return table
 
@@ -64,11 +69,14 @@ class Outcome:
         figure, (plain, relative) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
         for kind in ("decode", "prefill", "mixed"):
             places = [place for place, point in enumerate(self.points) if point.kind == kind]
-            measured = [self.steps[place].seconds / MS for place in places]
-            said = [self.fit.held_out[place] / MS for place in places]
+            measured = [self.steps[place].seconds / SECONDS_PER_MS for place in places]
+            said = [self.fit.held_out[place] / SECONDS_PER_MS for place in places]
             plain.scatter(measured, said, s=18, label=kind)
             relative.scatter(measured, [100 * (b / a - 1) for a, b in zip(measured, said, strict=True)], s=18)
-        ends = [min(step.seconds for step in self.steps) / MS, max(step.seconds for step in self.steps) / MS]
+        ends = [
+            min(step.seconds for step in self.steps) / SECONDS_PER_MS,
+            max(step.seconds for step in self.steps) / SECONDS_PER_MS,
+        ]
         plain.plot(ends, ends, color="grey", linewidth=1)
         plain.set(
             xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title="Steps of the engine"

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.plan import StepPlan
 from penstock.worker.engine.runner import Runner
-from penstock.worker.engine.step_law import Work, work_of
+from penstock.worker.engine.step_law import StepWork, work_of
 from penstock.worker.engine.torch_engine import TorchEngine
 
 CALM = 0.03  # of a step's time: what its threads may have waited for a core
@@ -26,7 +26,7 @@ class Turn(NamedTuple):
     cpu: float  # of all threads
     forward: float  # wall time inside the model
     waited: float  # of all threads, for a core that others had
-    work: Work
+    work: StepWork
 
 
 class WatchedEngine:
@@ -44,7 +44,7 @@ class WatchedEngine:
         spent = time.perf_counter() - wall, time.process_time() - cpu
         turn = *spent, self._runner.seconds, time_waited() - waited
         plan = self._runner.plan
-        return result, Turn(*turn, work_of(plan.decodes, plan.prefills) if plan else Work(0, 0, 0, 0))
+        return result, Turn(*turn, work_of(plan.decodes, plan.prefills) if plan else StepWork(0, 0, 0, 0))
 
     def finish(self) -> None:
         """Let everybody go on to the end, and hand out the receipts of those that were cancelled."""
@@ -92,6 +92,6 @@ def settled(turns: Sequence[Turn], cores: float, fewest: int = FEWEST) -> float:
     return median(min(turn.cpu / cores, turn.wall) for turn in turns)
 
 
-def typical_work(turns: Sequence[Turn]) -> Work:
+def typical_work(turns: Sequence[Turn]) -> StepWork:
     """The mean: decodes read a position more at every step."""
-    return Work(*(round(sum(each) / len(turns)) for each in zip(*(turn.work for turn in turns), strict=True)))
+    return StepWork(*(round(sum(each) / len(turns)) for each in zip(*(turn.work for turn in turns), strict=True)))

@@ -6,10 +6,10 @@ from typing import NamedTuple, Protocol
 
 from penstock.bench.history import CANCELLED, OK, History
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.edge.links.prefix import MAX_HASHES
+from penstock.edge.links.prefix import MAX_BLOCK_HASHES
 from penstock.mesh.v1.ticket_pb2 import Lease
-from penstock.queue.errors import Closed
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.errors import RejectionWindow
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.mesh.admission_filter import SimDoor
 from penstock.simulator.mesh.engine import Run, Text
 from penstock.simulator.mesh.event_queue import Events
@@ -27,9 +27,9 @@ RETRIED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 class EdgePeers(Protocol):
     """Whom edges talk to; each hears of it a link delay later."""
 
-    def enqueue(self, ticket: WaitingTicket) -> None: ...
+    def enqueue(self, ticket: QueuedTicket) -> None: ...
 
-    def withdraw(self, ticket: WaitingTicket) -> None: ...
+    def withdraw(self, ticket: QueuedTicket) -> None: ...
 
     def start(self, worker: str, lease_id: str, run: Run) -> None: ...
 
@@ -42,7 +42,7 @@ class Flight(NamedTuple):
     """A run that an edge has started."""
 
     request: Request
-    ticket: WaitingTicket
+    ticket: QueuedTicket
     run: Run
     worker: SimWorker
 
@@ -72,7 +72,7 @@ class SimEdge:
         self._block_size = scenario.workers[0].block_size
         self._salts = {each.name: salt_of(each.name) for each in scenario.tenants} if scenario.shares_prefixes else {}
         self._rngs = {each.name: Random(f"{scenario.seed}/{each.name}/client") for each in scenario.tenants}
-        self._waiting: dict[str, tuple[Request, WaitingTicket]] = {}  # by ticket, until a lease
+        self._waiting: dict[str, tuple[Request, QueuedTicket]] = {}  # by ticket, until a lease
         self._flights: dict[int, Flight] = {}  # by run, until it is over
         self._last_run = 0
         self._refusals = 0
@@ -146,7 +146,7 @@ class SimEdge:
         emitted = ticket.prompt_tokens - request.prompt
         text = self._text(request, emitted) if self._salts else None
         lengths = ticket.prompt_tokens, request.output - emitted, ticket.max_output_tokens
-        run = Run(self._last_run, ticket.tenant_id, *lengths, text, is_urgent=lease.urgent)
+        run = Run(self._last_run, ticket.tenant_id, *lengths, text, is_express=lease.express)
         worker = self._peers.worker(lease.worker_id)
         self._ledger.note_zone(request, worker)
         self._flights[run.run_id] = Flight(request, ticket, run, worker)
@@ -156,12 +156,12 @@ class SimEdge:
             self._ledger.note_left(run, 0)
         self._peers.start(lease.worker_id, lease.lease_id, run)
 
-    def closed_behind(self, ticket_id: str, closed: Iterable[Closed]) -> None:
+    def closed_behind(self, ticket_id: str, closed: Iterable[RejectionWindow]) -> None:
         """The queue took a ticket, and says for whom there is no room behind it."""
         if self.door and (found := self._waiting.get(ticket_id)):
             self.door.queued(found[1], closed, self._events.now)
 
-    def shed(self, ticket_id: str, error: PenstockError, closed: Iterable[Closed]) -> None:
+    def shed(self, ticket_id: str, error: PenstockError, closed: Iterable[RejectionWindow]) -> None:
         if ticket_id not in self._waiting:
             return
         request, ticket = self._no_longer_waits(ticket_id)
@@ -203,10 +203,10 @@ class SimEdge:
 
     # Moves.
 
-    def _ticket(self, request: Request, attempt: int = 1, avoided: tuple[str, ...] = ()) -> WaitingTicket:
+    def _ticket(self, request: Request, attempt: int = 1, avoided: tuple[str, ...] = ()) -> QueuedTicket:
         tenant, emitted = request.tenant, request.history.tokens
         deadline = request.history.started + tenant.client.deadline if tenant.client.deadline else 0.0
-        return WaitingTicket(
+        return QueuedTicket(
             ticket_id=f"{request.history.number}.{request.tries}",
             edge=EDGE,
             tenant_id=tenant.name,
@@ -226,17 +226,17 @@ class SimEdge:
         return Text(request.history.number, self._salts[request.tenant.name], request.beginning, emitted)
 
     def _hashes(self, request: Request) -> bytes:
-        named = min(request.prompt, MAX_HASHES * self._block_size)
+        named = min(request.prompt, MAX_BLOCK_HASHES * self._block_size)
         token_ids = request.beginning.token_ids(named, request.history.number)
         return packed_hashes(token_ids, self._block_size, self._salts[request.tenant.name])
 
-    def _enqueue(self, request: Request, ticket: WaitingTicket) -> None:
+    def _enqueue(self, request: Request, ticket: QueuedTicket) -> None:
         request.ticket, request.predicted_wait = ticket, None
         self._waiting[ticket.ticket_id] = request, ticket
         self._ledger.count(ticket, 1)
         self._peers.enqueue(ticket)
 
-    def _no_longer_waits(self, ticket_id: str) -> tuple[Request, WaitingTicket]:
+    def _no_longer_waits(self, ticket_id: str) -> tuple[Request, QueuedTicket]:
         request, ticket = self._waiting.pop(ticket_id)
         self._ledger.count(ticket, -1)
         return request, ticket

@@ -30,7 +30,7 @@ class Run:
     output: int  # tokens it will generate
     declared: int  # tokens it may generate: what KV is kept for
     text: "Text | None" = None  # None: nothing of it is kept for others
-    is_urgent: bool = False  # as its lease says
+    is_express: bool = False  # as its lease says
     prefilled: int = 0  # positions of the prompt that were computed
     cached: int = 0  # positions of it that others had computed
     first: int = NEVER  # step of its first token, from 0
@@ -103,7 +103,7 @@ class ExactEngine:
 
     def __init__(self, kind: WorkerKind) -> None:
         pool = BlockPool(kind.kv_blocks, kind.block_size)
-        self._batch = Batch(pool=pool, batching=kind.batching, slots=kind.slots, context_length=kind.context_length)
+        self._batch = Batch(pool=pool, policy=kind.batching, slots=kind.slots, context_length=kind.context_length)
         self._law = kind.law
         self._runs: dict[int, Run] = {}
 
@@ -119,7 +119,7 @@ class ExactEngine:
                 cache_salt=run.text.salt if run.text else b"",
                 max_output_tokens=run.declared,
                 stop_ids=frozenset({STOP}),
-                is_urgent=run.is_urgent,
+                is_express=run.is_express,
             )
         )
         self._runs[run.run_id] = run
@@ -147,7 +147,7 @@ class ExactEngine:
         for run in cancelled:
             run.last = NEVER if run.first == NEVER else result.step - 2
         counts = result.prefill_tokens, result.decode_seqs
-        return Stepped(self._duration(plan), *counts, finished, cancelled, result.cache_news)
+        return Stepped(self._duration(plan), *counts, finished, cancelled, result.cache_changes)
 
     def quiet(self, most: int) -> Quiet:
         return Quiet()

@@ -11,7 +11,7 @@ from itertools import chain
 
 from penstock.simulator.mesh.engine import NEVER, Fill, Quiet, Run, Stepped
 from penstock.simulator.scenario import WorkerKind
-from penstock.worker.engine.step_law import Work, prefill_reads
+from penstock.worker.engine.step_law import StepWork, prefill_reads
 
 
 class FastEngine:
@@ -65,7 +65,7 @@ class FastEngine:
             self._end(run)
         if self._prefilling:
             finished = [*finished, *self._begin_decodes()]
-        work = Work(prefill, decodes, context, reads)
+        work = StepWork(prefill, decodes, context, reads)
         duration = self._kind.law.duration_s(work) if decodes or prefill else 0.0
         return Stepped(duration, prefill, decodes, finished, cancelled)
 
@@ -76,9 +76,9 @@ class FastEngine:
             heappop(self._stops)
         count, decodes, law = min(most, self._stops[0] - self._steps - 1), len(self._decoding), self._kind.law
         if not law.per_context_token_s:
-            return Quiet(decodes, [law.duration_s(Work(0, decodes, 0, 0))] * count)
+            return Quiet(decodes, [law.duration_s(StepWork(0, decodes, 0, 0))] * count)
         contexts = range(self._context, self._context + count * decodes, decodes)
-        return Quiet(decodes, [law.duration_s(Work(0, decodes, context, 0)) for context in contexts])
+        return Quiet(decodes, [law.duration_s(StepWork(0, decodes, context, 0)) for context in contexts])
 
     def skip(self, steps: int) -> None:
         self._steps += steps
@@ -121,7 +121,7 @@ class FastEngine:
     def _prefill(self, short: Iterable[Run], decodes: int) -> tuple[int, int]:
         """Spend the step's budget; returns what of it went to prompts, and the positions that they read."""
         long = [run for run in self._prefilling if run not in short] if short else self._prefilling
-        left, urgent = [run.prompt - run.prefilled for run in long], [run.is_urgent for run in long]
+        left, urgent = [run.prompt - run.prefilled for run in long], [run.is_express for run in long]
         chunks = self._kind.batching.split_prefill(left, decodes, urgent)
         reads = 0
         for run, chunk in zip(long, chunks, strict=True):

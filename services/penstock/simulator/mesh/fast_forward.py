@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.worker.load import STEPS, Load, moved
-from penstock.worker.pace import MEMORY, Pace
+from penstock.worker.load import MAX_STEPS_BETWEEN_REPORTS, LoadReport, has_changed
+from penstock.worker.pace import EWMA_KEPT_SHARE, EngineThroughput
 
 
 @dataclass(slots=True)
@@ -31,16 +31,16 @@ class Leap:
         return Leap(self.decodes, self.durations[under_way], self.ends[under_way])
 
 
-class SteadyPace(Pace):
+class SteadyPace(EngineThroughput):
     """A pace that foresees when steps that only decode come to news."""
 
     __slots__ = ()
 
-    def unheard(self, told: Load) -> int:
+    def unheard(self, told: LoadReport) -> int:
         """Return how many steps it takes until their number alone is news."""
-        return told.steps + STEPS - self.steps
+        return told.steps + MAX_STEPS_BETWEEN_REPORTS - self.steps
 
-    def leap(self, decodes: int, durations: Sequence[float], told: Load, began: float, due: float) -> Leap:
+    def leap(self, decodes: int, durations: Sequence[float], told: LoadReport, began: float, due: float) -> Leap:
         """Return the steps up to the first that ends at `due` or later, or is news after `told`."""
         ends = list[float]()
         step_time, tokens = self.step_time or 0.0, self._tokens_per_step
@@ -48,8 +48,8 @@ class SteadyPace(Pace):
         for duration in durations:
             began += duration
             ends.append(began)
-            step_time = MEMORY * step_time + (1 - MEMORY) * duration
-            tokens = MEMORY * tokens + (1 - MEMORY) * decodes
-            if began >= due or moved(step_time, told_time) or moved(tokens / step_time, told_rate):
+            step_time = EWMA_KEPT_SHARE * step_time + (1 - EWMA_KEPT_SHARE) * duration
+            tokens = EWMA_KEPT_SHARE * tokens + (1 - EWMA_KEPT_SHARE) * decodes
+            if began >= due or has_changed(step_time, told_time) or has_changed(tokens / step_time, told_rate):
                 break
         return Leap(decodes, durations[: len(ends)], ends)

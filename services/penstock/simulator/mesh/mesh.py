@@ -5,13 +5,13 @@ A link takes `link_delay` each way and keeps the order. Nothing else happens her
 
 from collections.abc import Callable, Sequence
 
-from penstock.edge.links.shards import home
-from penstock.mesh.v1.scheduler_pb2 import CacheNews, Report, ServedLease
+from penstock.edge.links.shards import shard_for
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, ServedLease
 from penstock.queue import effects as queue_out
-from penstock.queue.errors import AtTheDoor
+from penstock.queue.errors import AdmissionRejected
 from penstock.queue.frames import head_message
 from penstock.queue.seats import Credit
-from penstock.queue.waiting import WaitingTicket, to_frame
+from penstock.queue.waiting import QueuedTicket, to_frame
 from penstock.scheduler import effects as scheduler_out
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.baselines.watching import WatchesSteps
@@ -93,10 +93,10 @@ class SimMesh:
 
     # From edges.
 
-    def enqueue(self, ticket: WaitingTicket) -> None:
+    def enqueue(self, ticket: QueuedTicket) -> None:
         self._send(self._home(ticket.tenant_id).enqueue, ticket)
 
-    def withdraw(self, ticket: WaitingTicket) -> None:
+    def withdraw(self, ticket: QueuedTicket) -> None:
         self._send(self._home(ticket.tenant_id).withdraw, ticket.ticket_id)
 
     def start(self, worker: str, lease_id: str, run: Run) -> None:
@@ -113,7 +113,7 @@ class SimMesh:
 
     def _home(self, tenant: str) -> SimShard:
         if tenant not in self._homes:
-            name = home(self.shards, MODEL, tenant)
+            name = shard_for(self.shards, MODEL, tenant)
             assert name, "a mesh has a shard at least"
             self._homes[tenant] = self.shards[name]
         return self._homes[tenant]
@@ -124,13 +124,13 @@ class SimMesh:
         match effect:
             case queue_out.Queued():
                 # Nobody but its door acts on it, so the rest need not be under way.
-                self.edge.queued(effect.ticket_id, effect.predicted_wait, effect.first_token)
+                self.edge.queued(effect.ticket_id, effect.predicted_wait, effect.predicted_ttft)
                 if self.edge.door:
-                    self._send(self.edge.closed_behind, effect.ticket_id, tuple(effect.closed()))
+                    self._send(self.edge.closed_behind, effect.ticket_id, tuple(effect.rejection_windows()))
             case queue_out.Leased():
                 self._send(self.edge.leased, effect.lease, effect.waited)
             case queue_out.Shed():
-                closed = effect.error.closed() if isinstance(effect.error, AtTheDoor) else ()
+                closed = effect.error.rejection_windows() if isinstance(effect.error, AdmissionRejected) else ()
                 self._send(self.edge.shed, effect.ticket_id, effect.error, tuple(closed))
             case _:
                 pass
@@ -143,33 +143,33 @@ class SimMesh:
                 ticket = to_frame(effect.ticket)
                 if self._zones:
                     ticket.zone = self._zones[ticket.tenant_id]
-                self._send(scheduler.offer, shard, ticket, effect.uses_urgent_credit)
+                self._send(scheduler.offer, shard, ticket, effect.uses_express_credit)
             case queue_out.Head():
                 self._send(scheduler.head, shard, head_message(effect))
-            case queue_out.Recalled():
+            case queue_out.OfferWithdrawn():
                 self._send(scheduler.recalled, shard, effect.ticket_ids)
-            case queue_out.Returned():
+            case queue_out.CreditReturned():
                 self._send(scheduler.returned, shard, effect.model, effect.tickets)
 
     # From schedulers.
 
-    def to_shards(self, scheduler: str, effect: scheduler_out.ToQueue | scheduler_out.Catalog) -> None:
+    def to_shards(self, scheduler: str, effect: scheduler_out.ToQueue | scheduler_out.CatalogUpdate) -> None:
         match effect:
-            case scheduler_out.GiveCredit():
-                room, urgent = effect.total_tokens or None, effect.urgent_tickets
-                given = Credit(effect.tickets, effect.max_tokens, effect.tokens_per_second, room, urgent)
-                self._send(self.shards[effect.queue].credit, scheduler, effect.model, given, effect.once)
+            case scheduler_out.GrantCredit():
+                room, urgent = effect.total_tokens or None, effect.express_tickets
+                given = Credit(effect.tickets, effect.max_ticket_tokens, effect.tokens_per_second, room, urgent)
+                self._send(self.shards[effect.queue].credit, scheduler, effect.model, given, effect.return_unused)
             case scheduler_out.Place():
                 self._send(self.shards[effect.queue].place, scheduler, effect.lease)
             case scheduler_out.Decline():
                 self._send(self.shards[effect.queue].decline, scheduler, effect.ticket_id, effect.reason)
-            case scheduler_out.TellPace():
-                self._send(self.shards[effect.queue].pace, scheduler, effect.pace)
-            case scheduler_out.TellTimes():
+            case scheduler_out.SendPoolStats():
+                self._send(self.shards[effect.queue].pace, scheduler, effect.stats)
+            case scheduler_out.SendVirtualTimes():
                 self._send(self.shards[effect.queue].virtual_times, effect.times)
-            case scheduler_out.TellServed():
+            case scheduler_out.SendServiceReport():
                 self._send(self.shards[effect.queue].served, effect.tickets, effect.workers)
-            case scheduler_out.Catalog():
+            case scheduler_out.CatalogUpdate():
                 for shard in self.shards.values():
                     self._send(shard.catalog, scheduler, effect.entries)
 
@@ -187,10 +187,10 @@ class SimMesh:
     def released(self, worker: str, served: Sequence[ServedLease]) -> None:
         self._send(self._scheduler_of[worker].released, worker, served)
 
-    def report(self, worker: str, report: Report) -> None:
+    def report(self, worker: str, report: LoadReport) -> None:
         self._send(self._scheduler_of[worker].report, worker, report)
 
-    def cache_changed(self, worker: str, news: CacheNews) -> None:
+    def cache_changed(self, worker: str, news: PrefixCacheUpdate) -> None:
         self._send(self._scheduler_of[worker].cache_changed, worker, news)
 
     def run_over(self, worker: SimWorker, run: Run) -> None:

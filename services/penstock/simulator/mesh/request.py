@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from random import Random
 
 from penstock.bench.history import History
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.mesh.engine import Run
 from penstock.simulator.scenario import Tenant
 from penstock.simulator.traffic.shared_prefixes import NOTHING, Beginning
@@ -22,7 +22,7 @@ class Request:
     beginning: Beginning = NOTHING
     declared: int = 0  # max_output_tokens
     tries: int = 0
-    ticket: WaitingTicket | None = None  # of the present try; None between tries and at the end
+    ticket: QueuedTicket | None = None  # of the present try; None between tries and at the end
     run: Run | None = None  # where the ticket has a lease
     worker: str = ""  # that has the run
     predicted_wait: float | None = None  # s, as the queue said when it took the ticket in

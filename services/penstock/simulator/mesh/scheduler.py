@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.mesh.v1.scheduler_pb2 import CacheNews, Profile, Report, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Profile, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler import effects as out
 from penstock.scheduler.dispatcher import Dispatcher
@@ -18,7 +18,7 @@ TICK = 0.1  # s, as the service has it
 class SchedulerPeers(Protocol):
     """Whom a scheduler talks to; each hears of it a link delay later."""
 
-    def to_shards(self, scheduler: str, effect: out.ToQueue | out.Catalog) -> None: ...
+    def to_shards(self, scheduler: str, effect: out.ToQueue | out.CatalogUpdate) -> None: ...
 
     def revoke(self, worker: str, lease_id: str) -> None: ...
 
@@ -29,57 +29,57 @@ class SimScheduler:
         self.dispatcher = Dispatcher(
             leases=LeaseBook(ttl=kind.lease_ttl, prefix=name),
             look_ahead=kind.look_ahead,
-            reserve_share=kind.reserve_share,
+            express_slot_share=kind.reserve_share,
         )
         self._events = events
         self._peers = peers
         events.at(TICK, self._tick)
 
     def queue_joined(self, shard: str) -> None:
-        self._perform(self.dispatcher.queue_joined(shard))
+        self._perform(self.dispatcher.on_queue_connected(shard))
 
     # What shards do.
 
-    def offer(self, shard: str, ticket: Ticket, is_on_urgent_credit: bool) -> None:
+    def offer(self, shard: str, ticket: Ticket, uses_express_credit: bool) -> None:
         now = self._events.now
-        self._perform(self.dispatcher.offer(shard, ticket, now, on_urgent_credit=is_on_urgent_credit))
+        self._perform(self.dispatcher.on_offer(shard, ticket, now, uses_express_credit=uses_express_credit))
 
     def head(self, shard: str, head: Head) -> None:
-        self._perform(self.dispatcher.head(shard, head))
+        self._perform(self.dispatcher.on_head(shard, head))
 
     def recalled(self, shard: str, ticket_ids: Iterable[str]) -> None:
-        self._perform(self.dispatcher.recalled(shard, ticket_ids))
+        self._perform(self.dispatcher.on_offer_withdrawn(shard, ticket_ids))
 
     def returned(self, shard: str, model: str, tickets: int) -> None:
-        self._perform(self.dispatcher.returned(shard, model, tickets))
+        self._perform(self.dispatcher.on_credit_returned(shard, model, tickets))
 
     # What workers do.
 
     def attached(self, worker: str, profile: Profile, zone: str) -> None:
-        self._perform(self.dispatcher.worker_attached(worker, worker, worker, profile, zone=zone))
+        self._perform(self.dispatcher.on_worker_attached(worker, worker, worker, profile, zone=zone))
 
     def lost(self, worker: str) -> None:
-        self._perform(self.dispatcher.worker_lost(worker))
+        self._perform(self.dispatcher.on_worker_lost(worker))
 
-    def report(self, worker: str, report: Report) -> None:
+    def report(self, worker: str, report: LoadReport) -> None:
         if worker in self.dispatcher.fleet:
-            self.dispatcher.report(worker, report)
+            self.dispatcher.on_load_report(worker, report)
 
-    def cache_changed(self, worker: str, news: CacheNews) -> None:
+    def cache_changed(self, worker: str, news: PrefixCacheUpdate) -> None:
         if worker in self.dispatcher.fleet:
-            self.dispatcher.cache_changed(worker, news)
+            self.dispatcher.on_prefix_cache_update(worker, news)
 
     def started(self, worker: str, lease_id: str) -> None:
         if worker in self.dispatcher.fleet:
-            self.dispatcher.started(worker, lease_id)
+            self.dispatcher.on_lease_started(worker, lease_id)
 
     def progress(self, worker: str, served: Sequence[ServedLease]) -> None:
         if worker in self.dispatcher.fleet:
-            self.dispatcher.progress(worker, served)
+            self.dispatcher.on_progress(worker, served)
 
     def released(self, worker: str, served: Sequence[ServedLease]) -> None:
         if worker in self.dispatcher.fleet:
-            self._perform(self.dispatcher.released(worker, [each.lease_id for each in served], served))
+            self._perform(self.dispatcher.on_leases_released(worker, [each.lease_id for each in served], served))
 
     def _tick(self) -> None:
         self._perform(self.dispatcher.tick(self._events.now))

@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.mesh.v1.queue_pb2 import Pace, ServedTicket, VirtualTime, WorkerSteps
+from penstock.mesh.v1.queue_pb2 import PoolStats, ServedTicket, VirtualTime, WorkerSteps
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
 from penstock.queue.book import TicketBook
-from penstock.queue.bounds import Bounds
-from penstock.queue.frames import services_of, speed_of, steps_of
-from penstock.queue.placed import Placed
-from penstock.queue.presence import Presence
+from penstock.queue.bounds import QueueLimits
+from penstock.queue.frames import pool_stats_of, served_tickets_of, worker_steps_of
+from penstock.queue.placed import RecentLeases
+from penstock.queue.presence import ModelAvailability
 from penstock.queue.seats import Credit
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.baselines import POLICIES, Policy
 from penstock.simulator.baselines.policy import BaselineOrder
 from penstock.simulator.mesh.event_queue import Events
@@ -21,7 +21,7 @@ from penstock.simulator.scenario import Queues
 TICK = 0.05  # s, as the service has it
 TURN = 0.0005  # s; a turn of a busy service's loop, in which heads are told once
 EDGE = "edge"
-UNBOUNDED = Bounds(2**60, 2**60)
+UNBOUNDED = QueueLimits(2**60, 2**60)
 
 
 class ShardPeers(Protocol):
@@ -41,21 +41,21 @@ class SimShard:
         self._peers = peers
         self._is_telling_heads = False
         self.order = self.policy.order(lambda: events.now, queues.policy_options)
-        bounds = Bounds(queues.max_depth, queues.max_tokens) if self.policy.is_bounded else UNBOUNDED
-        presence = Presence(patience=10.0, warm_up=5.0, started_at=0.0)
-        placed = Placed(10.0)
+        bounds = QueueLimits(queues.max_depth, queues.max_tokens) if self.policy.is_bounded else UNBOUNDED
+        presence = ModelAvailability(timeout=10.0, warm_up=5.0, started_at=0.0)
+        placed = RecentLeases(10.0)
         if self.order is None:
             promises = self.policy.promises(ttft, queues.policy_options, queues.let_in)
-            self.book = TicketBook(bounds=bounds, presence=presence, placed=placed, promises=promises)
+            self.book = TicketBook(limits=bounds, availability=presence, recent_leases=placed, ttft_targets=promises)
         else:
             order = self.order  # one model, so one order
-            self.book = TicketBook(bounds=bounds, presence=presence, placed=placed, new_order=lambda: order)
-        self._perform(self.book.edge_joined(EDGE))
+            self.book = TicketBook(limits=bounds, availability=presence, recent_leases=placed, new_policy=lambda: order)
+        self._perform(self.book.on_edge_connected(EDGE))
         events.at(TICK, self._tick)
 
     # What edges do.
 
-    def enqueue(self, ticket: WaitingTicket) -> None:
+    def enqueue(self, ticket: QueuedTicket) -> None:
         self._perform(self.book.enqueue(ticket, self._events.now))
 
     def withdraw(self, ticket_id: str) -> None:
@@ -64,28 +64,28 @@ class SimShard:
     # What schedulers do.
 
     def scheduler_joined(self, scheduler: str) -> None:
-        self._perform(self.book.scheduler_joined(scheduler, self._events.now))
+        self._perform(self.book.on_scheduler_connected(scheduler, self._events.now))
 
     def catalog(self, scheduler: str, entries: Iterable[CatalogEntry]) -> None:
-        self._perform(self.book.catalog(scheduler, entries, self._events.now))
+        self._perform(self.book.on_catalog(scheduler, entries, self._events.now))
 
     def credit(self, scheduler: str, model: str, given: Credit, once: bool) -> None:
-        self._perform(self.book.credit(scheduler, model, given, self._events.now, once=once))
+        self._perform(self.book.on_credit(scheduler, model, given, self._events.now, return_unused=once))
 
-    def pace(self, scheduler: str, pace: Pace) -> None:
-        self._perform(self.book.pace(scheduler, pace.model, speed_of(pace, self._events.now)))
+    def pace(self, scheduler: str, pace: PoolStats) -> None:
+        self._perform(self.book.on_pool_stats(scheduler, pace.model, pool_stats_of(pace, self._events.now)))
 
     def virtual_times(self, times: Iterable[VirtualTime]) -> None:
-        self._perform(self.book.virtual_times(times))
+        self._perform(self.book.on_virtual_times(times))
 
     def served(self, tickets: Iterable[ServedTicket], workers: Iterable[WorkerSteps]) -> None:
-        self._perform(self.book.served(services_of(tickets), steps_of(workers)))
+        self._perform(self.book.on_service_report(served_tickets_of(tickets), worker_steps_of(workers)))
 
     def place(self, scheduler: str, lease: Lease) -> None:
-        self._perform(self.book.place(scheduler, lease, self._events.now))
+        self._perform(self.book.on_place(scheduler, lease, self._events.now))
 
     def decline(self, scheduler: str, ticket_id: str, reason: str) -> None:
-        self._perform(self.book.decline(scheduler, ticket_id, reason, self._events.now))
+        self._perform(self.book.on_decline(scheduler, ticket_id, reason, self._events.now))
 
     # What time does.
 
@@ -95,7 +95,7 @@ class SimShard:
 
     def _tell_heads(self) -> None:
         self._is_telling_heads = False
-        for head in self.book.shelves.heads():
+        for head in self.book.model_queues.head_updates():
             self._peers.to_scheduler(self.name, head)
 
     # Effects.
@@ -105,7 +105,7 @@ class SimShard:
             match effect:
                 case out.Leased() | out.Shed() | out.Queued():
                     self._peers.to_edge(effect)
-                case out.Offer() | out.Recalled() | out.Returned():
+                case out.Offer() | out.OfferWithdrawn() | out.CreditReturned():
                     self._peers.to_scheduler(self.name, effect)
                 case _:
                     pass  # models, receipts of withdrawals and the record have nobody here
@@ -122,4 +122,4 @@ class SimShard:
                 self._peers.to_edge(out.Shed(ticket.edge, ticket.ticket_id, self.policy.refusal()))
             gone = [ticket.ticket_id for ticket in dropped]
             for effect in self.book.withdraw(EDGE, gone):
-                assert isinstance(effect, out.Left | out.Withdrawn), "a dropped ticket is offered to nobody"
+                assert isinstance(effect, out.TicketRemoved | out.Withdrawn), "a dropped ticket is offered to nobody"

@@ -4,19 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.mesh.v1.scheduler_pb2 import CacheNews as CacheFrame
-from penstock.mesh.v1.scheduler_pb2 import Profile, Report, ServedLease
+from penstock.mesh.v1.scheduler_pb2 import LoadReport as LoadReportMessage
+from penstock.mesh.v1.scheduler_pb2 import PrefixCacheUpdate as CacheFrame
+from penstock.mesh.v1.scheduler_pb2 import Profile, ServedLease
 from penstock.simulator.mesh.engine import NEVER, ExactEngine, Run, SimulatedEngine, Stepped
 from penstock.simulator.mesh.event_queue import Events
 from penstock.simulator.mesh.fast_engine import FastEngine
 from penstock.simulator.mesh.fast_forward import Leap, SteadyPace
 from penstock.simulator.scenario import WorkerKind
-from penstock.worker.cache_news import CacheNews
+from penstock.worker.cache_news import PrefixCacheTracker
 from penstock.worker.engine.interface import StepResult
-from penstock.worker.frames import report_message, served_message
-from penstock.worker.load import Load
-from penstock.worker.news import PROGRESS_EVERY
-from penstock.worker.run import Served
+from penstock.worker.frames import lease_progress_message, report_message
+from penstock.worker.load import LoadReport
+from penstock.worker.news import PROGRESS_INTERVAL_S
+from penstock.worker.run import LeaseProgress
 
 MODEL = "simulated"
 
@@ -30,7 +31,7 @@ class WorkerPeers(Protocol):
 
     def released(self, worker: str, served: Sequence[ServedLease]) -> None: ...
 
-    def report(self, worker: str, report: Report) -> None: ...
+    def report(self, worker: str, report: LoadReportMessage) -> None: ...
 
     def cache_changed(self, worker: str, news: CacheFrame) -> None: ...
 
@@ -84,9 +85,9 @@ class SimWorker:
         self._is_stepping = False
         self._pace = SteadyPace()
         self._leap: Leap | None = None
-        self._cache = CacheNews()
+        self._cache = PrefixCacheTracker()
         self._shares = False  # has kept anything for others
-        self._told: Load | None = None
+        self._told: LoadReport | None = None
         self._told_at = 0.0  # s; the last progress
         self._noted = StepResult(0)  # one for all steps: only its counts are read
 
@@ -166,7 +167,7 @@ class SimWorker:
         decodes, durations = self.engine.quiet(self._pace.unheard(self._told))
         if len(durations) < 2:
             return None
-        return self._pace.leap(decodes, durations, self._told, self._events.now, self._told_at + PROGRESS_EVERY)
+        return self._pace.leap(decodes, durations, self._told, self._events.now, self._told_at + PROGRESS_INTERVAL_S)
 
     def _set_out(self, leap: Leap) -> None:
         self._leap = leap
@@ -187,7 +188,7 @@ class SimWorker:
         self.ends += leap.ends[over : leap.over]
         self._noted.prefill_tokens, self._noted.decode_seqs = 0, leap.decodes
         for duration in leap.durations[over : leap.over]:
-            self._pace.note(self._noted, duration)
+            self._pace.record(self._noted, duration)
         self.engine.skip(count)
         self.tally.note_decodes(leap.decodes, leap.durations[over + 1 : leap.over + 1])
 
@@ -212,7 +213,7 @@ class SimWorker:
         self._report(stepped)
         if self._shares or stepped.cache_news:
             self._tell_cache(stepped)
-        if self._events.now >= self._told_at + PROGRESS_EVERY:
+        if self._events.now >= self._told_at + PROGRESS_INTERVAL_S:
             self._tell_progress()
         self._is_stepping = False
         self._go_on()
@@ -220,12 +221,12 @@ class SimWorker:
     def _served(self, run: Run) -> ServedLease:
         emitted = self.emitted(run)
         first = self.ends[run.first] - self._arrived[run.run_id] if emitted else None
-        return served_message(Served(self.leases[run.run_id], run.prefilled, emitted, first))
+        return lease_progress_message(LeaseProgress(self.leases[run.run_id], run.prefilled, emitted, first))
 
     def _tell_cache(self, stepped: Stepped) -> None:
         self._shares = True
-        self._cache.note(stepped.cache_news)
-        if change := self._cache.take(self._events.now, at_once=not self.runs):
+        self._cache.apply(stepped.cache_news)
+        if change := self._cache.pop_delta(self._events.now, at_once=not self.runs):
             self._peers.cache_changed(self.name, CacheFrame(**change._asdict()))
 
     def _tell_progress(self) -> None:
@@ -235,12 +236,12 @@ class SimWorker:
 
     def _note(self, prefill_tokens: int, decodes: int, duration: float) -> None:
         self._noted.prefill_tokens, self._noted.decode_seqs = prefill_tokens, decodes
-        self._pace.note(self._noted, duration)
+        self._pace.record(self._noted, duration)
 
     def _report(self, stepped: Stepped) -> None:
         self._note(stepped.prefill_tokens, stepped.decode_seqs, stepped.duration)
         pace = self._pace
-        load = Load(
+        load = LoadReport(
             *self.engine.fill(),
             step_time=pace.step_time,
             tokens_per_second=pace.tokens_per_second,
@@ -248,8 +249,8 @@ class SimWorker:
             steps=pace.steps,
             decode_step_time=pace.decode_step_time,
             prefill_token_time=pace.prefill_token_time,
-            step_tokens=pace.most_tokens,
+            step_tokens=pace.max_step_tokens,
         )
-        if load.is_news_after(self._told):
+        if load.differs_from(self._told):
             self._told = load
             self._peers.report(self.name, report_message(load))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.queue.waiting import WaitingTicket
+from penstock.queue.waiting import QueuedTicket
 from penstock.simulator.mesh.engine import Run
 from penstock.simulator.mesh.request import Request
 from penstock.simulator.mesh.worker import SimWorker
@@ -27,7 +27,7 @@ class Ledger:
     left: dict[int, int] = field(default_factory=dict)  # positions computed when its client left, by run
     depth: dict[int, int] = field(default_factory=dict)  # tickets under way to a lease now, by class
 
-    def count(self, ticket: WaitingTicket, change: int) -> None:
+    def count(self, ticket: QueuedTicket, change: int) -> None:
         self.depth[ticket.priority] = self.depth.get(ticket.priority, 0) + change
         self.served.waiting(ticket.tenant_id, change)
 

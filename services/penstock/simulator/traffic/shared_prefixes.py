@@ -6,7 +6,7 @@ from itertools import chain
 from random import Random
 from typing import NamedTuple
 
-from penstock.edge.links.prefix import prefix_hashes
+from penstock.edge.links.prefix import block_hashes
 
 PIECE = 512  # tokens, as Mooncake's traces have it
 SALT = 16  # bytes
@@ -54,4 +54,4 @@ def salt_of(tenant: str) -> bytes:
 
 def packed_hashes(token_ids: list[int], block_size: int, salt: bytes) -> bytes:
     """Return the names of the leading KV blocks as a waiting ticket keeps them."""
-    return b"".join(each.to_bytes(8, "little") for each in prefix_hashes(token_ids, block_size, salt))
+    return b"".join(each.to_bytes(8, "little") for each in block_hashes(token_ids, block_size, salt))

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-OVERTAKEN = 1 / 8  # of its share, which the oldest keeps while an urgent one prefills that is not as old
+OVERTAKEN_OLDEST_FACTOR = 1 / 8  # of its share, which the oldest keeps while an urgent one prefills that is not as old
 
 
-class Batching(Protocol):
-    def taken(self, members: int, running: int) -> int:
+class BatchingPolicy(Protocol):
+    def slots_taken(self, slots_taken: int, running: int) -> int:
         """Slots taken now, after `members` were and `running` sequences are left."""
 
-    def joiners(self, members: int, slots: int) -> int:
+    def max_joining(self, slots_taken: int, slots: int) -> int:
         """Most sequences that may join this step."""
 
-    def split_prefill(self, remaining: Sequence[int], decodes: int, urgent: Sequence[bool] = ()) -> list[int]:
+    def split_prefill(self, remaining: Sequence[int], decodes: int, express: Sequence[bool] = ()) -> list[int]:
         """Tokens to prefill this step for each prefilling sequence, oldest first, beside `decodes` decodes.
 
         `urgent` says which go before the others; empty: none does.
@@ -22,7 +22,7 @@ class Batching(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Continuous:
+class ContinuousBatching:
     """Sequences join and leave at every step; one token budget holds decodes and prefill chunks.
 
     Shortest remaining prefill first keeps a short prompt's first token from waiting behind a long prompt, and urgent
@@ -38,24 +38,24 @@ class Continuous:
         if self.token_budget < 1 or not 0.0 < self.oldest_share <= 1.0:
             raise ValueError(f"token_budget must be above 0 and oldest_share in (0, 1]: {self}")
 
-    def taken(self, members: int, running: int) -> int:
+    def slots_taken(self, slots_taken: int, running: int) -> int:
         return running
 
-    def joiners(self, members: int, slots: int) -> int:
-        return slots - members
+    def max_joining(self, slots_taken: int, slots: int) -> int:
+        return slots - slots_taken
 
-    def split_prefill(self, remaining: Sequence[int], decodes: int, urgent: Sequence[bool] = ()) -> list[int]:
+    def split_prefill(self, remaining: Sequence[int], decodes: int, express: Sequence[bool] = ()) -> list[int]:
         chunks = [0] * len(remaining)
         if not remaining:
             return chunks
         budget = max(1, self.token_budget - decodes)  # never 0: decodes alone must not hold up prefills for ever
-        oldest = next((place for place, is_urgent in enumerate(urgent) if is_urgent), 0)
+        oldest = next((place for place, is_urgent in enumerate(express) if is_urgent), 0)
         for place in (0, oldest) if oldest else (0,):
-            share = self.oldest_share * (1 if place == oldest else OVERTAKEN)
+            share = self.oldest_share * (1 if place == oldest else OVERTAKEN_OLDEST_FACTOR)
             chunks[place] = min(remaining[place], max(1, int(budget * share)), budget)
             budget -= chunks[place]
         shortest = sorted(range(len(remaining)), key=remaining.__getitem__)
-        for index in sorted(shortest, key=lambda each: not urgent[each]) if any(urgent) else shortest:
+        for index in sorted(shortest, key=lambda each: not express[each]) if any(express) else shortest:
             extra = min(remaining[index] - chunks[index], budget)
             chunks[index] += extra
             budget -= extra
@@ -63,18 +63,18 @@ class Continuous:
 
 
 @dataclass(frozen=True, slots=True)
-class Naive:
+class StaticBatching:
     """Static batches, the baseline: whoever waits when the last batch has ended runs together until all have ended.
 
     Kinder than the usual static batch: tokens stream, nobody is padded, and a finished row costs no computing;
     what it keeps is its slot.
     """
 
-    def taken(self, members: int, running: int) -> int:
-        return members if running else 0
+    def slots_taken(self, slots_taken: int, running: int) -> int:
+        return slots_taken if running else 0
 
-    def joiners(self, members: int, slots: int) -> int:
-        return 0 if members else slots
+    def max_joining(self, slots_taken: int, slots: int) -> int:
+        return 0 if slots_taken else slots
 
-    def split_prefill(self, remaining: Sequence[int], decodes: int, urgent: Sequence[bool] = ()) -> list[int]:
+    def split_prefill(self, remaining: Sequence[int], decodes: int, express: Sequence[bool] = ()) -> list[int]:
         return list(remaining)

@@ -1,24 +1,24 @@
 """From options to an engine: the object graph of the engine process. Loads what the chosen engine needs, no more."""
 
-from penstock.worker.engine.build_batch import batch_of
+from penstock.worker.engine.build_batch import build_batch
 from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Engine
 from penstock.worker.engine.loaders import load_card
 from penstock.worker.engine.memory import fit_context
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.sim import SimEngine
+from penstock.worker.engine.sim import SimulatedEngine
 
-SIM_BLOCKS = 7_500  # 120,000 tokens in blocks of 16
+SIMULATED_KV_BLOCKS = 7_500  # 120,000 tokens in blocks of 16
 
 
 def build_engine(options: EngineOptions) -> tuple[Engine, ModelCard]:
     """Load the model and make its engine. Raises ModelUnsupported or ValueError over options that cannot work."""
     if options.engine == "sim":
         card = load_card(options.model)
-        blocks = options.kv_blocks or SIM_BLOCKS
+        blocks = options.kv_blocks or SIMULATED_KV_BLOCKS
         card = fit_context(card, blocks, options.block_size)
-        batch = batch_of(options, card, blocks)
-        return SimEngine(batch, options.law, card.plain_ids(), options.crash_on), card
+        batch = build_batch(options, card, blocks)
+        return SimulatedEngine(batch, options.step_time, card.plain_ids(), options.crash_token_id), card
     if options.engine == "vllm":
         from penstock.worker.engine.vllm.build import build_vllm_engine  # noqa: PLC0415 - has libraries of its own
 

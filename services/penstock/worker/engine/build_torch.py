@@ -4,13 +4,13 @@ import structlog
 import torch
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.build_batch import batch_of
+from penstock.worker.engine.build_batch import build_batch
 from penstock.worker.engine.card import ModelCard
-from penstock.worker.engine.cores import cores_here
+from penstock.worker.engine.cores import available_cores
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.kv import blocks_for
-from penstock.worker.engine.loaders.load import located
+from penstock.worker.engine.kv import blocks_that_fit
+from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
 from penstock.worker.engine.memory import cpu_pool_bytes, fit_context, gpu_pool_bytes
 from penstock.worker.engine.model import Model
@@ -28,28 +28,28 @@ log = structlog.get_logger()
 @torch.inference_mode()
 def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
     """Raises ValueError where a forward of our own is demanded and cannot be had."""
-    threads = options.threads or cores_here()
+    threads = options.threads or available_cores()
     device = _device(options.device)
-    checkpoint = read_checkpoint(*located(options.model))
+    checkpoint = read_checkpoint(*locate_model(options.model))
     shape = checkpoint.shape
     torch.set_num_threads(threads)
-    dtype, is_native = _choose(options, shape, device)
+    dtype, is_native = _choose_dtype(options, shape, device)
     weights = checkpoint.weights(dtype, device)
     wanted = options.kv_bytes or _pool_bytes(device)
-    blocks = options.kv_blocks or blocks_for(wanted, shape, options.block_size, dtype)
+    blocks = options.kv_blocks or blocks_that_fit(wanted, shape, options.block_size, dtype)
     card = fit_context(checkpoint.card, blocks, options.block_size)
     runner: Runner
     if is_native:
         runner = NativeRunner(shape, weights, blocks, options.block_size, threads)
         torch.set_num_threads(1)  # its threads would wait for work on the cores that the native ones compute on
-    elif device.type == "cuda" and _has_kernels(options, device):
+    elif device.type == "cuda" and _can_use_kernels(options, device):
         from penstock.worker.engine.cuda.runner import CudaRunner  # noqa: PLC0415 - needs Triton
 
         runner = CudaRunner(shape, weights, blocks, options.block_size, options.slots)
     else:
         runner = TorchRunner(Model(shape, weights), blocks, options.block_size)
-    _warm_up(runner, batch_of(options, card, blocks), options.token_budget)
-    return TorchEngine(runner, batch_of(options, card, blocks)), card
+    _warm_up(runner, build_batch(options, card, blocks), options.token_budget)
+    return TorchEngine(runner, build_batch(options, card, blocks)), card
 
 
 def _warm_up(runner: Runner, batch: Batch, token_budget: int) -> None:
@@ -67,7 +67,7 @@ def _warm_up(runner: Runner, batch: Batch, token_budget: int) -> None:
         batch.commit(plan, [0] * len(plan.sampled), [0.0] * len(plan.sampled))
 
 
-def _choose(options: EngineOptions, shape: ModelShape, device: torch.device) -> tuple[torch.dtype, bool]:
+def _choose_dtype(options: EngineOptions, shape: ModelShape, device: torch.device) -> tuple[torch.dtype, bool]:
     """Type to compute in, and whether natively.
 
     `auto` is bfloat16 natively on CPUs with arithmetic for it, where a row rounds alike in every batch. In plain torch
@@ -75,19 +75,19 @@ def _choose(options: EngineOptions, shape: ModelShape, device: torch.device) -> 
     tie: float32. On GPUs it is bfloat16 for its speed, at that price, which the products of cuBLAS have.
     """
     if device.type != "cpu" or options.compute == "torch":
-        return _DTYPES[_named(options.dtype, "float32" if device.type == "cpu" else "bfloat16")], False
+        return _DTYPES[_resolve_auto(options.dtype, "float32" if device.type == "cpu" else "bfloat16")], False
     try:
         has_bfloat16 = check_native(shape, options.block_size)
     except NativeUnavailable as reason:
         if options.compute == "native":
             raise ValueError(f"no native forward: {reason}") from reason
         log.warning("native_unavailable", reason=str(reason), instead="torch")
-        return _DTYPES[_named(options.dtype, "float32")], False
-    name = _named(options.dtype, "bfloat16" if has_bfloat16 else "float32")
+        return _DTYPES[_resolve_auto(options.dtype, "float32")], False
+    name = _resolve_auto(options.dtype, "bfloat16" if has_bfloat16 else "float32")
     return _DTYPES[name], name == "float32" or has_bfloat16
 
 
-def _has_kernels(options: EngineOptions, device: torch.device) -> bool:
+def _can_use_kernels(options: EngineOptions, device: torch.device) -> bool:
     """Whether a GPU's steps are computed by kernels of our own."""
     if options.compute == "torch":
         return False
@@ -101,8 +101,8 @@ def _has_kernels(options: EngineOptions, device: torch.device) -> bool:
     return True
 
 
-def _named(name: str, instead_of_auto: str) -> str:
-    return instead_of_auto if name == "auto" else name
+def _resolve_auto(name: str, default: str) -> str:
+    return default if name == "auto" else name
 
 
 def _pool_bytes(device: torch.device) -> int:

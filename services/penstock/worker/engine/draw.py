@@ -13,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.worker.engine.interface import SamplingParams
-from penstock.worker.engine.noise import MOST_NOISE, gumbel_noise, noise_key
+from penstock.worker.engine.noise import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
 
-LEAST_TEMPERATURE = 1e-5  # below it scores would leave float32; it is greedy but for ties long before
+MIN_TEMPERATURE = 1e-5  # below it scores would leave float32; it is greedy but for ties long before
 
 Scores = NDArray[np.float32]  # [candidates]
 Ids = NDArray[np.uint32]  # [candidates]
 
 
-class Draw(NamedTuple):
+class RowDraw(NamedTuple):
     """One row's draw: how, the tokens before it, and which may follow."""
 
     params: SamplingParams
     seed: int
     ids: Sequence[int]
-    prompt_tokens: int  # leading `ids` that are not output
+    min_prompt_tokens: int  # leading `ids` that are not output
     allowed: Sequence[int] | None = None  # token ids, ascending; None: all
 
     @property
@@ -37,10 +37,10 @@ class Draw(NamedTuple):
     @property
     def is_adjusted(self) -> bool:
         """Whether it is not drawn from the model's own logits of the whole vocabulary."""
-        return self.allowed is not None or _is_penalised(self.params)
+        return self.allowed is not None or _has_penalties(self.params)
 
 
-def draw_token(logits: Scores, draw: Draw) -> int:
+def draw_token(logits: Scores, draw: RowDraw) -> int:
     """Token of one row: the penalties first, then what is allowed, then temperature, truncation and chance."""
     scores, ids = _penalised(logits, draw), _all_ids(len(logits))
     if draw.allowed is not None:
@@ -50,7 +50,7 @@ def draw_token(logits: Scores, draw: Draw) -> int:
     # A broken model's logits may be no numbers: then nothing compares, and which token comes is all one.
     if draw.params.temperature == 0 or not np.isfinite(scores[best]):
         return int(ids[best])
-    scores = scores / np.float32(max(draw.params.temperature, LEAST_TEMPERATURE))
+    scores = scores / np.float32(max(draw.params.temperature, MIN_TEMPERATURE))
     kept = _kept(scores, ids, draw)
     return int(ids[kept[(scores[kept] + gumbel_noise(draw.key, ids[kept])).argmax()]])
 
@@ -60,7 +60,7 @@ def _all_ids(vocab_size: int) -> Ids:
     return np.arange(vocab_size, dtype=np.uint32)
 
 
-def _is_penalised(params: SamplingParams) -> bool:
+def _has_penalties(params: SamplingParams) -> bool:
     return bool(
         params.presence_penalty
         or params.frequency_penalty
@@ -69,20 +69,20 @@ def _is_penalised(params: SamplingParams) -> bool:
     )
 
 
-def _penalised(logits: Scores, draw: Draw) -> Scores:
+def _penalised(logits: Scores, draw: RowDraw) -> Scores:
     """Logits after penalties and biases; the same array where there are none.
 
     Repetition: CTRL, Keskar et al. 2019, section 4.1.
     """
     params = draw.params
-    if not _is_penalised(params):
+    if not _has_penalties(params):
         return logits
     scores = logits.copy()
     if params.repetition_penalty not in {0.0, 1.0}:
         seen = np.array(draw.ids)  # one that comes twice is written the same value twice
         values, penalty = logits[seen], np.float32(params.repetition_penalty)
         scores[seen] = np.where(values > 0, values / penalty, values * penalty)
-    output = draw.ids[draw.prompt_tokens :]
+    output = draw.ids[draw.min_prompt_tokens :]
     if output and (params.presence_penalty or params.frequency_penalty):
         seen, counts = np.unique(np.array(output), return_counts=True)
         scores[seen] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
@@ -91,14 +91,14 @@ def _penalised(logits: Scores, draw: Draw) -> Scores:
     return scores
 
 
-def _kept(scores: Scores, ids: Ids, draw: Draw) -> NDArray[np.intp]:
+def _kept(scores: Scores, ids: Ids, draw: RowDraw) -> NDArray[np.intp]:
     """Places in `scores` among which chance decides: what truncation leaves, or all that could win at all."""
     params, best = draw.params, scores.argmax()
     if params.top_k == 0 and params.top_p == 1.0:
         if params.min_p > 0:
             return np.flatnonzero(scores >= scores[best] + np.float32(math.log(params.min_p)))
         to_beat = scores[best] + gumbel_noise(draw.key, ids[best : best + 1])[0]
-        return np.flatnonzero(scores >= to_beat - np.float32(MOST_NOISE))
+        return np.flatnonzero(scores >= to_beat - np.float32(MAX_GUMBEL_NOISE))
     head = _head(scores, params)
     if params.min_p > 0:
         head = head[scores[head] >= scores[best] + np.float32(math.log(params.min_p))]

@@ -45,7 +45,7 @@ def build_inputs(plan: StepPlan, block_size: int, dtype: torch.dtype, device: to
         positions += range(part.start, part.end)
         table = part.sequence.table
         slots += [table[at // block_size] * block_size + at % block_size for at in range(part.start, part.end)]
-        if part.samples:
+        if part.is_sampled:
             sampled_rows.append(len(tokens) - 1)
     decode_tables = _padded_tables(plan.decodes, block_size, device)
     lengths = torch.tensor([part.end for part in plan.decodes], device=device)

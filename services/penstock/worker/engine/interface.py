@@ -35,7 +35,7 @@ class AllowedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class AllowedChoices:
     """The answer is one of these, token by token, and then an id that ends the run."""
 
     choices: tuple[tuple[int, ...], ...]
@@ -45,7 +45,7 @@ class Choices:
         return frozenset(token for choice in self.choices for token in choice)
 
 
-Form = AllowedTokens | Choices
+OutputConstraint = AllowedTokens | AllowedChoices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +59,37 @@ class SequenceSpec:
     stop_ids: frozenset[int] = frozenset()  # beside the model's end-of-sequence ids
     ignore_eos: bool = False
     sampling: SamplingParams = SamplingParams()
-    form: Form | None = None  # what the answer is held to; a simulated engine makes up its tokens all the same
+    constraint: OutputConstraint | None = (
+        None  # what the answer is held to; a simulated engine makes up its tokens all the same
+    )
     seed: int = 0
     # Runs of equal salt share the KV of equal beginnings, those still being computed too: a tenant's own, or one made
     # up for the completions of a single request. Empty: shares nothing.
     cache_salt: bytes = b""
-    is_urgent: bool = False  # prefilled before those that are not
+    is_express: bool = False  # prefilled before those that are not
 
 
-class Finished(NamedTuple):
+class SequenceFinished(NamedTuple):
     seq_id: int
     reason: FinishReason
     output_tokens: int  # made by this run
     cached_tokens: int  # of the prompt, found in the prefix cache
 
 
-class Cancelled(NamedTuple):
+class SequenceCancelled(NamedTuple):
     seq_id: int
     output_tokens: int  # made by this run
     blocks_freed: int  # back in the pool; a shared block counts for its last user
 
 
-class Prefilled(NamedTuple):
+class SequencePrefilled(NamedTuple):
     """A step computed so many known tokens of a sequence, after a preemption for a second time."""
 
     seq_id: int
     tokens: int
 
 
-class Admitted(NamedTuple):
+class SequenceAdmitted(NamedTuple):
     """A sequence's first step is this one."""
 
     seq_id: int
@@ -103,11 +105,15 @@ class StepResult:
     tokens: list[int] = field(default_factory=list)
     indexes: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # natural; 0 for sequences that did not ask
-    finished: list[Finished] = field(default_factory=list)
-    cancelled: list[Cancelled] = field(default_factory=list)  # let go before this step: it spent nothing on them
-    admitted: list[Admitted] = field(default_factory=list)
-    prefilled: list[Prefilled] = field(default_factory=list)
-    cache_news: dict[bytes, bool] = field(default_factory=dict)  # names of KV blocks: in the prefix cache from now on
+    finished: list[SequenceFinished] = field(default_factory=list)
+    cancelled: list[SequenceCancelled] = field(
+        default_factory=list
+    )  # let go before this step: it spent nothing on them
+    admitted: list[SequenceAdmitted] = field(default_factory=list)
+    prefilled: list[SequencePrefilled] = field(default_factory=list)
+    cache_changes: dict[bytes, bool] = field(
+        default_factory=dict
+    )  # names of KV blocks: in the prefix cache from now on
     preempted: int = 0
     prefill_tokens: int = 0
     decode_seqs: int = 0

@@ -39,7 +39,7 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.frombuffer(mmap(-1, prod(size) * dtype.itemsize), dtype=dtype).view(size)
 
 
-def blocks_for(kv_bytes: int, shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
+def blocks_that_fit(kv_bytes: int, shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """KV blocks that fit into `kv_bytes` of memory."""
     block_bytes = block_size * shape.kv_bytes_per_token(dtype)
     if kv_bytes < block_bytes:

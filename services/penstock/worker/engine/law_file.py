@@ -6,28 +6,28 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.step_law import StepTimeModel
 
-FIELDS = {
+FIELD_BY_KEY = {
     "base_ms": "base_s",
     "prefill_token_ms": "per_prefill_token_s",
     "decode_seq_ms": "per_decode_seq_s",
     "context_token_ms": "per_context_token_s",
     "prefill_context_token_ms": "per_prefill_context_token_s",
 }
-MS = 1e-3
+SECONDS_PER_MS = 1e-3
 
-Facts = Mapping[str, str | float]
+MeasurementFacts = Mapping[str, str | float]
 
 
-def law_text(law: StepLaw, facts: Facts) -> str:
+def step_time_toml(model: StepTimeModel, facts: MeasurementFacts) -> str:
     """The file's text. `facts` say how the law was measured; nobody reads them but people."""
-    terms = (f"{name} = {getattr(law, field) / MS:.6g}" for name, field in FIELDS.items())
+    terms = (f"{name} = {getattr(model, field) / SECONDS_PER_MS:.6g}" for name, field in FIELD_BY_KEY.items())
     told = (f"{name} = {json.dumps(value)}" for name, value in facts.items())
     return "\n".join(["[step_law]", *terms, "", "[measured]", *told, ""])
 
 
-def read_law(path: Path) -> StepLaw:
+def read_step_time_model(path: Path) -> StepTimeModel:
     """Raises ValueError that names the field to mend; a term that is not there costs nothing."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8")).get("step_law")
@@ -37,9 +37,9 @@ def read_law(path: Path) -> StepLaw:
         raise ValueError(  # noqa: TRY004  # a file is wrong, no caller is
             f"{path} has no [step_law] table; `penstock simulate --calibrate --out {path}` writes one"
         )
-    if unknown := next((name for name in values if name not in FIELDS), None):
-        raise ValueError(f"{path}: step_law.{unknown} is unknown; known are {', '.join(FIELDS)}")
-    law = StepLaw(**{field: _seconds(path, name, values.get(name, 0.0)) for name, field in FIELDS.items()})
+    if unknown := next((name for name in values if name not in FIELD_BY_KEY), None):
+        raise ValueError(f"{path}: step_law.{unknown} is unknown; known are {', '.join(FIELD_BY_KEY)}")
+    law = StepTimeModel(**{field: _seconds(path, name, values.get(name, 0.0)) for name, field in FIELD_BY_KEY.items()})
     if not law.base_s:
         raise ValueError(f"{path}: step_law.base_ms must be above 0, or empty steps would take no time")
     return law
@@ -48,4 +48,4 @@ def read_law(path: Path) -> StepLaw:
 def _seconds(path: Path, name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{path}: step_law.{name} must be a number of ms from 0 up, not {value!r}")
-    return value * MS
+    return value * SECONDS_PER_MS

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.worker.engine.errors import StartInvalid
-from penstock.worker.engine.interface import AllowedTokens, Choices, Form
+from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, OutputConstraint
 
 
 class TokenMask(Protocol):
@@ -29,7 +29,7 @@ class FixedMask:
 class _Node:
     """A beginning of choices, and what each token that goes on leads to."""
 
-    following: dict[int, "_Node"] = field(default_factory=dict)
+    children: dict[int, "_Node"] = field(default_factory=dict)
     is_choice: bool = False
 
 
@@ -42,37 +42,40 @@ class ChoiceMask:
         for choice in choices:
             node = self._root
             for token in choice:
-                node = node.following.setdefault(token, _Node())
+                node = node.children.setdefault(token, _Node())
             node.is_choice = True
 
     def allowed(self, output: Sequence[int]) -> Sequence[int]:
         node = self._root
         for token in output:
-            if token not in node.following:  # an earlier run was not held to these choices
+            if token not in node.children:  # an earlier run was not held to these choices
                 return sorted(self._end_ids)
-            node = node.following[token]
-        return sorted(node.following.keys() | self._end_ids) if node.is_choice else sorted(node.following)
+            node = node.children[token]
+        return sorted(node.children.keys() | self._end_ids) if node.is_choice else sorted(node.children)
 
 
-def build_mask(form: Form, end_ids: frozenset[int]) -> TokenMask:
+def build_mask(constraint: OutputConstraint, end_ids: frozenset[int]) -> TokenMask:
     """Raises StartInvalid for a form that nothing can have."""
-    if type(form) not in _MASKS:
-        raise StartInvalid(f"no mask is known for a {type(form).__name__}; add one beside the others")
-    return _MASKS[type(form)](form, end_ids)
+    if type(constraint) not in _MASK_BUILDERS:
+        raise StartInvalid(f"no mask is known for a {type(constraint).__name__}; add one beside the others")
+    return _MASK_BUILDERS[type(constraint)](constraint, end_ids)
 
 
-def _fixed(form: AllowedTokens, end_ids: frozenset[int]) -> FixedMask:
-    if not form.token_ids:
+def _fixed_mask(constraint: AllowedTokens, end_ids: frozenset[int]) -> FixedMask:
+    if not constraint.token_ids:
         raise StartInvalid("no token is allowed; allow at least one, or leave the list out to allow all")
-    return FixedMask(sorted(form.token_ids | end_ids))
+    return FixedMask(sorted(constraint.token_ids | end_ids))
 
 
-def _choice(form: Choices, end_ids: frozenset[int]) -> ChoiceMask:
-    if not form.choices or not all(form.choices):
+def _choice_mask(constraint: AllowedChoices, end_ids: frozenset[int]) -> ChoiceMask:
+    if not constraint.choices or not all(constraint.choices):
         raise StartInvalid("a choice is empty, or there is none; give each at least one token")
     if not end_ids:
         raise StartInvalid("nothing can end a choice; do not ignore the model's end ids, or give stop ids")
-    return ChoiceMask(form.choices, end_ids)
+    return ChoiceMask(constraint.choices, end_ids)
 
 
-_MASKS: dict[type, Callable[[Any, frozenset[int]], TokenMask]] = {AllowedTokens: _fixed, Choices: _choice}
+_MASK_BUILDERS: dict[type, Callable[[Any, frozenset[int]], TokenMask]] = {
+    AllowedTokens: _fixed_mask,
+    AllowedChoices: _choice_mask,
+}

@@ -10,16 +10,16 @@ import structlog
 
 from penstock.worker.engine.card import ModelCard
 
-CPU_SHARE = 0.25  # of what is free: other workers may start beside this one and see the same memory free
-CPU_MOST = 4 << 30  # bytes; on a CPU more sequences than fit here would each be too slow to read
-GPU_SHARE = 0.85  # of what the weights leave: the rest is for a step's activations
-LEAST_CONTEXT = 64  # tokens; below it a model is of no use
+CPU_POOL_SHARE = 0.25  # of what is free: other workers may start beside this one and see the same memory free
+MAX_CPU_POOL_BYTES = 4 << 30  # bytes; on a CPU more sequences than fit here would each be too slow to read
+GPU_POOL_SHARE = 0.85  # of what the weights leave: the rest is for a step's activations
+MIN_CONTEXT_TOKENS = 64  # tokens; below it a model is of no use
 
-CGROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_FILE = Path("/proc/self/cgroup")
 
 
-class Files(NamedTuple):
+class CgroupFiles(NamedTuple):
     """Where a version of control groups says how full a group is."""
 
     mount: str
@@ -28,30 +28,30 @@ class Files(NamedTuple):
     cache: str  # line of memory.stat
 
 
-_VERSIONS = {  # by what /proc/self/cgroup names the hierarchy
-    "": Files("", "memory.max", "memory.current", "inactive_file"),
-    "memory": Files("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+_CGROUP_VERSIONS = {  # by what /proc/self/cgroup names the hierarchy
+    "": CgroupFiles("", "memory.max", "memory.current", "inactive_file"),
+    "memory": CgroupFiles("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
 
 log = structlog.get_logger()
 
 
 def cpu_pool_bytes() -> int:
-    free = min(psutil.virtual_memory().available, *container_rooms(MEMBERSHIP, CGROUPS))
-    return min(int(free * CPU_SHARE), CPU_MOST)
+    free = min(psutil.virtual_memory().available, *cgroup_free_bytes(CGROUP_FILE, CGROUP_ROOT))
+    return min(int(free * CPU_POOL_SHARE), MAX_CPU_POOL_BYTES)
 
 
 def gpu_pool_bytes(free: int) -> int:
-    return int(free * GPU_SHARE)
+    return int(free * GPU_POOL_SHARE)
 
 
-def container_rooms(membership: Path, cgroups: Path) -> list[int]:
+def cgroup_free_bytes(cgroup_file: Path, cgroup_root: Path) -> list[int]:
     """Bytes that each control group around this process still allows, without the file cache, which gives way."""
     rooms = [1 << 62]
-    for line in membership.read_text(encoding="utf-8").splitlines() if membership.exists() else ():
+    for line in cgroup_file.read_text(encoding="utf-8").splitlines() if cgroup_file.exists() else ():
         _, controllers, path = line.split(":", 2)
-        for version in _VERSIONS.keys() & set(controllers.split(",")):
-            rooms += _rooms(cgroups, PurePosixPath(path), _VERSIONS[version])
+        for version in _CGROUP_VERSIONS.keys() & set(controllers.split(",")):
+            rooms += _free_bytes(cgroup_root, PurePosixPath(path), _CGROUP_VERSIONS[version])
     return rooms
 
 
@@ -60,7 +60,7 @@ def fit_context(card: ModelCard, blocks: int, block_size: int) -> ModelCard:
     held = blocks * block_size
     if held >= card.context_length:
         return card
-    if held < LEAST_CONTEXT:
+    if held < MIN_CONTEXT_TOKENS:
         raise ValueError(
             f"a KV pool of {held} tokens is too small to serve {card.name}; set kv_bytes or kv_blocks higher"
         )
@@ -68,20 +68,20 @@ def fit_context(card: ModelCard, blocks: int, block_size: int) -> ModelCard:
     return replace(card, context_length=held)
 
 
-def _rooms(cgroups: Path, path: PurePosixPath, files: Files) -> Iterator[int]:
+def _free_bytes(cgroup_root: Path, path: PurePosixPath, files: CgroupFiles) -> Iterator[int]:
     # Inside a container the path may be the host's, of which only the end, or nothing, is mounted here.
     for group in (path, *path.parents):
-        folder = cgroups / files.mount / group.relative_to("/")
-        most = _first_word(folder / files.limit)
-        used = _first_word(folder / files.usage)
+        folder = cgroup_root / files.mount / group.relative_to("/")
+        most = _read_text(folder / files.limit)
+        used = _read_text(folder / files.usage)
         if most.isdigit() and used.isdigit():
-            yield max(0, int(most) - int(used) + _figure(folder / "memory.stat", files.cache))
+            yield max(0, int(most) - int(used) + _stat_value(folder / "memory.stat", files.cache))
 
 
-def _first_word(file: Path) -> str:
+def _read_text(file: Path) -> str:
     return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
 
-def _figure(file: Path, name: str) -> int:
-    lines = _first_word(file).splitlines()
+def _stat_value(file: Path, name: str) -> int:
+    lines = _read_text(file).splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)

@@ -19,23 +19,23 @@ class Cancel(NamedTuple):
     seq_id: int
 
 
-class Ready(NamedTuple):
+class EngineReady(NamedTuple):
     """Engine to front, once, first."""
 
     card: ModelCard
     capacity: Capacity
 
 
-class Stepped(NamedTuple):
+class StepCompleted(NamedTuple):
     """Engine to front, after each step."""
 
     result: StepResult
     capacity: Capacity
-    took_s: float
+    duration_s: float
     ended_at: float  # Unix s; what it made, it made before: the front may hear of it later
 
 
-class Refused(NamedTuple):
+class AddRejected(NamedTuple):
     """Engine to front: an `Add` that the engine knows nothing of any more. Always the caller's to mend."""
 
     seq_id: int
@@ -44,7 +44,7 @@ class Refused(NamedTuple):
     metadata: Mapping[str, str]
 
 
-class Fatal(NamedTuple):
+class EngineFatal(NamedTuple):
     """Engine to front, last: it cannot start or go on."""
 
     message: str

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from penstock.worker.engine.mixing import MASK64, mix64
 
-MOST_NOISE = 16.7  # no noise is above it: the largest is that of 1 - 2**-24, which is 16.64
+MAX_GUMBEL_NOISE = 16.7  # no noise is above it: the largest is that of 1 - 2**-24, which is 16.64
 _MULTIPLIERS = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))  # of "lowbias32", Wellons 2018
 
 

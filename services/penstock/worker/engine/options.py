@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.worker.engine.step_law import StepLaw
+from penstock.worker.engine.step_law import StepTimeModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,5 +23,5 @@ class EngineOptions:
     batching: Literal["continuous", "naive"] = "continuous"
     threads: int = 0  # on a CPU; 0: one for each core that the process may use
     vllm_args: str = ""  # JSON object: more arguments for vllm.EngineArgs
-    law: StepLaw = field(default_factory=StepLaw)  # of a simulated engine
-    crash_on: int = -1  # a token of prompts at which a simulated engine dies; -1: none
+    step_time: StepTimeModel = field(default_factory=StepTimeModel)  # of a simulated engine
+    crash_token_id: int = -1  # a token of prompts at which a simulated engine dies; -1: none

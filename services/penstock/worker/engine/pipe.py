@@ -8,17 +8,17 @@ front has read some: it hears cancels all the while, and every token made is sti
 import select
 import socket
 
-from penstock.worker.engine.framing import Unframer, framed
+from penstock.worker.engine.framing import MessageDecoder, encode_message
 
-UNSENT_LIMIT = 4 << 20  # bytes; some 800 steps of 256 sequences, so a front that is this late is as good as dead
-_PIECE = 1 << 16  # bytes read at a time
+MAX_UNSENT_BYTES = 4 << 20  # bytes; some 800 steps of 256 sequences, so a front that is this late is as good as dead
+_READ_BYTES = 1 << 16  # bytes read at a time
 
 
-class FrontGone(Exception):
+class HostGone(Exception):
     """The front has closed its end, or died. Nobody waits for what was to come."""
 
 
-class FrontPipe:
+class HostPipe:
     """Takes the socket over. Every call may raise FrontGone."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -26,25 +26,25 @@ class FrontPipe:
         end.set_inheritable(False)  # a process that the engine starts must not keep the pipe open after its death
         self._end = end
         self._unsent = bytearray()
-        self._unframer = Unframer()
-        self._piece = bytearray(_PIECE)
+        self._decoder = MessageDecoder()
+        self._read_buffer = bytearray(_READ_BYTES)
 
     @property
     def is_full(self) -> bool:
-        return len(self._unsent) > UNSENT_LIMIT
+        return len(self._unsent) > MAX_UNSENT_BYTES
 
     def send(self, message: object) -> None:
-        self._unsent += framed(message)
-        self._push()
+        self._unsent += encode_message(message)
+        self._send_unsent()
 
     def receive(self) -> list[object]:
         """What the front has said since, to its last word; sends on what was left unsent."""
         messages: list[object] = []
         try:
-            self._push()
-            while data := self._pull():
-                messages += self._unframer.feed(data)
-        except FrontGone:
+            self._send_unsent()
+            while data := self._read():
+                messages += self._decoder.feed(data)
+        except HostGone:
             if not messages:
                 raise
         return messages
@@ -58,30 +58,30 @@ class FrontPipe:
         while self._unsent:
             before = len(self._unsent)
             select.select([], [self._end], [], seconds)
-            self._push()
+            self._send_unsent()
             if len(self._unsent) == before:
                 return
 
     def close(self) -> None:
         self._end.close()
 
-    def _push(self) -> None:
+    def _send_unsent(self) -> None:
         try:
             while self._unsent:
                 del self._unsent[: self._end.send(self._unsent)]
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise FrontGone from error
+            raise HostGone from error
 
-    def _pull(self) -> memoryview | None:
+    def _read(self) -> memoryview | None:
         """One piece of what there is to read; None when there is nothing now."""
         try:
-            count = self._end.recv_into(self._piece)
+            count = self._end.recv_into(self._read_buffer)
         except BlockingIOError:
             return None
         except ConnectionResetError as error:
-            raise FrontGone from error
+            raise HostGone from error
         if not count:
-            raise FrontGone
-        return memoryview(self._piece)[:count]
+            raise HostGone
+        return memoryview(self._read_buffer)[:count]

@@ -19,7 +19,7 @@ class Slice:
         return self.start + self.count
 
     @property
-    def samples(self) -> bool:
+    def is_sampled(self) -> bool:
         return self.end == len(self.sequence.ids)
 
 
@@ -32,7 +32,7 @@ class StepPlan:
 
     def __post_init__(self) -> None:
         # A decode computes the last token there is, so that each gets another.
-        prefilled = [part.sequence for part in self.prefills if part.samples]
+        prefilled = [part.sequence for part in self.prefills if part.is_sampled]
         self.sampled = [part.sequence for part in self.decodes] + prefilled
 
     @property

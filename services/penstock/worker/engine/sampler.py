@@ -10,17 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from penstock.worker.engine.draw import Draw, Scores, draw_token
-from penstock.worker.engine.sampler_cuda import sample_together
+from penstock.worker.engine.draw import RowDraw, Scores, draw_token
+from penstock.worker.engine.sampler_cuda import sample_batch
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+def sample(logits: Tensor, draws: Sequence[RowDraw]) -> tuple[list[int], list[float]]:
     """Token of each row, and the logarithm of its probability before penalties and truncation where asked for (else 0).
 
     logits: [rows, vocab_size] float32
     """
     if logits.is_cuda:
-        return sample_together(logits, draws)
+        return sample_batch(logits, draws)
     rows = logits.numpy()
     tokens: list[int] = rows.argmax(axis=1).tolist()
     for row, draw in enumerate(draws):

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.draw import LEAST_TEMPERATURE, Draw, draw_token
+from penstock.worker.engine.draw import MIN_TEMPERATURE, RowDraw, draw_token
 
 _MULTIPLIERS = (0x7FEB352D, -0x7B935975)  # those of `noise`; the second is 0x846CA68B as int32
 
 
-def sample_together(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+def sample_batch(logits: Tensor, draws: Sequence[RowDraw]) -> tuple[list[int], list[float]]:
     """As `sample`. logits: [rows, vocab_size] float32, on any device"""
     chosen = logits.argmax(dim=-1)
     drawn = [row for row, draw in enumerate(draws) if draw.params.temperature > 0 and not draw.is_adjusted]
     if len(drawn) == len(draws):
         chosen = _draw(logits, draws)
     elif drawn:
-        rows = _moved(drawn, torch.int64, logits.device)
+        rows = _to_device(drawn, torch.int64, logits.device)
         chosen.index_copy_(0, rows, _draw(logits.index_select(0, rows), [draws[row] for row in drawn]))
     for row, draw in enumerate(draws):
         if draw.is_adjusted:
@@ -30,10 +30,10 @@ def sample_together(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], l
     return chosen.tolist(), _logprobs(logits, chosen, draws)
 
 
-def _draw(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _draw(scores: Tensor, draws: Sequence[RowDraw]) -> Tensor:
     """Token ids, [rows] int64. scores: [rows, vocab_size]"""
     params = [draw.params for draw in draws]
-    scores = scores / _column(scores, [max(each.temperature, LEAST_TEMPERATURE) for each in params])
+    scores = scores / _column(scores, [max(each.temperature, MIN_TEMPERATURE) for each in params])
     ids = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
     if any(each.top_k > 0 or each.top_p < 1.0 for each in params):
         scores, ids = scores.sort(dim=-1, descending=True, stable=True)
@@ -54,7 +54,7 @@ def _draw(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
 def gumbel_noise(keys: Sequence[int], ids: Tensor) -> Tensor:
     """`noise.gumbel_noise` of each row's key. ids: [rows, candidates] int32"""
     low, high = (
-        _moved([_int32(key >> shift & 0xFFFFFFFF) for key in keys], torch.int32, ids.device) for shift in (0, 32)
+        _to_device([_int32(key >> shift & 0xFFFFFFFF) for key in keys], torch.int32, ids.device) for shift in (0, 32)
     )
     bits = _mix(_mix(ids ^ low[:, None]) + high[:, None])
     uniform = _shift_right(bits, 9).float().add_(0.5).mul_(2.0**-23)
@@ -81,19 +81,19 @@ def _int32(value: int) -> int:
 
 
 def _column(like: Tensor, values: Sequence[float]) -> Tensor:
-    return _moved(values, torch.float32, like.device)[:, None]
+    return _to_device(values, torch.float32, like.device)[:, None]
 
 
-def _moved(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """From memory that the GPU copies from by itself: from any other, the copy would wait for all it has to do."""
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
-def _logprobs(logits: Tensor, chosen: Tensor, draws: Sequence[Draw]) -> list[float]:
+def _logprobs(logits: Tensor, chosen: Tensor, draws: Sequence[RowDraw]) -> list[float]:
     logprobs = [0.0] * len(draws)
     asked = [row for row, draw in enumerate(draws) if draw.params.logprobs]
     if asked:
-        places = _moved(asked, torch.int64, logits.device)
+        places = _to_device(asked, torch.int64, logits.device)
         rows = logits.index_select(0, places)
         values = rows.gather(1, chosen.index_select(0, places)[:, None])[:, 0] - rows.logsumexp(dim=-1)
         for row, value in zip(asked, values.tolist(), strict=True):

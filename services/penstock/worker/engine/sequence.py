@@ -22,19 +22,19 @@ class Sequence:
     mask: TokenMask | None = None
     ids: list[int] = field(init=False)
     prompt_tokens: int = field(init=False)  # tokens the client sent, what earlier runs emitted not among them
-    final_tokens: int = field(init=False)  # most tokens it can come to hold
+    max_total_tokens: int = field(init=False)  # most tokens it can come to hold
     table: list[int] = field(default_factory=list)  # block table: KV block of each `block_size` positions
     computed: int = 0  # positions
-    shared: int = 0  # leading blocks found under their names when it was admitted
-    filled: int = 0  # how many of those are known to have their content
+    shared_blocks: int = 0  # leading blocks found under their names when it was admitted
+    filled_blocks: int = 0  # how many of those are known to have their content
     cached_tokens: int | None = None  # of the prompt, at first admission; None before it
-    names: list[bytes] = field(default_factory=list)  # of the leading full blocks, for prefix sharing
-    published: int = 0  # leading blocks that others can find filled
+    block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, for prefix sharing
+    published_blocks: int = 0  # leading blocks that others can find filled
 
     def __post_init__(self) -> None:
         self.ids = list(self.spec.token_ids)
         self.prompt_tokens = len(self.ids) - self.spec.emitted
-        self.final_tokens = len(self.ids) + self.spec.max_output_tokens
+        self.max_total_tokens = len(self.ids) + self.spec.max_output_tokens
 
     def __repr__(self) -> str:
         return f"<Sequence {self.spec.seq_id}: {self.computed}/{len(self.ids)} computed, {self.generated} generated>"
@@ -53,12 +53,12 @@ class Sequence:
         return self.mask.allowed(self.ids[self.prompt_tokens :]) if self.mask else None
 
     @property
-    def shares(self) -> bool:
+    def can_share(self) -> bool:
         return bool(self.spec.cache_salt)
 
-    def name_blocks(self, count: int, block_size: int) -> list[bytes]:
+    def hash_blocks(self, count: int, block_size: int) -> list[bytes]:
         """Names of the first `count` blocks, all full of known tokens. Each is hashed once."""
-        for block in range(len(self.names), count):
-            parent = self.names[-1] if self.names else root_hash(self.spec.cache_salt)
-            self.names.append(chain_hash(parent, self.ids[block * block_size : (block + 1) * block_size]))
-        return self.names[:count]
+        for block in range(len(self.block_hashes), count):
+            parent = self.block_hashes[-1] if self.block_hashes else root_hash(self.spec.cache_salt)
+            self.block_hashes.append(chain_hash(parent, self.ids[block * block_size : (block + 1) * block_size]))
+        return self.block_hashes[:count]

@@ -9,21 +9,21 @@ from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
 from penstock.worker.engine.mixing import MASK64, mix64
 from penstock.worker.engine.plan import StepPlan
-from penstock.worker.engine.step_law import StepLaw, work_of
+from penstock.worker.engine.step_law import StepTimeModel, work_of
 
 
-class SimEngine:
+class SimulatedEngine:
     """Satisfies `Engine`; never sleeps: `StepResult.duration_s` says what the caller is to wait.
 
     A token is a function of prompt, seed and position, so a resumed sequence goes on as it would have. It never is an
     end-of-sequence id: every answer has the length asked for.
     """
 
-    def __init__(self, batch: Batch, law: StepLaw, token_ids: range, crash_on: int = -1) -> None:
+    def __init__(self, batch: Batch, step_time: StepTimeModel, token_ids: range, crash_token_id: int = -1) -> None:
         """`crash_on`: a token at which the process dies as by a fault in a kernel, to prove what is done then."""
         self.batch = batch
-        self._crash_on = crash_on
-        self.law = law
+        self._crash_token_id = crash_token_id
+        self.step_time = step_time
         self._token_ids = token_ids
         self._keys: dict[int, int] = {}  # of the sequences here
 
@@ -43,7 +43,9 @@ class SimEngine:
 
     def step(self) -> StepResult:
         plan = self.batch.plan()
-        if self._crash_on >= 0 and any(self._crash_on in prompt_of(part.sequence.spec) for part in plan.prefills):
+        if self._crash_token_id >= 0 and any(
+            self._crash_token_id in prompt_of(part.sequence.spec) for part in plan.prefills
+        ):
             os.abort()
         tokens = [self._token(each.spec.seq_id, len(each.ids)) for each in plan.sampled]
         result = self.batch.commit(plan, tokens, [0.0] * len(tokens))
@@ -58,7 +60,7 @@ class SimEngine:
     def _duration_s(self, plan: StepPlan) -> float:
         if not plan.decodes and not plan.prefills:
             return 0.0
-        return self.law.duration_s(work_of(plan.decodes, plan.prefills))
+        return self.step_time.duration_s(work_of(plan.decodes, plan.prefills))
 
 
 def prompt_of(spec: SequenceSpec) -> Sequence[int]:

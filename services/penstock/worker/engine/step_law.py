@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-class Part(Protocol):
+class PositionSpan(Protocol):
     """A run of one sequence's positions that a step computes; `Slice` is one."""
 
     start: int
     count: int
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """What a step's time follows from."""
 
     prefill_tokens: int
@@ -21,13 +21,13 @@ class Work(NamedTuple):
     prefill_context_tokens: int  # positions that prefilled tokens read, each token counting its own and all before it
 
 
-def work_of(decodes: Iterable[Part], prefills: Iterable[Part]) -> Work:
+def work_of(decodes: Iterable[PositionSpan], prefills: Iterable[PositionSpan]) -> StepWork:
     ends = [part.start + part.count for part in decodes]
     tokens = reads = 0
     for part in prefills:
         tokens += part.count
         reads += prefill_reads(part.start, part.count)
-    return Work(tokens, len(ends), sum(ends), reads)
+    return StepWork(tokens, len(ends), sum(ends), reads)
 
 
 def prefill_reads(start: int, count: int) -> int:
@@ -36,7 +36,7 @@ def prefill_reads(start: int, count: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepLaw:
+class StepTimeModel:
     """Time of a step, linear in its work. The defaults are one mid-size GPU's."""
 
     base_s: float = 0.006
@@ -45,7 +45,7 @@ class StepLaw:
     per_context_token_s: float = 0.0  # for each position that a decode reads
     per_prefill_context_token_s: float = 0.0  # for each that a prefilled token reads
 
-    def duration_s(self, work: Work) -> float:
+    def duration_s(self, work: StepWork) -> float:
         return (
             self.base_s
             + self.per_prefill_token_s * work.prefill_tokens

@@ -3,7 +3,7 @@
 import torch
 
 from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.draw import Draw
+from penstock.worker.engine.draw import RowDraw
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
 from penstock.worker.engine.plan import StepPlan
 from penstock.worker.engine.runner import Runner
@@ -42,7 +42,7 @@ class TorchEngine:
             return [], []
         logits = self.runner.forward(plan)
         draws = [
-            Draw(each.spec.sampling, each.spec.seed, each.ids, each.prompt_tokens, each.allowed)
+            RowDraw(each.spec.sampling, each.spec.seed, each.ids, each.prompt_tokens, each.allowed)
             for each in plan.sampled
         ]
         return sample(logits, draws) if draws else ([], [])

@@ -15,18 +15,20 @@ from penstock.worker.engine.cuda.attention_kernels import combine_kernel, decode
 from penstock.worker.engine.cuda.step import StepTensors
 from penstock.worker.engine.kv import LayerKv
 
-MOST_SPLITS = 64  # of a row's keys; they bound the memory of the partial results
-SHORTEST_SPLIT = 128  # keys
-PROGRAMS = 512  # a decode has about so many at least, if there are as many splits: a few for each of a GPU's 132 cores
-KEYS = 64  # per tile
-LANES = 64  # of a prefill's tile: tokens times the heads that share a KV head
-LEAST_LANES = 16  # what a tensor core multiplies at once
+MAX_SPLITS = 64  # of a row's keys; they bound the memory of the partial results
+MIN_SPLIT_KEYS = 128  # keys
+MIN_DECODE_PROGRAMS = (
+    512  # a decode has about so many at least, if there are as many splits: a few for each of a GPU's 132 cores
+)
+TILE_KEYS = 64  # per tile
+PREFILL_TILE_ROWS = 64  # of a prefill's tile: tokens times the heads that share a KV head
+MIN_TILE_ROWS = 16  # what a tensor core multiplies at once
 
 
 def split_length(context_length: int) -> int:
     """Keys of a split: one for all sequences of an engine, or a row's result would depend on its batch mates."""
-    least = -(-context_length // MOST_SPLITS)
-    return max(SHORTEST_SPLIT, 1 << (least - 1).bit_length())
+    least = -(-context_length // MAX_SPLITS)
+    return max(MIN_SPLIT_KEYS, 1 << (least - 1).bit_length())
 
 
 def attend_decodes(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, split: int) -> None:
@@ -35,15 +37,15 @@ def attend_decodes(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, spl
     qkv: [rows, heads + 2 * kv_heads, head_size]; out: [rows, heads, head_size]; split: a multiple of KEYS.
     """
     rows, heads, kv_heads, head_size = step.decodes, out.shape[1], kv.k.shape[2], out.shape[2]
-    partials = torch.empty(rows, heads, MOST_SPLITS, head_size, dtype=torch.float32, device=out.device)
-    weights = torch.empty(rows, heads, MOST_SPLITS, dtype=torch.float32, device=out.device)
-    programs = min(MOST_SPLITS, triton.cdiv(PROGRAMS, rows * kv_heads))
+    partials = torch.empty(rows, heads, MAX_SPLITS, head_size, dtype=torch.float32, device=out.device)
+    weights = torch.empty(rows, heads, MAX_SPLITS, dtype=torch.float32, device=out.device)
+    programs = min(MAX_SPLITS, triton.cdiv(MIN_DECODE_PROGRAMS, rows * kv_heads))
     decode_kernel[rows, kv_heads, programs](
         *(qkv, kv.k, kv.v, step.positions, step.table_offsets, step.tables, partials, weights),
         **_sizes(heads, kv_heads, head_size, kv.k.shape[1]),
-        LANES=max(LEAST_LANES, triton.next_power_of_2(heads // kv_heads)),
+        LANES=max(MIN_TILE_ROWS, triton.next_power_of_2(heads // kv_heads)),
         SPLIT=split,
-        MOST_SPLITS=MOST_SPLITS,
+        MOST_SPLITS=MAX_SPLITS,
     )
     combine_kernel[rows, heads](
         *(partials, weights, step.positions, out),
@@ -51,7 +53,7 @@ def attend_decodes(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor, spl
         HEAD_SIZE=head_size,
         WIDTH=triton.next_power_of_2(head_size),
         SPLIT=split,
-        MOST_SPLITS=MOST_SPLITS,
+        MOST_SPLITS=MAX_SPLITS,
     )
 
 
@@ -61,7 +63,7 @@ def attend_prefills(qkv: Tensor, kv: LayerKv, step: StepTensors, out: Tensor) ->
     Shapes as in `attend_decodes`.
     """
     heads, kv_heads, head_size = out.shape[1], kv.k.shape[2], out.shape[2]
-    lanes = max(LANES, triton.next_power_of_2(heads // kv_heads))
+    lanes = max(PREFILL_TILE_ROWS, triton.next_power_of_2(heads // kv_heads))
     tokens = lanes // (heads // kv_heads)
     prefill_kernel[triton.cdiv(step.longest_prefill, tokens), kv_heads, step.prefills](
         *(qkv, kv.k, kv.v, step.positions, step.first_rows, step.table_offsets, step.tables, out, step.decodes),
@@ -80,5 +82,5 @@ def _sizes(heads: int, kv_heads: int, head_size: int, block_size: int) -> dict[s
         "WIDTH": triton.next_power_of_2(head_size),
         "BLOCK_SIZE": block_size,
         "SCALE": math.log2(math.e) / math.sqrt(head_size),
-        "KEYS": KEYS,
+        "KEYS": TILE_KEYS,
     }

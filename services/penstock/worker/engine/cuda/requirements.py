@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import torch
 
-_LEAST_CAPABILITY = (8, 0)  # Ampere: before it there is no bfloat16
+_MIN_CAPABILITY = (8, 0)  # Ampere: before it there is no bfloat16
 
 
 class CudaUnavailable(Exception):
@@ -21,5 +21,5 @@ def check_cuda(device: torch.device) -> None:
     if not (shutil.which(compiler) or shutil.which("clang")):
         raise CudaUnavailable(f"Triton needs a C compiler and {compiler} is not here; install gcc or set CC")
     capability = torch.cuda.get_device_capability(device)
-    if capability < _LEAST_CAPABILITY:
-        raise CudaUnavailable(f"{device} has compute capability {capability}, below {_LEAST_CAPABILITY}")
+    if capability < _MIN_CAPABILITY:
+        raise CudaUnavailable(f"{device} has compute capability {capability}, below {_MIN_CAPABILITY}")

@@ -8,7 +8,7 @@ from penstock.worker.engine.cuda.row_kernels import norm_kernel, rotate_kernel, 
 from penstock.worker.engine.cuda.step import StepTensors
 from penstock.worker.engine.kv import LayerKv
 
-_COLUMNS = 1024  # per program
+_COLUMNS_PER_PROGRAM = 1024  # per program
 
 
 def add_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -24,7 +24,7 @@ def add_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float
         EPS=eps,
         WIDTH=triton.next_power_of_2(dim),
         UPDATES=update is not None,
-        num_warps=8 if dim > _COLUMNS else 4,
+        num_warps=8 if dim > _COLUMNS_PER_PROGRAM else 4,
     )
     return out
 
@@ -41,7 +41,7 @@ def rotate_and_write(
     kv_heads = kv.k.shape[2]
     rotate_kernel[rows, all_heads - kv_heads](
         *(qkv, *rope, rope[0] if norms is None else norms),
-        *(step.positions, step.owners, step.table_offsets, step.tables, kv.k, kv.v),
+        *(step.positions, step.row_parts, step.table_offsets, step.tables, kv.k, kv.v),
         HEADS=all_heads - 2 * kv_heads,
         KV_HEADS=kv_heads,
         HALF=head_size // 2,
@@ -57,5 +57,7 @@ def silu_multiply(gate_up: Tensor) -> Tensor:
     """silu(gate) * up: [rows, hidden]. gate_up: [rows, 2 * hidden]"""
     rows, hidden = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, hidden, dtype=gate_up.dtype, device=gate_up.device)
-    silu_kernel[rows, triton.cdiv(hidden, _COLUMNS)](gate_up, out, HIDDEN=hidden, COLUMNS=_COLUMNS)
+    silu_kernel[rows, triton.cdiv(hidden, _COLUMNS_PER_PROGRAM)](
+        gate_up, out, HIDDEN=hidden, COLUMNS=_COLUMNS_PER_PROGRAM
+    )
     return out

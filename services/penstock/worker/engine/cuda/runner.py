@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.worker.engine.cuda.decoder import Decoder
-from penstock.worker.engine.cuda.step import Packer, StepShape, unpack
+from penstock.worker.engine.cuda.step import StepPacker, StepShape, unpack
 from penstock.worker.engine.interface import SequenceSpec, StepResult
 from penstock.worker.engine.kv import allocate_kv
 from penstock.worker.engine.plan import Slice, StepPlan
@@ -32,13 +32,15 @@ class CudaRunner:
         self._device = weights.embedding.device
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # Triton launches on the current one
-        self._packer = Packer()
+        self._packer = StepPacker()
         self._kv = allocate_kv(shape, blocks, block_size, weights.embedding.dtype, self._device)
         buckets = [1 << power for power in range((slots - 1).bit_length() + 1)]
         longest_table = -(-shape.context_length // block_size)
         length = StepShape.decoding(buckets[-1]).header + buckets[-1] * longest_table
-        self._run = torch.zeros(length, dtype=torch.int32, device=self._device)  # every graph reads its step here
-        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._step_buffer = torch.zeros(
+            length, dtype=torch.int32, device=self._device
+        )  # every graph reads its step here
+        self._graph_pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         # The largest first: the others find room in its memory.
         self._graphs = {rows: self._capture(StepShape.decoding(rows)) for rows in reversed(buckets)}
         self._compile_prefill()
@@ -47,26 +49,26 @@ class CudaRunner:
         """Satisfies `Runner`. The next call overwrites the logits."""
         shape = StepShape.of(plan)
         if shape.prefills:
-            run = self._staged(self._packer.pack(plan, shape)).to(self._device, non_blocking=True)
+            run = self._stage(self._packer.pack(plan, shape)).to(self._device, non_blocking=True)
             return self._decoder.forward(unpack(run, shape), self._kv)
         bucket = StepShape.decoding(1 << (shape.rows - 1).bit_length())
-        staged = self._staged(self._packer.pack(plan, bucket))
-        self._run[: len(staged)].copy_(staged, non_blocking=True)
+        staged = self._stage(self._packer.pack(plan, bucket))
+        self._step_buffer[: len(staged)].copy_(staged, non_blocking=True)
         return self._graphs[bucket.rows]()[: shape.rows]
 
-    def _staged(self, packed: "array[int]") -> Tensor:
+    def _stage(self, packed: "array[int]") -> Tensor:
         """In memory that the GPU copies from by itself; torch does not give it away again before it has."""
         run = torch.frombuffer(packed, dtype=torch.int32)
         return run.pin_memory() if self._device.type == "cuda" else run
 
     def _capture(self, shape: StepShape) -> Callable[[], Tensor]:
         """What computes the step of this shape that lies in `_run`. Without a GPU, kernel by kernel."""
-        step = unpack(self._run, shape)
+        step = unpack(self._step_buffer, shape)
         if self._device.type != "cuda":
             return lambda: self._decoder.forward(step, self._kv)
         self._decoder.forward(step, self._kv)  # compiles, and has cuBLAS allocate what it may not while capturing
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._graph_pool):
             logits = self._decoder.forward(step, self._kv)
 
         def replay() -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.worker.engine.plan import Slice, StepPlan
 
-_ALIGNED = 4  # int32: kernels are compiled anew for pointers of another alignment than 16 bytes
+_ALIGNMENT_WORDS = 4  # int32: kernels are compiled anew for pointers of another alignment than 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StepTensors:
     shape: StepShape
     tokens: Tensor  # [rows]
     positions: Tensor  # [rows]
-    owners: Tensor  # [rows]: part of each row
+    row_parts: Tensor  # [rows]: part of each row
     table_offsets: Tensor  # [parts]: where in `tables` each part's table begins
     first_rows: Tensor  # [parts + 1]: first row of each part, and the number of rows
     sampled_rows: Tensor  # [sampled]
@@ -69,11 +69,11 @@ class StepTensors:
         return self.shape.longest_prefill
 
 
-class Packer:
+class StepPacker:
     """Remembers block tables from step to step: to turn them into int32 anew would take longer than a short step."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, _Table] = {}  # of the last step, by the identity of the table
+        self._tables: dict[int, _PackedTable] = {}  # of the last step, by the identity of the table
 
     def pack(self, plan: StepPlan, shape: StepShape) -> "array[int]":
         """The plan laid out for `shape`: its own, or one of more decodes, whose rows beyond the plan's are padding."""
@@ -86,7 +86,7 @@ class Packer:
             first_rows.append(len(tokens))
             tokens.extend(part.sequence.ids[part.start : part.end])
             positions.extend(range(part.start, part.end))
-            if part.samples:
+            if part.is_sampled:
                 sampled.append(len(tokens) - 1)
         first_rows.append(len(tokens))
         positions.extend([-1] * (shape.rows - len(positions)))
@@ -104,7 +104,7 @@ class Packer:
         offsets, tables = array("i"), array("i")
         for part in parts:
             table = part.sequence.table
-            kept = known.get(id(table)) or _Table(table, array("i"))
+            kept = known.get(id(table)) or _PackedTable(table, array("i"))
             if len(kept.packed) < len(table):
                 kept.packed.extend(table[len(kept.packed) :])
             self._tables[id(table)] = kept
@@ -113,19 +113,19 @@ class Packer:
         return offsets, tables
 
 
-class _Table(NamedTuple):
+class _PackedTable(NamedTuple):
     """A sequence keeps its list for as long as it keeps its blocks, and only ever adds to it."""
 
     blocks: list[int]  # held, so that its identity is no other list's
     packed: "array[int]"
 
 
-def unpack(run: Tensor, shape: StepShape) -> StepTensors:
+def unpack(buffer: Tensor, shape: StepShape) -> StepTensors:
     begins = accumulate(map(_aligned, shape.sections), initial=0)
-    views = (run[at : at + length] for at, length in zip(begins, shape.sections, strict=False))
+    views = (buffer[at : at + length] for at, length in zip(begins, shape.sections, strict=False))
     tokens, positions, owners, offsets, first_rows, sampled_rows = views
-    return StepTensors(shape, tokens, positions, owners, offsets, first_rows, sampled_rows, run[shape.header :])
+    return StepTensors(shape, tokens, positions, owners, offsets, first_rows, sampled_rows, buffer[shape.header :])
 
 
 def _aligned(length: int) -> int:
-    return -(-length // _ALIGNED) * _ALIGNED
+    return -(-length // _ALIGNMENT_WORDS) * _ALIGNMENT_WORDS

@@ -4,6 +4,6 @@ Each format is read in two halves: its card, without torch, and its weights.
 """
 
 from penstock.worker.engine.loaders.errors import ModelUnsupported
-from penstock.worker.engine.loaders.load import load, load_card, located
+from penstock.worker.engine.loaders.load import load, load_card, locate_model
 
-__all__ = ["ModelUnsupported", "load", "load_card", "located"]
+__all__ = ["ModelUnsupported", "load", "load_card", "locate_model"]

@@ -12,7 +12,7 @@ from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.weights import Layer, ModelShape, Weights, half_split_rows
 
 
-class Source(NamedTuple):
+class TensorSource(NamedTuple):
     """One tensor, unread. `read` fills a tensor of this shape, whatever its float dtype and its device."""
 
     shape: tuple[int, ...]
@@ -29,19 +29,19 @@ class Source(NamedTuple):
 class Checkpoint:
     shape: ModelShape
     card: ModelCard
-    tensors: dict[str, Source]
+    tensors: dict[str, TensorSource]
     inverse_frequencies: Tensor  # [head_size / 2]
     interleaved_rope: bool  # q and k were trained on pairs (2i, 2i+1)
 
     def weights(self, dtype: torch.dtype, device: torch.device) -> Weights:
         """Read everything. Raises ModelUnsupported over what is missing, and over what is there and not understood."""
-        reader = _Reader(self.card.name, dict(self.tensors), dtype, device)
-        embedding = reader.take("model.embed_tokens.weight")
-        head = reader.find("lm_head.weight")
+        reader = _TensorReader(self.card.name, dict(self.tensors), dtype, device)
+        embedding = reader.read("model.embed_tokens.weight")
+        head = reader.read_optional("lm_head.weight")
         weights = Weights(
             embedding=embedding,
             layers=[self._layer(f"model.layers.{index}.", reader) for index in range(self.shape.layers)],
-            norm=reader.take("model.norm.weight"),
+            norm=reader.read("model.norm.weight"),
             head=embedding if head is None else head,
             inverse_frequencies=self.inverse_frequencies,
         )
@@ -50,8 +50,8 @@ class Checkpoint:
             raise ModelUnsupported(f"{self.card.name} has tensors that the engine would ignore: {ignored}")
         return weights
 
-    def _layer(self, prefix: str, reader: "_Reader") -> Layer:
-        qkv = reader.joined([f"{prefix}self_attn.{name}_proj.weight" for name in "qkv"])
+    def _layer(self, prefix: str, reader: "_TensorReader") -> Layer:
+        qkv = reader.read_joined([f"{prefix}self_attn.{name}_proj.weight" for name in "qkv"])
         biases = [f"{prefix}self_attn.{name}_proj.bias" for name in "qkv"]
         biases = [name for name in biases if name in reader.unread]
         if self.interleaved_rope:
@@ -59,15 +59,15 @@ class Checkpoint:
             if biases:
                 raise ModelUnsupported(f"{self.card.name} has biases on interleaved RoPE pairs")
         return Layer(
-            attention_norm=reader.take(prefix + "input_layernorm.weight"),
+            attention_norm=reader.read(prefix + "input_layernorm.weight"),
             qkv=qkv,
-            qkv_bias=reader.joined(biases) if biases else None,
-            q_norm=reader.find(prefix + "self_attn.q_norm.weight"),
-            k_norm=reader.find(prefix + "self_attn.k_norm.weight"),
-            out=reader.take(prefix + "self_attn.o_proj.weight"),
-            mlp_norm=reader.take(prefix + "post_attention_layernorm.weight"),
-            gate_up=reader.joined([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"]),
-            down=reader.take(prefix + "mlp.down_proj.weight"),
+            qkv_bias=reader.read_joined(biases) if biases else None,
+            q_norm=reader.read_optional(prefix + "self_attn.q_norm.weight"),
+            k_norm=reader.read_optional(prefix + "self_attn.k_norm.weight"),
+            out=reader.read(prefix + "self_attn.o_proj.weight"),
+            mlp_norm=reader.read(prefix + "post_attention_layernorm.weight"),
+            gate_up=reader.read_joined([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"]),
+            down=reader.read(prefix + "mlp.down_proj.weight"),
         )
 
     def _to_half_split(self, qkv: Tensor) -> None:
@@ -78,21 +78,21 @@ class Checkpoint:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _TensorReader:
     """Reads each tensor once, and straight to where it stays: a copy on the way would be touched memory for nothing."""
 
     model: str
-    unread: dict[str, Source]
+    unread: dict[str, TensorSource]
     dtype: torch.dtype
     device: torch.device
 
-    def find(self, name: str) -> Tensor | None:
-        return self.take(name) if name in self.unread else None
+    def read_optional(self, name: str) -> Tensor | None:
+        return self.read(name) if name in self.unread else None
 
-    def take(self, name: str) -> Tensor:
-        return self.joined([name])
+    def read(self, name: str) -> Tensor:
+        return self.read_joined([name])
 
-    def joined(self, names: list[str]) -> Tensor:
+    def read_joined(self, names: list[str]) -> Tensor:
         """Tensors that differ in their first dimension alone, one below the other."""
         sources = [self._source(name) for name in names]
         rows = [source.shape[0] for source in sources]
@@ -102,7 +102,7 @@ class _Reader:
             source.read(part)
         return whole
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> TensorSource:
         source = self.unread.pop(name, None)
         if source is None:
             raise ModelUnsupported(f"{self.model} has no tensor {name}")

@@ -13,36 +13,36 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from penstock.worker.engine.loaders.errors import ModelUnsupported
-from penstock.worker.engine.loaders.gguf_file import GgufFile, Stored
+from penstock.worker.engine.loaders.gguf_file import GgufFile, StoredTensor
 
 # Blocks. Less than torch splits between threads: on a machine whose cores have other work, each of the thousands of
 # short operations would wait for a thread that does not run. It also lets malloc reuse what a slice leaves behind.
-_SLICE = 1_000
+_SLICE_BLOCKS = 1_000
 _Unpack: TypeAlias = Callable[[Tensor, Tensor], None]  # blocks [count, bytes of one] to float32 values [count, 32]
-_PLAIN = {
+_UNQUANTISED_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
 
 
-def fill(out: Tensor, file: GgufFile, stored: Stored) -> None:
+def read_tensor(out: Tensor, file: GgufFile, stored: StoredTensor) -> None:
     """Read one tensor into `out`, of its shape, any float dtype, any device. Raises ModelUnsupported."""
     try:
         kind = GGMLQuantizationType(stored.kind)
         raw = _raw(file, stored, kind)
     except ValueError as error:
         raise ModelUnsupported(f"{file.path.name} cannot be read at tensor {stored.name}: {error}") from error
-    if kind in _PLAIN:
-        out.copy_(raw.view(_PLAIN[kind]).view(out.shape))
-    elif kind in _UNPACK and out.is_contiguous():
-        _fill_blocks(out.view(-1, 32), raw.view(-1, GGML_QUANT_SIZES[kind][1]), _UNPACK[kind])
+    if kind in _UNQUANTISED_DTYPES:
+        out.copy_(raw.view(_UNQUANTISED_DTYPES[kind]).view(out.shape))
+    elif kind in _UNPACKERS and out.is_contiguous():
+        _fill_blocks(out.view(-1, 32), raw.view(-1, GGML_QUANT_SIZES[kind][1]), _UNPACKERS[kind])
     else:
         rows = raw.view(*stored.shape[:-1], -1).numpy()
         out.copy_(torch.from_numpy(dequantize(rows, kind)))
 
 
-def _raw(file: GgufFile, stored: Stored, kind: GGMLQuantizationType) -> Tensor:
+def _raw(file: GgufFile, stored: StoredTensor, kind: GGMLQuantizationType) -> Tensor:
     """The tensor's bytes, mapped. Raises ValueError when the file ends before they do."""
     block, size = GGML_QUANT_SIZES[kind]
     count = torch.Size(stored.shape).numel() // block * size
@@ -52,22 +52,22 @@ def _raw(file: GgufFile, stored: Stored, kind: GGMLQuantizationType) -> Tensor:
 def _fill_blocks(out: Tensor, blocks: Tensor, unpack: _Unpack) -> None:
     """out: [blocks, 32]; blocks: [blocks, bytes of one]."""
     is_final = out.dtype == torch.float32 and out.device.type == "cpu"
-    scratch = torch.empty(0 if is_final else _SLICE, 32)
-    for start in range(0, len(blocks), _SLICE):
-        part = blocks[start : start + _SLICE]
-        target = out[start : start + _SLICE]
+    scratch = torch.empty(0 if is_final else _SLICE_BLOCKS, 32)
+    for start in range(0, len(blocks), _SLICE_BLOCKS):
+        part = blocks[start : start + _SLICE_BLOCKS]
+        target = out[start : start + _SLICE_BLOCKS]
         values = target if is_final else scratch[: len(part)]
         unpack(part, values)
         if not is_final:
             target.copy_(values)
 
 
-def _halves(blocks: Tensor, start: int) -> Tensor:
+def _read_float16(blocks: Tensor, start: int) -> Tensor:
     """The float16 at byte `start` of each block: [blocks, 1] float32."""
     return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
 
 
-def _nibbles(packed: Tensor, values: Tensor) -> Tensor:
+def _unpack_nibbles(packed: Tensor, values: Tensor) -> Tensor:
     """Low halves of a block's 16 bytes, then the high ones. packed: [blocks, 16]; values: [blocks, 32]."""
     packed = packed.contiguous()  # torch's bit operations take ten times as long over strides
     values[:, :16] = packed & 0x0F
@@ -76,18 +76,18 @@ def _nibbles(packed: Tensor, values: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor, values: Tensor) -> None:
-    _nibbles(blocks[:, 2:], values).sub_(8).mul_(_halves(blocks, 0))
+    _unpack_nibbles(blocks[:, 2:], values).sub_(8).mul_(_read_float16(blocks, 0))
 
 
 def _q4_1(blocks: Tensor, values: Tensor) -> None:
-    _nibbles(blocks[:, 4:], values).mul_(_halves(blocks, 0)).add_(_halves(blocks, 2))
+    _unpack_nibbles(blocks[:, 4:], values).mul_(_read_float16(blocks, 0)).add_(_read_float16(blocks, 2))
 
 
 def _q8_0(blocks: Tensor, values: Tensor) -> None:
-    values.copy_(blocks[:, 2:].view(torch.int8)).mul_(_halves(blocks, 0))
+    values.copy_(blocks[:, 2:].view(torch.int8)).mul_(_read_float16(blocks, 0))
 
 
-_UNPACK: dict[GGMLQuantizationType, _Unpack] = {
+_UNPACKERS: dict[GGMLQuantizationType, _Unpack] = {
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
     GGMLQuantizationType.Q8_0: _q8_0,

@@ -6,19 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.worker.engine.loaders.checkpoint import Checkpoint, Source
-from penstock.worker.engine.loaders.dequantise import fill
+from penstock.worker.engine.loaders.checkpoint import Checkpoint, TensorSource
+from penstock.worker.engine.loaders.dequantise import read_tensor
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.gguf_card import INTERLEAVED_ROPE, architecture_of, gguf_card
-from penstock.worker.engine.loaders.gguf_file import GgufFile, Stored
+from penstock.worker.engine.loaders.gguf_file import GgufFile, StoredTensor
 from penstock.worker.engine.weights import ModelShape, rope_frequencies
 
-_NAMES = {
+_TENSOR_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_LAYER_NAMES = {
+_LAYER_TENSOR_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -38,7 +38,9 @@ def read_gguf(path: Path, name: str = "") -> Checkpoint:
     file = GgufFile(path)
     architecture = architecture_of(file)
     shape = _shape(file, architecture)
-    tensors = {_name(each.name): Source(each.shape, partial(_read, file, each)) for each in file.tensors}
+    tensors = {
+        _huggingface_name(each.name): TensorSource(each.shape, partial(_read, file, each)) for each in file.tensors
+    }
     return Checkpoint(
         shape=shape,
         card=gguf_card(file, name),
@@ -48,21 +50,21 @@ def read_gguf(path: Path, name: str = "") -> Checkpoint:
     )
 
 
-def _name(name: str) -> str:
+def _huggingface_name(name: str) -> str:
     """Hugging Face name of a tensor; an unknown one as it stands, to be refused when the weights are read."""
     parts = name.split(".")
-    if parts[0] == "blk" and parts[2] in _LAYER_NAMES:
-        return ".".join(["model.layers", parts[1], _LAYER_NAMES[parts[2]], *parts[3:]])
-    return _NAMES.get(name, name)
+    if parts[0] == "blk" and parts[2] in _LAYER_TENSOR_NAMES:
+        return ".".join(["model.layers", parts[1], _LAYER_TENSOR_NAMES[parts[2]], *parts[3:]])
+    return _TENSOR_NAMES.get(name, name)
 
 
-def _read(file: GgufFile, stored: Stored, out: Tensor) -> None:
-    fill(out, file, stored)
+def _read(file: GgufFile, stored: StoredTensor, out: Tensor) -> None:
+    read_tensor(out, file, stored)
 
 
 def _shape(file: GgufFile, architecture: str) -> ModelShape:
     def need(key: str) -> Any:
-        return file.need(f"{architecture}.{key}")
+        return file.require(f"{architecture}.{key}")
 
     heads, dim = need("attention.head_count"), need("embedding_length")
     return ModelShape(
@@ -72,17 +74,17 @@ def _shape(file: GgufFile, architecture: str) -> ModelShape:
         heads=heads,
         kv_heads=file.get(f"{architecture}.attention.head_count_kv", heads),
         head_size=file.get(f"{architecture}.attention.key_length", dim // heads),
-        vocab_size=len(file.need("tokenizer.ggml.tokens")),
+        vocab_size=len(file.require("tokenizer.ggml.tokens")),
         context_length=need("context_length"),
         norm_eps=need("attention.layer_norm_rms_epsilon"),
     )
 
 
-def _frequencies(file: GgufFile, architecture: str, shape: ModelShape, divisors: Source | None) -> Tensor:
+def _frequencies(file: GgufFile, architecture: str, shape: ModelShape, divisors: TensorSource | None) -> Tensor:
     scaling = file.get(f"{architecture}.rope.scaling.type", "none")
     if scaling not in {"none", "linear"}:
         raise ModelUnsupported(f"RoPE scaling {scaling!r} is not known; none, linear and frequency factors are")
     plain = rope_frequencies(shape.head_size, file.get(f"{architecture}.rope.freq_base", 10000.0))
     if scaling == "linear":
-        plain = plain / file.need(f"{architecture}.rope.scaling.factor")
+        plain = plain / file.require(f"{architecture}.rope.scaling.factor")
     return plain if divisors is None else plain / divisors.tensor().double()

@@ -21,12 +21,12 @@ def architecture_of(file: GgufFile) -> str:
 
 def gguf_card(file: GgufFile, name: str = "") -> ModelCard:
     """`name` is what the model is called; by default, what its file is called."""
-    tokens, types = file.need("tokenizer.ggml.tokens"), file.need("tokenizer.ggml.token_type")
+    tokens, types = file.require("tokenizer.ggml.tokens"), file.require("tokenizer.ggml.token_type")
     bos_id, eos_id = file.get("tokenizer.ggml.bos_token_id"), file.get("tokenizer.ggml.eos_token_id")
     ends = {index for index, text in enumerate(tokens) if types[index] == _CONTROL and text in _END_TEXTS}
     return ModelCard(
         name=name or file.path.stem,
-        context_length=file.need(f"{architecture_of(file)}.context_length"),
+        context_length=file.require(f"{architecture_of(file)}.context_length"),
         vocab_size=len(tokens),
         eos_ids=tuple(sorted(ends if eos_id is None else ends | {eos_id})),
         bos_id=bos_id,
@@ -40,7 +40,7 @@ def gguf_card(file: GgufFile, name: str = "") -> ModelCard:
 
 
 def _is_sentencepiece(file: GgufFile) -> bool:
-    return bool(file.need("tokenizer.ggml.model") == "llama")
+    return bool(file.require("tokenizer.ggml.model") == "llama")
 
 
 def _tokenizer(file: GgufFile, tokens: list[str], types: list[int]) -> str:
@@ -48,9 +48,9 @@ def _tokenizer(file: GgufFile, tokens: list[str], types: list[int]) -> str:
     added = [text for text, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
     if _is_sentencepiece(file):
         unknown = tokens[file.get("tokenizer.ggml.unknown_token_id", 0)]
-        scores = file.need("tokenizer.ggml.scores")
+        scores = file.require("tokenizer.ggml.scores")
         return sentencepiece_bpe(tokens, scores, [*special, *added], space="▁", unknown=unknown)
-    if file.need("tokenizer.ggml.model") != "gpt2":
-        raise ModelUnsupported(f"tokenizer {file.need('tokenizer.ggml.model')!r} is not known; gpt2 and llama are")
+    if file.require("tokenizer.ggml.model") != "gpt2":
+        raise ModelUnsupported(f"tokenizer {file.require('tokenizer.ggml.model')!r} is not known; gpt2 and llama are")
     flavour = file.get("tokenizer.ggml.pre", "default")
-    return byte_level_bpe(tokens, file.need("tokenizer.ggml.merges"), flavour, special, added)
+    return byte_level_bpe(tokens, file.require("tokenizer.ggml.merges"), flavour, special, added)

@@ -15,11 +15,11 @@ _MAGIC = b"GGUF"
 _VERSIONS = {2, 3}
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_ALIGNMENT = 32  # bytes, where the file names none
+_DEFAULT_ALIGNMENT_BYTES = 32  # bytes, where the file names none
 _LENGTH = struct.Struct("<Q")
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """One tensor, as it lies in the file."""
 
     name: str
@@ -38,7 +38,7 @@ class GgufFile:
                 raise ModelUnsupported(f"{path.name} is no GGUF file: it does not begin with {_MAGIC.decode()}")
             # Private pages: torch wants memory that it might write to, and the file is never to change.
             self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._at = len(_MAGIC)
+        self._offset = len(_MAGIC)
         try:
             self.fields, self.tensors = self._read()
         except (struct.error, KeyError, UnicodeDecodeError) as error:
@@ -47,27 +47,27 @@ class GgufFile:
     def get(self, key: str, default: Any = None) -> Any:
         return self.fields.get(key, default)
 
-    def need(self, key: str) -> Any:
+    def require(self, key: str) -> Any:
         if key not in self.fields:
             raise ModelUnsupported(f"{self.path.name} has no metadata {key}")
         return self.fields[key]
 
-    def _read(self) -> tuple[dict[str, Any], list[Stored]]:
+    def _read(self) -> tuple[dict[str, Any], list[StoredTensor]]:
         version = self._scalar("I")
         if version not in _VERSIONS:
             raise ModelUnsupported(f"{self.path.name} is of GGUF version {version}; 2 and 3, little-endian, are known")
         tensors, pairs = self._scalar("Q"), self._scalar("Q")
         fields = {self._string(): self._value(self._scalar("I")) for _ in range(pairs)}
-        found = [self._stored() for _ in range(tensors)]
-        alignment = fields.get("general.alignment", _ALIGNMENT)
-        data = -(-self._at // alignment) * alignment
+        found = [self._tensor() for _ in range(tensors)]
+        alignment = fields.get("general.alignment", _DEFAULT_ALIGNMENT_BYTES)
+        data = -(-self._offset // alignment) * alignment
         return fields, [each._replace(offset=data + each.offset) for each in found]
 
-    def _stored(self) -> Stored:
+    def _tensor(self) -> StoredTensor:
         name = self._string()
         dimensions = [self._scalar("Q") for _ in range(self._scalar("I"))]
         kind, offset = self._scalar("I"), self._scalar("Q")
-        return Stored(name, tuple(reversed(dimensions)), kind, offset)
+        return StoredTensor(name, tuple(reversed(dimensions)), kind, offset)
 
     def _scalar(self, code: str) -> Any:
         (value,) = self._scalars(code, 1)
@@ -75,21 +75,21 @@ class GgufFile:
 
     def _scalars(self, code: str, count: int) -> tuple[Any, ...]:
         layout = f"<{count}{code}"
-        values = struct.unpack_from(layout, self.bytes, self._at)
-        self._at += struct.calcsize(layout)
+        values = struct.unpack_from(layout, self.bytes, self._offset)
+        self._offset += struct.calcsize(layout)
         return values
 
     def _string(self) -> str:
         return self._strings(1)[0]
 
     def _strings(self, count: int) -> list[str]:
-        data, at, strings = self.bytes, self._at, []
+        data, at, strings = self.bytes, self._offset, []
         for _ in range(count):
             (length,) = _LENGTH.unpack_from(data, at)
             end = at + 8 + length
             strings.append(data[at + 8 : end].decode())
             at = end
-        self._at = at
+        self._offset = at
         return strings
 
     def _value(self, kind: int) -> Any:

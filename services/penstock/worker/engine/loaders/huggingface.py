@@ -7,7 +7,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from penstock.worker.engine.loaders.checkpoint import Checkpoint, Source
+from penstock.worker.engine.loaders.checkpoint import Checkpoint, TensorSource
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.huggingface_card import context_length, folder_card, read_config, read_optional
 from penstock.worker.engine.weights import ModelShape, rope_frequencies
@@ -69,12 +69,12 @@ def _llama3_frequencies(plain: Tensor, scaling: dict[str, Any]) -> Tensor:
     return kept * plain + (1 - kept) * plain / float(scaling["factor"])
 
 
-def _tensors(folder: Path, *, tied: bool) -> dict[str, Source]:
+def _tensors(folder: Path, *, tied: bool) -> dict[str, TensorSource]:
     files = sorted(folder.glob("*.safetensors"))
     index = read_optional(folder / "model.safetensors.index.json").get("weight_map")
     if index:
         files = sorted({folder / name for name in index.values()})
-    tensors: dict[str, Source] = {}
+    tensors: dict[str, TensorSource] = {}
     for path in files:
         if not path.is_file():
             raise ModelUnsupported(f"{folder} lacks {path.name}, which its index names")
@@ -87,8 +87,8 @@ def _tensors(folder: Path, *, tied: bool) -> dict[str, Source]:
     return {name: read for name, read in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
-def _source(shard: Any, name: str) -> Source:
+def _source(shard: Any, name: str) -> TensorSource:
     def read(out: Tensor) -> None:
         out.copy_(shard.get_tensor(name))
 
-    return Source(tuple(shard.get_slice(name).get_shape()), read)
+    return TensorSource(tuple(shard.get_slice(name).get_shape()), read)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.loaders.checkpoint import Checkpoint, Source
+from penstock.worker.engine.loaders.checkpoint import Checkpoint, TensorSource
 from penstock.worker.engine.loaders.errors import ModelUnsupported
-from penstock.worker.engine.loaders.llama2c_card import LAYOUT, llama2c_card, read_header
+from penstock.worker.engine.loaders.llama2c_card import HEADER_STRUCT, llama2c_card, read_header
 from penstock.worker.engine.weights import ModelShape, rope_frequencies
 
 
@@ -37,11 +37,11 @@ def read_llama2c(path: Path) -> Checkpoint:
     )
 
 
-def _source(array: np.ndarray) -> Source:
+def _source(array: np.ndarray) -> TensorSource:
     def read(out: Tensor) -> None:
         out.copy_(torch.from_numpy(array))
 
-    return Source(array.shape, read)
+    return TensorSource(array.shape, read)
 
 
 def _arrays(path: Path, shape: ModelShape, *, tied: bool) -> dict[str, np.ndarray]:
@@ -65,7 +65,7 @@ def _arrays(path: Path, shape: ModelShape, *, tied: bool) -> dict[str, np.ndarra
     sizes["rope_tables"] = (2, shape.context_length, shape.head_size // 2)
     if not tied:
         sizes["lm_head.weight"] = (shape.vocab_size, shape.dim)
-    flat = np.fromfile(path, dtype="<f4", offset=LAYOUT.size)
+    flat = np.fromfile(path, dtype="<f4", offset=HEADER_STRUCT.size)
     ends = list(accumulate(prod(size) for size in sizes.values()))
     if ends[-1] != len(flat):
         raise ModelUnsupported(f"{path.name} holds {len(flat)} numbers where its header calls for {ends[-1]}")

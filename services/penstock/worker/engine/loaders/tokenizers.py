@@ -26,14 +26,14 @@ def byte_level_bpe(
     pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
     # Llama 3 takes a word that is itself a token as it stands, whatever its merges.
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=pairs, ignore_merges=flavour == "llama-bpe"))
-    tokenizer.pre_tokenizer = _splitter(flavour)
+    tokenizer.pre_tokenizer = _pre_tokenizer(flavour)
     tokenizer.decoder = decoders.ByteLevel()
     if flavour == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    return _with_added(tokenizer, special, added)
+    return _serialize_with_added(tokenizer, special, added)
 
 
-def _splitter(flavour: str) -> PreTokenizer:
+def _pre_tokenizer(flavour: str) -> PreTokenizer:
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     match flavour:
@@ -63,7 +63,7 @@ def sentencepiece_bpe(
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return _with_added(tokenizer, special, ())
+    return _serialize_with_added(tokenizer, special, ())
 
 
 def _merges(vocabulary: dict[str, int], scores: Sequence[float], atoms: frozenset[str]) -> list[tuple[str, str]]:
@@ -79,7 +79,7 @@ def _merges(vocabulary: dict[str, int], scores: Sequence[float], atoms: frozense
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 
-def _with_added(tokenizer: Tokenizer, special: Sequence[str], added: Sequence[str]) -> str:
+def _serialize_with_added(tokenizer: Tokenizer, special: Sequence[str], added: Sequence[str]) -> str:
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
     return tokenizer.to_str()

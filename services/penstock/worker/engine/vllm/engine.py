@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 from penstock.worker.engine.errors import StartInvalid, check_spec
 from penstock.worker.engine.interface import (
-    Admitted,
-    Cancelled,
     Capacity,
-    Finished,
     FinishReason,
-    Prefilled,
+    SequenceAdmitted,
+    SequenceCancelled,
+    SequenceFinished,
+    SequencePrefilled,
     SequenceSpec,
     StepResult,
 )
@@ -19,7 +19,7 @@ from penstock.worker.engine.interface import (
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-class Stepper(Protocol):
+class VllmApi(Protocol):
     """What of `vllm.LLMEngine` is used here."""
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> str: ...
@@ -30,23 +30,23 @@ class Stepper(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class VllmSequence:
     """A sequence that vLLM has. `request` is the scheduler's own record of it."""
 
     spec: SequenceSpec
     request: Any
-    generated: int = 0
-    computed: int = 0  # positions, after the last step
+    output_tokens: int = 0
+    computed_positions: int = 0  # positions, after the last step
     preemptions: int = 0
     cached_tokens: int | None = None  # None before its first step
 
     @property
-    def known(self) -> int:
+    def known_tokens(self) -> int:
         """Tokens of prompt and output so far."""
-        return len(self.spec.token_ids) + self.generated
+        return len(self.spec.token_ids) + self.output_tokens
 
     @property
-    def final_tokens(self) -> int:
+    def max_total_tokens(self) -> int:
         return len(self.spec.token_ids) + self.spec.max_output_tokens
 
 
@@ -59,7 +59,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        llm: Stepper,
+        llm: VllmApi,
         scheduler: Any,
         params: Callable[[SequenceSpec], Any],
         *,
@@ -75,16 +75,16 @@ class VllmEngine:
         self._block_size = block_size
         self._context_length = context_length
         self._blocks = self._pool.num_gpu_blocks - 1  # one stands for "no block"
-        self._members: dict[int, Member] = {}
-        self._leaving: list[int] = []
+        self._sequences: dict[int, VllmSequence] = {}
+        self._cancelling: list[int] = []
         self._steps = 0
 
     def __repr__(self) -> str:
-        return f"<VllmEngine step {self._steps}: {len(self._members)} sequences>"
+        return f"<VllmEngine step {self._steps}: {len(self._sequences)} sequences>"
 
     @property
     def has_work(self) -> bool:
-        return bool(self._members)
+        return bool(self._sequences)
 
     def add(self, spec: SequenceSpec) -> None:
         self._check(spec)
@@ -95,29 +95,29 @@ class VllmEngine:
             name = self._llm.add_request(str(spec.seq_id), prompt, self._params(spec))
         except Exception as error:  # its errors have no common type, and none over one request may end all the others
             raise StartInvalid(f"vLLM refuses the request: {error}") from error
-        self._members[spec.seq_id] = Member(spec, self._scheduler.requests[name])
+        self._sequences[spec.seq_id] = VllmSequence(spec, self._scheduler.requests[name])
 
     def cancel(self, seq_id: int) -> bool:
-        if seq_id not in self._members or seq_id in self._leaving:
+        if seq_id not in self._sequences or seq_id in self._cancelling:
             return False
-        self._leaving.append(seq_id)
+        self._cancelling.append(seq_id)
         return True
 
     def step(self) -> StepResult:
         self._steps += 1
-        result = StepResult(self._steps, cancelled=[self._let_go(seq_id) for seq_id in self._leaving])
-        self._leaving.clear()
-        if self._members:
+        result = StepResult(self._steps, cancelled=[self._abort(seq_id) for seq_id in self._cancelling])
+        self._cancelling.clear()
+        if self._sequences:
             outputs = self._llm.step()
             made = {int(output.request_id): output for output in outputs}
-            for member in self._members.values():
-                self._account(member, made.get(member.spec.seq_id), result)
+            for member in self._sequences.values():
+                self._record_progress(member, made.get(member.spec.seq_id), result)
             for seq_id, output in made.items():
-                self._enter(self._members[seq_id], output, result)
+                self._record_output(self._sequences[seq_id], output, result)
         return result
 
     def capacity(self) -> Capacity:
-        members = self._members.values()
+        members = self._sequences.values()
         free = self._pool.get_num_free_blocks()
         running = len(self._scheduler.running)
         return Capacity(
@@ -127,62 +127,66 @@ class VllmEngine:
             blocks_free=free,
             blocks_cached=max(0, len(self._pool.cached_block_hash_to_block) - (self._blocks - free)),
             blocks_promised=sum(
-                self._blocks_for(each.final_tokens) - self._blocks_for(each.computed) for each in members
+                self._blocks_for(each.max_total_tokens) - self._blocks_for(each.computed_positions) for each in members
             ),
             block_size=self._block_size,
-            waiting=len(self._members) - running,
+            waiting=len(self._sequences) - running,
             running=running,
             prefill_backlog_tokens=sum(
-                each.known - each.computed for each in members if each.known - each.computed > 1
+                each.known_tokens - each.computed_positions
+                for each in members
+                if each.known_tokens - each.computed_positions > 1
             ),
         )
 
     def _check(self, spec: SequenceSpec) -> None:
-        if spec.seq_id in self._members:
+        if spec.seq_id in self._sequences:
             raise StartInvalid(f"sequence {spec.seq_id} is here already; choose another id")
         check_spec(spec, context_length=self._context_length, blocks=self._blocks, block_size=self._block_size)
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
 
-    def _let_go(self, seq_id: int) -> Cancelled:
+    def _abort(self, seq_id: int) -> SequenceCancelled:
         free = self._pool.get_num_free_blocks()
         self._llm.abort_request([str(seq_id)])
-        member = self._members.pop(seq_id)
-        return Cancelled(seq_id, member.generated, self._pool.get_num_free_blocks() - free)
+        member = self._sequences.pop(seq_id)
+        return SequenceCancelled(seq_id, member.output_tokens, self._pool.get_num_free_blocks() - free)
 
-    def _account(self, member: Member, output: Any | None, result: StepResult) -> None:
+    def _record_progress(self, member: VllmSequence, output: Any | None, result: StepResult) -> None:
         """Tell from the scheduler's record what the step did for one sequence, before its tokens are entered."""
         request = member.request
         result.preempted += request.num_preemptions - member.preemptions
         member.preemptions = request.num_preemptions
-        grown = request.num_computed_tokens - member.computed
-        member.computed = request.num_computed_tokens
+        grown = request.num_computed_tokens - member.computed_positions
+        member.computed_positions = request.num_computed_tokens
         if member.cached_tokens is None and grown > 0:
             cached = output.num_cached_tokens if output else request.prefill_stats.num_cached_tokens
             grown -= cached
             member.cached_tokens = min(cached, len(member.spec.token_ids) - member.spec.emitted)
-            result.admitted.append(Admitted(member.spec.seq_id, member.cached_tokens))
-        if member.generated and grown == 1:
+            result.admitted.append(SequenceAdmitted(member.spec.seq_id, member.cached_tokens))
+        if member.output_tokens and grown == 1:
             result.decode_seqs += 1
         else:
-            result.prefilled.append(Prefilled(member.spec.seq_id, max(0, grown)))
+            result.prefilled.append(SequencePrefilled(member.spec.seq_id, max(0, grown)))
             result.prefill_tokens += max(0, grown)
 
-    def _enter(self, member: Member, output: Any, result: StepResult) -> None:
+    def _record_output(self, member: VllmSequence, output: Any, result: StepResult) -> None:
         [completion] = output.outputs
         spec = member.spec
         for place, token in enumerate(completion.token_ids):
             result.seq_ids.append(spec.seq_id)
             result.tokens.append(token)
-            result.indexes.append(spec.emitted + member.generated)
+            result.indexes.append(spec.emitted + member.output_tokens)
             result.logprobs.append(completion.logprobs[place][token].logprob if spec.sampling.logprobs else 0.0)
-            member.generated += 1
+            member.output_tokens += 1
         if output.finished:
             if completion.finish_reason not in _REASONS:
                 raise RuntimeError(
                     f"vLLM ended sequence {spec.seq_id} by {completion.finish_reason!r}; its log says why"
                 )
             reason = _REASONS[completion.finish_reason]
-            result.finished.append(Finished(spec.seq_id, reason, member.generated, member.cached_tokens or 0))
-            del self._members[spec.seq_id]
+            result.finished.append(
+                SequenceFinished(spec.seq_id, reason, member.output_tokens, member.cached_tokens or 0)
+            )
+            del self._sequences[spec.seq_id]

@@ -12,22 +12,22 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
 from penstock.worker.engine.masks import TokenMask, build_mask
-from penstock.worker.engine.vllm.params import EXTRA, Extra
+from penstock.worker.engine.vllm.params import EXTRA_ARGS_KEY, ExtraParams
 
 
 @dataclass(slots=True)
 class _Row:
-    extra: Extra
-    before: list[int]  # emitted by earlier runs
-    since: list[int]  # vLLM's own list, which grows
+    extra: ExtraParams
+    earlier_output: list[int]  # emitted by earlier runs
+    new_output: list[int]  # vLLM's own list, which grows
     mask: TokenMask | None
 
     @property
     def output(self) -> list[int]:
-        return [*self.before, *self.since]
+        return [*self.earlier_output, *self.new_output]
 
 
-class OutputLogits(LogitsProcessor):  # type: ignore[misc]  # vLLM is no dependency of ours
+class OutputLogitsProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is no dependency of ours
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}
 
@@ -42,16 +42,16 @@ class OutputLogits(LogitsProcessor):  # type: ignore[misc]  # vLLM is no depende
         for index, row in self._rows.items():
             _penalise(logits[index], row)
             if row.mask is not None:
-                _hold(logits[index], row.mask.allowed(row.output))
+                _apply_mask(logits[index], row.mask.allowed(row.output))
         return logits
 
 
 def _row(params: Any, prompt: list[int] | None, output: list[int]) -> _Row | None:
-    extra: Extra | None = (params.extra_args or {}).get(EXTRA)
+    extra: ExtraParams | None = (params.extra_args or {}).get(EXTRA_ARGS_KEY)
     if extra is None:
         return None
     before = list(prompt or ())[-extra.emitted :] if extra.emitted else []
-    return _Row(extra, before, output, build_mask(extra.form, extra.end_ids) if extra.form else None)
+    return _Row(extra, before, output, build_mask(extra.constraint, extra.end_ids) if extra.constraint else None)
 
 
 def _penalise(scores: Tensor, row: _Row) -> None:
@@ -62,7 +62,7 @@ def _penalise(scores: Tensor, row: _Row) -> None:
         scores[ids] -= row.extra.presence_penalty + row.extra.frequency_penalty * times
 
 
-def _hold(scores: Tensor, allowed: Any) -> None:
+def _apply_mask(scores: Tensor, allowed: Any) -> None:
     if allowed is not None:
         held = torch.full_like(scores, -torch.inf)
         ids = torch.tensor(list(allowed), device=scores.device)

@@ -2,20 +2,20 @@
 
 from typing import Any, NamedTuple
 
-from penstock.worker.engine.interface import AllowedTokens, Form, SequenceSpec
+from penstock.worker.engine.interface import AllowedTokens, OutputConstraint, SequenceSpec
 from penstock.worker.engine.mixing import mix64
 
 _SEED_MASK = (1 << 63) - 1
-EXTRA = "penstock"  # the name under which `Extra` travels
+EXTRA_ARGS_KEY = "penstock"  # the name under which `Extra` travels
 
 
-class Extra(NamedTuple):
+class ExtraParams(NamedTuple):
     """What vLLM cannot do by itself; our logits processor does."""
 
     emitted: int  # how many of the prompt's last ids are output to a client
     presence_penalty: float
     frequency_penalty: float
-    form: Form | None
+    constraint: OutputConstraint | None
     end_ids: frozenset[int]
 
 
@@ -41,21 +41,21 @@ def sampling_fields(spec: SequenceSpec, eos_ids: frozenset[int]) -> dict[str, An
     }
     if sampling.temperature > 0:
         fields["seed"] = _seed(spec)
-    if isinstance(spec.form, AllowedTokens):
-        fields["allowed_token_ids"] = sorted(spec.form.token_ids | end_ids)
+    if isinstance(spec.constraint, AllowedTokens):
+        fields["allowed_token_ids"] = sorted(spec.constraint.token_ids | end_ids)
     if extra:
-        fields["extra_args"] = {EXTRA: extra}
+        fields["extra_args"] = {EXTRA_ARGS_KEY: extra}
     return fields
 
 
-def _extra(spec: SequenceSpec, end_ids: frozenset[int]) -> Extra | None:
+def _extra(spec: SequenceSpec, end_ids: frozenset[int]) -> ExtraParams | None:
     """None where vLLM's own means suffice, and its own, quicker code runs."""
     sampling = spec.sampling
-    form = None if isinstance(spec.form, AllowedTokens) else spec.form
+    form = None if isinstance(spec.constraint, AllowedTokens) else spec.constraint
     is_penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
     if form is None and not (is_penalised and spec.emitted):
         return None
-    return Extra(spec.emitted, sampling.presence_penalty, sampling.frequency_penalty, form, end_ids)
+    return ExtraParams(spec.emitted, sampling.presence_penalty, sampling.frequency_penalty, form, end_ids)
 
 
 def _seed(spec: SequenceSpec) -> int:
