@@ -34,8 +34,7 @@ def installed_in(image):
 def _roots(command):
     """`pip install --constraint FILE .[edge]` names penstock[edge]."""
     words = shlex.split(command)[2:]
-    for flag in ("--constraint",):
-        del words[words.index(flag) : words.index(flag) + 2]
+    del words[words.index("--constraint") + 1]
     return [f"penstock{word[1:]}" if word.startswith(".") else word for word in words if not word.startswith("-")]
 
 
@@ -47,4 +46,5 @@ def variables_of(image, folder, environment=os.environ):
     told = folder / f"{image.name}.json"
     told.write_text(json.dumps({"files": files, "distributions": sorted({*names, "penstock"})}), encoding="utf-8")
     kept = {name: value for name, value in environment.items() if not name.startswith("PENSTOCK_")}
-    return {**kept, "PYTHONPATH": str(REFUSING), "ONLY_INSTALLED": str(told)}
+    state = str(folder / "state")  # not that of a mesh that a person runs here
+    return {**kept, "PENSTOCK_STATE": state, "PYTHONPATH": str(REFUSING), "ONLY_INSTALLED": str(told)}

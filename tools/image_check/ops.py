@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from image_check.mesh import KEY, Launch
 
-_LIMIT = 60.0  # s; for one command
+_LIMIT = 120.0  # s; for one command
 
 # Arguments of `penstock`, and where they are to find the mesh. Together they import the code of every command.
 COMMANDS = (
