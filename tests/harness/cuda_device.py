@@ -12,7 +12,7 @@ import torch
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 DTYPES = [torch.float32, torch.bfloat16]
-NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no GPU: run pytest -m gpu on one")]
+NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no GPU here")]
 
 FEW_PROGRAMS = 8  # of a decode: here each costs milliseconds, also where there is no split for it
 
