@@ -1,6 +1,7 @@
 """The CPU's own forward: the same logits as plain torch, and the same bits whatever is computed beside a row."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -116,9 +117,18 @@ def test_what_it_is_not_made_for_it_refuses():
 # How it comes to be compiled.
 
 
-def test_processes_that_compile_at_the_same_time_end_with_one_library(tmp_path):
+@pytest.fixture
+def quick_compiler(tmp_path):
+    """The compiler, told last not to optimise: seconds instead of ten."""
+    script = tmp_path / "compiler"
+    script.write_text(f'#!/bin/sh\nexec {shutil.which("g++") or shutil.which("clang++")} "$@" -O0\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_processes_that_compile_at_the_same_time_end_with_one_library(tmp_path, quick_compiler):
     code = "from penstock.worker.engine.native.compiler import load_library; print(load_library()._name)"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CXX": str(quick_compiler)}
     both = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=REPO, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
