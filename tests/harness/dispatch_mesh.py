@@ -253,7 +253,7 @@ class Mesh:
         kind = frame.WhichOneof("frame")
         if kind == "offer":
             offer = frame.offer
-            return dispatcher.on_offer(shard, offer.ticket, self.now, uses_express_credit=offer.uses_urgent_credit)
+            return dispatcher.on_offer(shard, offer.ticket, self.now, uses_express_credit=offer.uses_express_credit)
         if kind == "offer_withdrawn":
             return dispatcher.on_offer_withdrawn(shard, frame.recalled.ticket_ids)
         if kind == "head":

@@ -6,7 +6,7 @@ from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceRe
 
 
 def attach(scheduler, worker="w", *, stream="", **profile):
-    return scheduler.worker_attached(stream or worker, worker, f"{worker}:1", profile_of(**profile))
+    return scheduler.on_worker_attached(stream or worker, worker, f"{worker}:1", profile_of(**profile))
 
 
 def offer(scheduler, name="t", *, queue="q", now=START, **ticket):

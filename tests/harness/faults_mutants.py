@@ -147,7 +147,7 @@ def the_client_lets_the_next_edge_draw_a_seed(request, self):
 
 @mutant(EdgeStream, "_on_down", break_at=(Act.CUT, "edge", Point(SESSION, TO_CLIENT, "step")))
 def a_lost_session_leaves_its_requests_waiting(on_down, self, reason):
-    self._cease()
+    self._stop_accepting()
 
 
 # Auth.
@@ -168,7 +168,7 @@ def an_edge_that_stays_away_keeps_its_reservations(lapsed, self, now):
 
 @mutant(TicketBook, "on_scheduler_disconnected", break_at=(Act.KILL, "scheduler", Point(DISPATCH, TO_CLIENT, "offer")))
 def what_a_dead_scheduler_was_offered_is_lost(scheduler_lost, self, scheduler, now):
-    self.seats[scheduler].offered.clear()
+    self.schedulers[scheduler].offered.clear()
     return scheduler_lost(self, scheduler, now)
 
 

@@ -94,8 +94,8 @@ async def test_what_an_edge_vouches_for_is_booked_whatever_the_limits_and_the_ke
         held = await stream.reserve("request-1", 10, 50, credential=credential)
         await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=held.identity.key_id))
         vouch = FallbackAdmission(key_id=held.identity.key_id)
-        booked = await stream.reserve("request-2", 10, 50, credential=None, vouch=vouch)
-        again = await stream.reserve("request-2", 10, 50, credential=None, vouch=vouch)
+        booked = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=vouch)
+        again = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=vouch)
         assert booked.reservation_id == again.reservation_id
         await stream.settle(booked.reservation_id, 10, 50, "length")
         used = await use_of(found, "acme")
@@ -105,13 +105,13 @@ async def test_what_an_edge_vouches_for_is_booked_whatever_the_limits_and_the_ke
 async def test_what_was_reserved_and_then_vouched_for_is_one_reservation():
     async with auth() as found, edge(found) as stream:
         asked = await stream.reserve()
-        vouched = await stream.reserve(credential=None, vouch=FallbackAdmission(key_id=asked.identity.key_id))
+        vouched = await stream.reserve(credential=None, fallback_admission=FallbackAdmission(key_id=asked.identity.key_id))
         assert vouched.reservation_id == asked.reservation_id
 
 
 async def test_a_vouch_for_a_key_that_never_was_is_refused():
     async with auth() as found, edge(found) as stream:
-        refused = await stream.reserve(credential=None, vouch=FallbackAdmission(key_id="nobody"))
+        refused = await stream.reserve(credential=None, fallback_admission=FallbackAdmission(key_id="nobody"))
         assert refusal_of(refused).reason == "KEY_UNKNOWN"
 
 

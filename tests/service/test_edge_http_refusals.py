@@ -139,13 +139,13 @@ async def test_bodies_under_way_are_bounded_together(monkeypatch):
     monkeypatch.setattr(limits, "BODY_BUDGET_BYTES", 1_000)
     async with http_edge() as edge:
         _, first = await begun_body(edge, sent=600, announced=700)
-        await until(lambda: edge.front.bytes_coming_in == 600)
+        await until(lambda: edge.front.body_bytes_held == 600)
         at_the_bound, second = await begun_body(edge, sent=400, announced=400)
         assert await status_of(at_the_bound) == 400  # read to its end: it is no JSON
         beyond, third = await begun_body(edge, sent=401, announced=401)
         assert await status_of(beyond) == 503
         first.close()
-        await until(lambda: edge.front.bytes_coming_in == 0)
+        await until(lambda: edge.front.body_bytes_held == 0)
         afterwards, fourth = await begun_body(edge, sent=1_000, announced=1_000)
         assert await status_of(afterwards) == 400
         for writer in (second, third, fourth):
@@ -157,5 +157,5 @@ async def test_a_body_that_does_not_go_on_is_given_up(monkeypatch):
     async with http_edge() as edge:
         reader, writer = await begun_body(edge, sent=5, announced=10)
         assert await status_of(reader) == 408
-        assert edge.front.bytes_coming_in == 0
+        assert edge.front.body_bytes_held == 0
         writer.close()

@@ -93,7 +93,7 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
     async with shard_with_both() as (shard, scheduler, edge):
         edge.enqueue(ticket("a"))
         await edge.hear("queued")
-        record_depths(shard.book.shelves)
+        record_depths(shard.book.model_queues)
         shard.time += 0.02
         scheduler.credit(1, max_ticket_tokens=100)
         await scheduler.hear("offer")

@@ -142,7 +142,7 @@ async def test_a_cancel_is_acknowledged_with_the_blocks_it_freed(model):
         await edge.first_token(1)
         edge.cancel(1)
         stopped = await edge.end(1)
-        assert stopped.kv_blocks_freed == -(-(40 + stopped.tokens_emitted) // 16)
+        assert stopped.kv_blocks_freed == -(-(40 + stopped.output_tokens) // 16)
         assert stopped.step > 0
         figures = await worker.at_rest()
         assert figures["cancels"] == 1
@@ -336,7 +336,7 @@ async def test_a_worker_goes_to_the_next_scheduler_with_what_it_runs(model):
             profile = await worker.scheduler.profiles.get()
             assert [(each.lease_id, each.kv_blocks) for each in profile.running] == [("lease 1", 13)]
             edge.cancel(1)
-            assert (await edge.end(1)).tokens_emitted < 200
+            assert (await edge.end(1)).output_tokens < 200
             assert await worker.scheduler.hear() == ("released", "lease 1")
 
 

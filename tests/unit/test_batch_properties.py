@@ -53,7 +53,7 @@ def assert_each_block_has_one_writer(batch, plan):
 
 def assert_capacity_is_what_a_count_finds(batch):
     alive, capacity = [*batch.running, *batch.waiting], batch.capacity()
-    promised = sum(batch.pool.blocks_for(each.final_tokens) - len(each.table) for each in alive)
+    promised = sum(batch.pool.blocks_for(each.max_total_tokens) - len(each.table) for each in alive)
     assert capacity.blocks_promised == promised
     assert capacity.prefill_backlog_tokens == sum(each.remaining for each in alive if each.remaining > 1)
 

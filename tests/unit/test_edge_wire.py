@@ -107,5 +107,5 @@ def test_an_outline_says_the_same_before_a_request_is_read_and_after(request, ou
     if is_resumed:
         request.resume.answer_id = "a"
     before, after = wire.estimate_from_message(request), estimate_from_spec(spec_of(request))
-    assert before._replace(least_prompt=after.min_prompt_tokens) == after
+    assert before._replace(min_prompt_tokens=after.min_prompt_tokens) == after
     assert before.min_prompt_tokens() == after.min_prompt_tokens()

@@ -247,7 +247,7 @@ def run_one(shard, name, **fields):
 
 
 def counter(shard, tenant="acme"):
-    return shard.book.shelves["m"].order[STANDARD].line.counter(tenant)
+    return shard.book.model_queues["m"].order[STANDARD].line.counter(tenant)
 
 
 def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):

@@ -59,7 +59,7 @@ def test_a_newer_attempt_replaces_the_older_and_recalls_its_offer(shard):
 
 def test_a_ticket_moves_over_to_its_edges_new_stream(shard):
     shard.enqueue("a", edge="e"), shard.enqueue("a", edge="f")
-    shard.hear(shard.book.edge_lost("e"))
+    shard.hear(shard.book.on_edge_disconnected("e"))
     assert shard.credit(1) == ["a"]
     assert leased(shard.place("a")) == ["lease"]
     assert only(out.Leased, shard.said).edge == "f"
@@ -121,7 +121,7 @@ def test_once_is_answered_even_when_all_was_used(shard):
 def test_a_decline_for_lack_of_capacity_voids_the_other_credit(shard):
     shard.credit(5)
     shard.enqueue("a"), shard.decline("a")
-    assert shard.book.seats.credit == 0
+    assert shard.book.schedulers.credit == 0
     assert shard.credit(1) == ["a"]
 
 
@@ -130,7 +130,7 @@ def test_a_ticket_that_is_declined_again_and_again_pauses_and_lets_others_by(sha
     for _ in range(2):
         assert shard.credit(1) == ["a"]
         shard.decline("a")
-    assert shard.book.shelves.waiting.tickets == 2
+    assert shard.book.model_queues.waiting.tickets == 2
     assert shard.credit(1) == ["b"]
     assert shard.credit(1) == []
     assert offered(shard.wait(DECLINE_PAUSE_S)) == ["a"]
@@ -245,7 +245,7 @@ def test_a_lost_edge_takes_its_tickets_along_and_no_others(shard):
     shard.enqueue("offered", edge="e", enqueued=START - 2), shard.enqueue("leased", edge="e", enqueued=START - 3)
     assert shard.credit(2) == ["leased", "offered"]
     shard.place("leased")
-    effects = shard.hear(shard.book.edge_lost("e"))
+    effects = shard.hear(shard.book.on_edge_disconnected("e"))
     assert {ticket_id for _, ids in recalls(effects) for ticket_id in ids} == {"offered", "leased"}
     assert repr(shard.book) == "<TicketBook 1 waiting, 0 offered, 0 placed>"
     assert shard.credit(5) == ["other"]

@@ -118,4 +118,4 @@ def test_many_deadlines_at_once_are_spread_over_ticks():
 def test_deadlines_of_tickets_that_left_do_not_pile_up(shard):
     for number in range(5_000):
         shard.enqueue(f"t{number}", deadline=START + 3_600), shard.withdraw(f"t{number}")
-    assert len(shard.book._moves.timers.dues) < 200
+    assert len(shard.book._transitions.timers.lease_deadlines) < 200

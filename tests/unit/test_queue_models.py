@@ -96,7 +96,7 @@ def test_the_catalog_is_the_union_over_schedulers_and_told_on_change_alone(shard
 
 
 def test_an_edge_that_joins_hears_the_catalog(shard):
-    assert [each.model for each in only(out.CatalogUpdate, shard.book.edge_joined("new")).entries] == ["m"]
+    assert [each.model for each in only(out.CatalogUpdate, shard.book.on_edge_connected("new")).entries] == ["m"]
 
 
 # Heads.

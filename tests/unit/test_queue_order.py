@@ -72,7 +72,7 @@ def test_schedulers_with_like_credit_share_the_tickets(shard):
     shard.credit(3, "s"), shard.credit(3, "t")
     for number in range(6):
         shard.enqueue(f"t{number}")
-    assert [len(shard.book.seats[each].offered) for each in ("s", "t")] == [3, 3]
+    assert [len(shard.book.schedulers[each].offered) for each in ("s", "t")] == [3, 3]
 
 
 def test_a_ticket_that_does_not_fit_the_credit_leaves_it_to_a_smaller_one(shard):

@@ -235,8 +235,8 @@ class Mesh(RuleBasedStateMachine):
                     tickets = list(line)
                     assert (line.tickets, line.work) == (len(tickets), sum(ticket.work for ticket in tickets))
                 for account in each.line._accounts.values():
-                    assert account.waits == bool(account.lane and account.lane.tickets)
-                    costs = sum(predicted_cost(ticket) / ticket.weight for ticket in account.lane or ())
+                    assert account.waits == bool(account.queue and account.queue.tickets)
+                    costs = sum(predicted_cost(ticket) / ticket.weight for ticket in account.queue or ())
                     assert account.virtual == pytest.approx(costs)
 
     @invariant()

@@ -142,12 +142,12 @@ def test_credit_that_is_kept_is_used_for_what_is_urgent_and_nothing_else(shard):
     effects = shard.enqueue("quiet", tenant_id="quiet")
     assert [each for each in effects if isinstance(each, out.Offer) and each.uses_express_credit]
     assert offered(effects) == ["quiet"]
-    assert shard.book.seats["s"].credits["m"].urgent == 1
+    assert shard.book.schedulers["s"].credits["m"].urgent == 1
 
 
 def test_credit_that_is_kept_stays_when_the_other_has_to_come_back(shard):
     shard.credit(0, urgent=2, max_tokens=1, once=True)
-    assert shard.book.seats["s"].credits["m"].urgent == 2
+    assert shard.book.schedulers["s"].credits["m"].urgent == 2
 
 
 def test_what_resumes_may_use_credit_that_is_kept(shard):
@@ -165,7 +165,7 @@ def test_a_decline_voids_what_is_kept_as_well(shard):
     shard.credit(0, urgent=2)
     shard.enqueue("quiet", tenant_id="quiet")
     shard.decline("quiet")
-    assert shard.book.seats["s"].credits["m"].urgent == 0
+    assert shard.book.schedulers["s"].credits["m"].urgent == 0
     assert shard.credit(0, urgent=1) == ["quiet"]
 
 

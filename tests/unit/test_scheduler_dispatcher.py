@@ -82,7 +82,7 @@ def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
 def test_a_worker_that_takes_nothing_and_blames_somebody_is_placed_on_no_more(scheduler):
     attach(scheduler), attach(scheduler, "w2")
     [blamed, gone] = [
-        each for each in scheduler.worker_apart("w", "w:1", [blame(5)], START) if type(each) is CatalogUpdate
+        each for each in scheduler.on_worker_quarantined("w", "w:1", [blame(5)], START) if type(each) is CatalogUpdate
     ]
     assert (
         [each.fingerprint for each in blamed.poison_reports]
@@ -94,7 +94,7 @@ def test_a_worker_that_takes_nothing_and_blames_somebody_is_placed_on_no_more(sc
 
 def test_what_was_offered_before_its_shard_heard_that_it_is_a_suspect_goes_back(scheduler):
     attach(scheduler)
-    scheduler.worker_apart("w2", "w2:1", [blame(5)], START)
+    scheduler.on_worker_quarantined("w2", "w2:1", [blame(5)], START)
     assert only(Decline, offer(scheduler, "a", fingerprint=5)).reason == "NO_CAPACITY"
     assert only(Place, offer(scheduler, "b", fingerprint=6)).lease.ticket_id == "b"
     scheduler.blamed("w2:1", [], START)

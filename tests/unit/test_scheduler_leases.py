@@ -31,7 +31,7 @@ def test_a_started_lease_does_not_lapse_and_ends_when_its_worker_says_so(schedul
     offer(scheduler, tokens=32)
     scheduler.started("w", "s-1")
     assert quiet(scheduler.tick(START + 100)) == []
-    assert (len(scheduler.leases), scheduler.leases.unstarted, scheduler.fleet["w"].unstarted_tokens) == (1, 0, 0)
+    assert (len(scheduler.leases), scheduler.leases.unstarted_count, scheduler.fleet["w"].unstarted_tokens) == (1, 0, 0)
     assert credits_in(scheduler.released("w", ["s-1"])) == [("q", 1, False)]
     assert (len(scheduler.leases), scheduler.promised_blocks) == (0, 0)
 
@@ -42,7 +42,7 @@ def test_a_worker_cannot_start_or_end_the_lease_of_another(scheduler):
     attach(scheduler, "x")
     scheduler.started("x", "s-1")
     scheduler.released("x", ["s-1", "unheard-of"])
-    assert (scheduler.leases.unstarted, scheduler.fleet["w"].promised_blocks) == (1, 2)
+    assert (scheduler.leases.unstarted_count, scheduler.fleet["w"].promised_blocks) == (1, 2)
 
 
 def test_a_recalled_ticket_frees_its_lease_unless_that_was_started(scheduler):
@@ -59,7 +59,7 @@ def test_a_shard_cannot_recall_what_another_had_placed(scheduler):
     scheduler.queue_joined("q2")
     offer(scheduler, queue="q2")
     assert scheduler.recalled("q", ["t"]) == []
-    assert scheduler.leases.unstarted == 1
+    assert scheduler.leases.unstarted_count == 1
 
 
 def test_a_ticket_offered_again_gives_up_the_lease_that_nobody_started(scheduler):
@@ -77,7 +77,7 @@ def test_an_offer_of_an_attempt_that_is_over_changes_nothing(scheduler):
     offer(scheduler, attempt=2)
     scheduler.queue_joined("slow")
     assert only(Decline, offer(scheduler, queue="slow", attempt=1)).queue == "slow"
-    assert scheduler.leases.unstarted_of("t").attempt == 2
+    assert scheduler.leases.unstarted_for_ticket("t").attempt == 2
 
 
 def test_a_lost_worker_takes_along_what_runs_and_leaves_what_may_start_until_it_lapses(scheduler):

@@ -148,5 +148,5 @@ def test_the_last_slot_is_left_to_an_urgent_ticket(scheduler):
     given = [each for each in effects if isinstance(each, GrantCredit)]
     assert scheduler.credits[MODEL].shards["q"].urgent == 1
     assert not any(each.tickets for each in given)
-    placed = scheduler.offer("q", ticket_of("late", urgent=True), START, on_urgent_credit=True)
+    placed = scheduler.offer("q", ticket_of("late", urgent=True), START, uses_express_credit=True)
     assert [each.lease.ticket_id for each in placed if isinstance(each, Place)] == ["late"]

@@ -56,7 +56,7 @@ def test_what_ran_on_a_lost_worker_is_told_to_have_ended_with_what_was_heard_of_
 def test_a_run_that_a_worker_brings_along_goes_on_being_told_to_its_shard(scheduler):
     profile = profile_of(slots=2)
     profile.running.append(RunningLease(lease_id="x-9", kv_blocks=2, ticket_id="t", attempt=2, queue_id="q"))
-    scheduler.worker_attached("w", "w", "w:1", profile)
+    scheduler.on_worker_attached("w", "w", "w:1", profile)
     assert told(scheduler.tick(START)) == [("q", "t", 2, 0, 0, False)]  # whoever lost it has said that it ended
     scheduler.progress("w", [served("x-9", 40, 8)])
     assert told(scheduler.tick(START)) == [("q", "t", 2, 40, 8, False)]

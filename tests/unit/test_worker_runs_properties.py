@@ -56,7 +56,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def note_served(self, served):
         for each in served:
-            assert each.is_any
+            assert each.has_tokens
             assert each.prompt_tokens >= self.prompts[each.lease_id]
             self.prompts[each.lease_id] = each.prompt_tokens
             self.outputs[each.lease_id] = each.output_tokens
@@ -170,7 +170,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.book.next_expiry is None
         assert not any(self.book.streams.values())
         assert self.batch.pool.used == 0
-        assert {run for run in self.ended if not run.is_ghost} == set(self.begun)
+        assert {run for run in self.ended if not run.is_orphan} == set(self.begun)
         assert all(self.started[lease] == 1 for lease in self.started)
         assert set(self.started) <= set(self.released)
         assert sum(self.outputs.values()) == sum(run.tokens for run in self.begun)
