@@ -1,7 +1,7 @@
 """Time for units that take a loop and use its timers alone."""
 
 
-class Clockwork:
+class FakeLoop:
     """A loop that only knows timers, and whose time passes when it is told to."""
 
     def __init__(self):
@@ -9,11 +9,11 @@ class Clockwork:
         self.timers = []
 
     def call_later(self, delay, call):
-        timer = Timer(self.now + delay, call)
+        timer = FakeTimer(self.now + delay, call)
         self.timers.append(timer)
         return timer
 
-    def fire(self):
+    def fire_next(self):
         """Make the next timer's call; False when there is none."""
         self.timers = sorted((each for each in self.timers if not each.is_cancelled), key=lambda each: each.due)
         if not self.timers:
@@ -24,7 +24,7 @@ class Clockwork:
         return True
 
 
-class Timer:
+class FakeTimer:
     def __init__(self, due, call):
         self.due, self.call, self.is_cancelled = due, call, False
 

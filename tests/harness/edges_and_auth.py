@@ -25,24 +25,24 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 
 KEY = "pk_dev_" + "0123456789abcdef" * 2
 SECRETS = {"dev_key": KEY, "pepper": "p" * 32, "mesh_secret": "m" * 32}
-START = 1_800_000_000.0  # s
+START_UNIX_S = 1_800_000_000.0  # s
 
 
-class HeldAdmission(AdmissionService):
+class PausableAdmission(AdmissionService):
     """Answers nothing while it `is_held`, as a process that stands still; what it heard it does afterwards."""
 
     def __init__(self, *given):
         super().__init__(*given)
-        self.is_held = False
+        self.is_paused = False
         self.is_closed = False  # takes no new stream
-        self.dead = set()  # edges that say nothing any more, as far as auth can hear
-        self._late = []
+        self.dead_edges = set()  # edges that say nothing any more, as far as auth can hear
+        self._held_frames = []
 
-    def _answer(self, peer, edge_id, frame):
-        if edge_id in self.dead:
+    def _on_frame(self, peer, edge_id, frame):
+        if edge_id in self.dead_edges:
             return
-        if self.is_held:
-            self._late.append((peer, edge_id, frame))
+        if self.is_paused:
+            self._held_frames.append((peer, edge_id, frame))
         else:
             super()._on_frame(peer, edge_id, frame)
 
@@ -51,27 +51,27 @@ class HeldAdmission(AdmissionService):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
         await super().Admit(request_iterator, context)
 
-    def forget_dead(self):
+    def drop_frames_of_dead(self):
         """What it has heard of edges that are dead now never reached it."""
-        self._late = [each for each in self._late if each[1] not in self.dead]
+        self._held_frames = [each for each in self._held_frames if each[1] not in self.dead_edges]
 
-    def go_on(self):
-        self.is_held = False
-        while self._late:
-            super()._on_frame(*self._late.pop(0))
+    def resume(self):
+        self.is_paused = False
+        while self._held_frames:
+            super()._on_frame(*self._held_frames.pop(0))
 
 
 @dataclass
-class Books:
+class AuthLife:
     """Auth at one address and one file, whichever process it is at the moment."""
 
     path: Path
     settings: dict
-    now: float = START
+    now: float = START_UNIX_S
     port: int = 0
-    service: HeldAdmission | None = None
+    service: PausableAdmission | None = None
     desk: object = None
-    _life: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _running: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
     def address(self) -> str:
@@ -79,71 +79,71 @@ class Books:
 
     async def start(self, *, without_key=""):
         config = AuthConfig(listen="127.0.0.1:0", store=str(self.path), **SECRETS, **self.settings)
-        store, kept = await self._life.enter_async_context(opened_store(config.store))
+        store, kept = await self._running.enter_async_context(opened_store(config.store))
         self.desk = recover(config, kept, self.now)
         if without_key:
             self.desk.keys.remove(without_key)
         edges = edges_to_expect(config, self.desk, self.now)
-        self.service = HeldAdmission(self.desk, edges, store, hello("auth", "auth-1"), lambda: self.now)
+        self.service = PausableAdmission(self.desk, edges, store, hello("auth", "auth-1"), lambda: self.now)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_AdmissionServiceServicer_to_server(self.service, server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         await server.start()
-        self._life.push_async_callback(server.stop, 0)
+        self._running.push_async_callback(server.stop, 0)
 
-    async def die(self):
-        await self._life.aclose()
+    async def stop(self):
+        await self._running.aclose()
 
-    def lose(self, edge_id: str) -> None:
+    def expire_edge(self, edge_id: str) -> None:
         """As when the grace of an edge that stays away is over."""
         self.service._expire_edge(edge_id, self.now)  # its sweep, without its clock
 
-    def rows(self) -> list[tuple]:
+    def ledger_rows(self) -> list[tuple]:
         """The ledger, once auth has ended: prompt tokens, output tokens, outcome."""
         with closing(sqlite3.connect(self.path)) as file:
             return file.execute("SELECT prompt_tokens, output_tokens, outcome FROM ledger ORDER BY outcome").fetchall()
 
 
 @dataclass
-class EdgesAndAuth:
-    books: Books
+class EdgeAuthMesh:
+    auth: AuthLife
     queue: FakeQueue
     workers: list[FakeWorker]
     addresses: list[str]
-    leave: list[AsyncExitStack]  # of each edge; closing one drains it
+    edge_stacks: list[AsyncExitStack]  # of each edge; closing one drains it
 
     @property
-    def holder(self) -> int:
+    def holding_edge(self) -> int:
         """Number of the one edge that holds a reservation."""
-        [name] = self.books.desk.accounts.edges
+        [name] = self.auth.desk.accounts.edges
         return int(name.removeprefix("edge-")) - 1
 
     async def figures(self, number=0) -> dict[str, float]:
         async with channel(self.addresses[number]) as to_edge:
             return dict((await AdminStub(to_edge).GetSnapshot(GetSnapshotRequest())).snapshot.figures)
 
-    async def figure(self, name, value, number=0) -> None:
+    async def wait_for_figure(self, name, value, number=0) -> None:
         """Return when a figure of an edge has come to `value`."""
         async with asyncio.timeout(20), channel(self.addresses[number]) as to_edge:
             admin = AdminStub(to_edge)
             while (await admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures[name] != value:
                 pass
 
-    async def settled(self) -> list[tuple]:
+    async def wait_settled(self) -> list[tuple]:
         """The ledger once nothing is reserved any more; auth is gone after it."""
         async with asyncio.timeout(20):
-            while self.books.desk.accounts.reservations:  # noqa: ASYNC110  # a figure is asked, it does not tell
+            while self.auth.desk.accounts.reservations:  # noqa: ASYNC110  # a figure is asked, it does not tell
                 await asyncio.sleep(0)
-        await self.books.die()
-        return self.books.rows()
+        await self.auth.stop()
+        return self.auth.ledger_rows()
 
 
 @asynccontextmanager
-async def edges_and_auth(path, edges=1, auth=None, **settings) -> AsyncIterator[EdgesAndAuth]:
+async def edge_auth_mesh(path, edges=1, auth=None, **settings) -> AsyncIterator[EdgeAuthMesh]:
     async with AsyncExitStack() as stack:
-        books = Books(path / "auth.sqlite", auth or {})
+        books = AuthLife(path / "auth.sqlite", auth or {})
         await books.start()
-        stack.push_async_callback(books.die)
+        stack.push_async_callback(books.stop)
         worker = FakeWorker("w1")
         worker.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, worker))
         queue = FakeQueue([worker])
@@ -155,4 +155,4 @@ async def edges_and_auth(path, edges=1, auth=None, **settings) -> AsyncIterator[
             config = EdgeConfig(**own, instance_id=f"edge-{number + 1}", **settings)
             addresses.append((await life.enter_async_context(edge(config))).address)
             leave.append(life)
-        yield EdgesAndAuth(books, queue, [worker], addresses, leave)
+        yield EdgeAuthMesh(books, queue, [worker], addresses, leave)

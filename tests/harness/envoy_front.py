@@ -35,9 +35,9 @@ class Backend:
 
     def __init__(self, name):
         self.name = name
-        self.go = asyncio.Event()
-        self.left = asyncio.Event()  # a client went before its stream ended
-        self.arrived = asyncio.Semaphore(0)  # one for each silent call
+        self.may_continue = asyncio.Event()
+        self.client_disconnected = asyncio.Event()  # a client went before its stream ended
+        self.silent_calls = asyncio.Semaphore(0)  # one for each silent call
         self.metadata = {}  # of the last call
 
     @asynccontextmanager
@@ -57,7 +57,7 @@ class Backend:
             await self.stop()
 
     async def stop(self):
-        self.go.set()
+        self.may_continue.set()
         self.web.close()
         await self.server.stop(None)
 
@@ -81,16 +81,16 @@ class Backend:
         ended = False
         try:
             yield f"{self.name} first".encode()
-            await self.go.wait()
+            await self.may_continue.wait()
             yield f"{self.name} second".encode()
             ended = True
         finally:
             if not ended:
-                self.left.set()
+                self.client_disconnected.set()
 
     async def _silent(self, request, context):
-        self.arrived.release()
-        await self.go.wait()
+        self.silent_calls.release()
+        await self.may_continue.wait()
         yield b""
 
     async def _chat(self, requests, context):
@@ -115,10 +115,10 @@ class Backend:
         writer.write(_chunk(f"data: {self.name} first\n\n"))
         async with asyncio.TaskGroup() as group:
             gone = group.create_task(reader.read(1))
-            go = group.create_task(self.go.wait())
+            go = group.create_task(self.may_continue.wait())
             await asyncio.wait([gone, go], return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
-                self.left.set()
+                self.client_disconnected.set()
             gone.cancel()
             go.cancel()
         writer.write(_chunk(f"data: {self.name} second\n\n") + b"0\r\n\r\n")
@@ -128,14 +128,14 @@ def _chunk(text):
     return b"%x\r\n%s\r\n" % (len(text), text.encode())
 
 
-class Process:
+class LoggedProcess:
     """A child whose log, on stderr, the test can wait on."""
 
     def __init__(self, child):
         self.child = child
         self.lines = []
 
-    async def line(self, *fragments):
+    async def wait_for_line(self, *fragments):
         """Read on to the next line that holds all the fragments; what it passes over is in `lines`."""
         while raw := await self.child.stderr.readline():
             self.lines.append(raw.decode(errors="replace"))
@@ -145,7 +145,7 @@ class Process:
 
 
 @asynccontextmanager
-async def process(*command, env=None):
+async def logged_process(*command, env=None):
     child = await asyncio.create_subprocess_exec(
         *map(str, command),
         env={**os.environ, **(env or {})},
@@ -154,14 +154,14 @@ async def process(*command, env=None):
         limit=2**20,
     )
     try:
-        yield Process(child)
+        yield LoggedProcess(child)
     finally:
         if child.returncode is None:
             child.kill()
         await child.wait()
 
 
-class Front:
+class EnvoyProxy:
     """One Envoy and its control plane; `edges` says which backends it has."""
 
     def __init__(self, folder):
@@ -170,13 +170,13 @@ class Front:
         self.address = f"127.0.0.1:{self.port}"
         self.xds_address = f"127.0.0.1:{self.xds_port}"
 
-    def edges(self, *edges):
+    def write_edges(self, *edges):
         replacement = self.folder / "edges.new"
         replacement.write_text("\n".join(edges))
         replacement.rename(self.folder / "edges")  # whole or not at all
 
     def control_plane(self):
-        return process(
+        return logged_process(
             sys.executable,
             "-m",
             "penstock.routing",
@@ -194,8 +194,8 @@ class Front:
         file = self.folder / "envoy.json"
         file.write_text(json.dumps(bootstrap(self.xds_address, f"127.0.0.1:{self.admin_port}", "front-1")))
         flags = ["--concurrency", "1", "--disable-hot-restart"]
-        async with process(ENVOY, "-c", file, *flags) as envoy:
-            await envoy.line("all dependencies initialized. starting workers")
+        async with logged_process(ENVOY, "-c", file, *flags) as envoy:
+            await envoy.wait_for_line("all dependencies initialized. starting workers")
             async with self.channel() as probe:
                 await probe.channel_ready()
             yield envoy

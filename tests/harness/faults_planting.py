@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Point
-from penstock.faults.mutations import plan, with_poison
-from penstock.faults.plan import Act, Count, Fault
+from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
+from penstock.faults.mutations import plan_world, with_poison
+from penstock.faults.plan import FaultKind, PlannedFault, PlannedTokenCount
 
 MUTANTS = {}
 
@@ -24,113 +24,164 @@ class Mutant:
 
     target: object
     attribute: str
-    changed: Callable
-    break_at: tuple[Act, str, Point] | None
-    leaves: Callable | None  # how clients leave, in worlds that do not break: such a bug needs no fault
-    world: Callable | None  # what is peculiar to its worlds, which do not break otherwise
+    replacement: Callable
+    fault: tuple[FaultKind, str, Failpoint] | None
+    cancel_mode: Callable | None  # how clients leave, in worlds that do not break: such a bug needs no fault
+    mutate_plan: Callable | None  # what is peculiar to its worlds, which do not break otherwise
 
     @contextmanager
-    def planted(self):
-        with patch.object(self.target, self.attribute, self.changed):
+    def applied(self):
+        with patch.object(self.target, self.attribute, self.replacement):
             yield
 
     def plan(self, seed):
-        found = plan(seed)
-        if self.world:
-            return self.world(replace(found, faults=(), roughness=0.0), random.Random(seed))
-        if self.leaves:
-            asks = (replace(ask, poison_at=None) for ask in found.asks)  # such a client is not to leave
-            asks = tuple(self.leaves(ask, number) for number, ask in enumerate(asks))
+        found = plan_world(seed)
+        if self.mutate_plan:
+            return self.mutate_plan(replace(found, faults=(), roughness=0.0), random.Random(seed))
+        if self.cancel_mode:
+            asks = (replace(ask, poison_at=None) for ask in found.requests)  # such a client is not to leave
+            asks = tuple(self.cancel_mode(ask, number) for number, ask in enumerate(asks))
             return replace(found, asks=asks, faults=(), roughness=0.0)
-        if self.break_at is None:
+        if self.fault is None:
             return found
-        act, victim, point = self.break_at
-        fault = Fault(act=act, seconds=0.3, victim=victim, pick=0.5, point=point, nth=1 + seed % 3)
+        act, victim, point = self.fault
+        fault = PlannedFault(
+            kind=act, duration_s=0.3, victim_tier=victim, victim_pick=0.5, failpoint=point, frame_number=1 + seed % 3
+        )
         return replace(found, faults=(fault,))
 
 
-def stays(ask, _):
+def unchanged(ask, _):
     return ask
 
 
-def hurries_off(ask, number):
+def cancels_early(ask, number):
     """Leaves while its prompt is on its way into the mesh, tokenized, or computed."""
     return replace(ask, leaves_at=None, leaves_after=0.003 + 0.004 * number, timeout=None, tokens=24)
 
 
-def edges_die_of_poison(planned, draw):
+def poison_with_edge_kills(planned, draw):
     """A request crashes engines, and edges are lost: what they had comes again by another."""
     deaths = (
-        Fault(act=Act.KILL, seconds=0.1, victim="edge", pick=pick, at=draw.uniform(0.3, 0.6)) for pick in (0, 0.9)
+        PlannedFault(
+            kind=FaultKind.KILL, duration_s=0.1, victim_tier="edge", victim_pick=pick, at=draw.uniform(0.3, 0.6)
+        )
+        for pick in (0, 0.9)
     )
     return replace(with_poison(planned, draw), faults=tuple(deaths))
 
 
-def nobody_hears_of_poison(planned, draw):
+def poison_without_schedulers(planned, draw):
     """A request crashes an engine when no scheduler is there and its edge has just lost the worker."""
     poisoned = with_poison(planned, draw)
-    ask = next(each for each in poisoned.asks if each.poison_at is not None)
+    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
     shape = replace(planned.shape, schedulers=1, workers=2)
-    deaf = Fault(act=Act.KILL, seconds=0.3, victim="scheduler", pick=0, at=ask.at + draw.uniform(0.02, 0.04))
-    lost = Fault(act=Act.CUT, seconds=0.0, victim="edge", pick=0, point=Point(EXECUTE, TO_CLIENT, "step"), nth=3)
-    later = replace(ask, tokens=max(4, ask.tokens), poison_at=3)
+    deaf = PlannedFault(
+        kind=FaultKind.KILL,
+        duration_s=0.3,
+        victim_tier="scheduler",
+        victim_pick=0,
+        at=ask.starts_at + draw.uniform(0.02, 0.04),
+    )
+    lost = PlannedFault(
+        kind=FaultKind.RESET,
+        duration_s=0.0,
+        victim_tier="edge",
+        victim_pick=0,
+        failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
+        frame_number=3,
+    )
+    later = replace(ask, tokens=max(4, ask.max_output_tokens), poison_at=3)
     return replace(planned, shape=shape, asks=(later,), faults=(deaf, lost))
 
 
-def edges_stand_still_while_auth_starts_again(planned, draw):
+def edge_freeze_during_auth_restart(planned, draw):
     """And end soon after they have gone on, so that clients have spent the few retries that they share."""
     gone = draw.uniform(0.3, 0.5)
     on = gone + 0.3 + 4.5
     asks = (replace(ask, at=gone + 0.2, leaves_at=None, leaves_after=None, timeout=None) for ask in planned.asks)
     faults = (
-        Fault(act=Act.KILL, seconds=0.8, victim="auth", pick=0, at=gone),
-        Fault(act=Act.FREEZE, seconds=on - gone - 0.3, victim="edge", pick=0, at=gone + 0.3),
-        Fault(act=Act.TERM, seconds=0.4, victim="edge", pick=0, at=on + draw.uniform(0.9, 1.1)),
+        PlannedFault(kind=FaultKind.KILL, duration_s=0.8, victim_tier="auth", victim_pick=0, at=gone),
+        PlannedFault(
+            kind=FaultKind.FREEZE, duration_s=on - gone - 0.3, victim_tier="edge", victim_pick=0, at=gone + 0.3
+        ),
+        PlannedFault(
+            kind=FaultKind.TERM, duration_s=0.4, victim_tier="edge", victim_pick=0, at=on + draw.uniform(0.9, 1.1)
+        ),
     )
-    counts = (Count(at=0.0, prompt=(3,)),)  # has auth answer, and lets nobody in
+    counts = (PlannedTokenCount(starts_at=0.0, prompt=(3,)),)  # has auth answer, and lets nobody in
     shape = replace(planned.shape, edges=1)
     return replace(planned, shape=shape, asks=tuple(asks), counts=counts, faults=faults)
 
 
-def poison_goes_on_by_an_edge_that_knows_of_no_loss(planned, draw):
+def poison_resumed_by_another_edge(planned, draw):
     """A request crashes an engine when no scheduler is there, and its edge is lost as well."""
     poisoned = with_poison(planned, draw)
-    ask = next(each for each in poisoned.asks if each.poison_at is not None)
+    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
     shape = replace(planned.shape, edges=2, schedulers=1, workers=2)
-    deaf = Fault(act=Act.KILL, seconds=0.3, victim="scheduler", pick=0, at=ask.at + draw.uniform(0.02, 0.04))
-    lost = Fault(act=Act.KILL, seconds=2.0, victim="edge", pick=0, point=Point(EXECUTE, TO_CLIENT, "step"), nth=3)
-    later = replace(ask, tokens=max(4, ask.tokens), poison_at=3)
+    deaf = PlannedFault(
+        kind=FaultKind.KILL,
+        duration_s=0.3,
+        victim_tier="scheduler",
+        victim_pick=0,
+        at=ask.starts_at + draw.uniform(0.02, 0.04),
+    )
+    lost = PlannedFault(
+        kind=FaultKind.KILL,
+        duration_s=2.0,
+        victim_tier="edge",
+        victim_pick=0,
+        failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
+        frame_number=3,
+    )
+    later = replace(ask, tokens=max(4, ask.max_output_tokens), poison_at=3)
     return replace(planned, shape=shape, asks=(later,), counts=(), faults=(deaf, lost))
 
 
-def poison_goes_on_while_its_scheduler_hears_nobody(planned, draw):
+def poison_with_scheduler_unreachable(planned, draw):
     """A request crashes an engine when the worker cannot reach its own scheduler, and its edge is lost as well."""
     poisoned = with_poison(planned, draw)
-    ask = next(each for each in poisoned.asks if each.poison_at is not None)
+    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
     shape = replace(planned.shape, edges=2, schedulers=2, workers=2)
-    act, victim = draw.choice(((Act.HOLE, "worker"), (Act.FREEZE, "scheduler")))
-    deaf = Fault(act=act, seconds=1.5, victim=victim, pick=0, point=Point(ATTACH, TO_SERVER, "started"))
-    lost = Fault(act=Act.KILL, seconds=2.0, victim="edge", pick=0, point=Point(EXECUTE, TO_CLIENT, "step"), nth=3)
-    later = replace(ask, tokens=max(4, ask.tokens), poison_at=3)
+    act, victim = draw.choice(((FaultKind.PARTITION, "worker"), (FaultKind.FREEZE, "scheduler")))
+    deaf = PlannedFault(
+        kind=act, duration_s=1.5, victim_tier=victim, victim_pick=0, failpoint=Failpoint(ATTACH, TO_SERVER, "started")
+    )
+    lost = PlannedFault(
+        kind=FaultKind.KILL,
+        duration_s=2.0,
+        victim_tier="edge",
+        victim_pick=0,
+        failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
+        frame_number=3,
+    )
+    later = replace(ask, tokens=max(4, ask.max_output_tokens), poison_at=3)
     return replace(planned, shape=shape, asks=(later,), counts=(), faults=(deaf, lost))
 
 
-def poison_comes_twice(planned, draw):
+def poison_sent_twice(planned, draw):
     """The second time while the first runs; its edge can start it elsewhere once that has crashed an engine."""
     poisoned = with_poison(planned, draw)
-    ask = next(each for each in poisoned.asks if each.poison_at is not None)
+    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
     first = replace(ask, at=0.0, poison_at=0, in_session=False, is_text=False)
     shape = replace(planned.shape, edges=1, workers=2, slots=1, schedulers=draw.choice((1, 2)), token_budget=8)
-    unheard = Fault(act=Act.HOLE, seconds=0.4, victim="worker", pick=0, point=Point(EXECUTE, TO_SERVER, "hello"), nth=2)
+    unheard = PlannedFault(
+        kind=FaultKind.PARTITION,
+        duration_s=0.4,
+        victim_tier="worker",
+        victim_pick=0,
+        failpoint=Failpoint(EXECUTE, TO_SERVER, "hello"),
+        frame_number=2,
+    )
     again = replace(first, at=draw.uniform(0.0, 0.02))
     return replace(planned, shape=shape, asks=(first, again), counts=(), faults=(unheard,))
 
 
-def leaves_midway(ask, _):
+def cancels_midway(ask, _):
     return replace(ask, leaves_at=2, leaves_after=None, timeout=None, tokens=24, ignore_eos=True, stops=())
 
 
-def mutant(target, name, *, break_at=None, leaves=None, world=None):
+def mutant(target, name, *, fault=None, cancel_mode=None, mutate_plan=None):
     """Note a bug: the decorated function takes the original's place and gets it first."""
 
     def note(changed):
@@ -139,7 +190,7 @@ def mutant(target, name, *, break_at=None, leaves=None, world=None):
         def planted(*args, **kwargs):
             return changed(original, *args, **kwargs)
 
-        MUTANTS[changed.__name__] = Mutant(target, name, planted, break_at, leaves, world)
+        MUTANTS[changed.__name__] = Mutant(target, name, planted, fault, cancel_mode, mutate_plan)
         return changed
 
     return note

@@ -22,12 +22,12 @@ from penstock.v1.inference_pb2 import Sampling
 
 LIMITS = LifecycleLimits(max_attempts=3, upstream_timeout=10.0, cancel_ack_timeout=5.0)
 DEADLINE = 100.0
-ENDINGS = (Finish, Fail, AcknowledgeCancel)
-TIMES = RunTimes(wait=timedelta(seconds=1), prefill=timedelta(seconds=2), decode=timedelta(seconds=3))
-EOS = 7
+END_EFFECTS = (Finish, Fail, AcknowledgeCancel)
+RUN_TIMES = RunTimes(wait=timedelta(seconds=1), prefill=timedelta(seconds=2), decode=timedelta(seconds=3))
+EOS_ID = 7
 
 
-class Letters:
+class LetterDetokenizer:
     """Writes each token as a letter, ends at the letter `stop`, and holds the last one back."""
 
     def __init__(self, stop=""):
@@ -43,27 +43,27 @@ class Letters:
         return text
 
 
-PLAN = GenerationPlan(
+DEFAULT_PLAN = GenerationPlan(
     model="tiny",
     prompt_ids=[1, 2, 3],
     max_output_tokens=6,
     sampling=Sampling(seed=1),
-    detokenizer=Letters(),
-    eos_ids=frozenset({EOS}),
+    detokenizer=LetterDetokenizer(),
+    eos_ids=frozenset({EOS_ID}),
 )
 
 
-def plan(**changes):
-    return replace(PLAN, **{"transcript": Letters(), **changes})
+def generation_plan(**changes):
+    return replace(DEFAULT_PLAN, **{"transcript": LetterDetokenizer(), **changes})
 
 
-def new_flight():
+def new_active_request():
     return ActiveRequest("t1", arrived_at=0.0, deadline=DEADLINE, limits=LIMITS)
 
 
-def queued_flight(**changes):
-    flight = new_flight()
-    assert flight.on_tokenized(plan(**changes), 1.0) == [Reserve()]
+def queued_request(**changes):
+    flight = new_active_request()
+    assert flight.on_tokenized(generation_plan(**changes), 1.0) == [Reserve()]
     assert flight.on_admitted(Identity(tenant_id="acme"), "r1", 2.0) == [Enqueue()]
     return flight
 
@@ -79,15 +79,15 @@ def lease(attempt=1, worker="w1"):
     )
 
 
-def running_flight(**changes):
-    flight = queued_flight(**changes)
+def running_request(**changes):
+    flight = queued_request(**changes)
     assert flight.on_queued() == [Accept()]
     assert flight.on_leased(lease(), 10.0) == [StartRun(lease())]
     assert flight.on_run_started() == []
     return flight
 
 
-def give(flight, text, now=12.0):
+def send_tokens(flight, text, now=12.0):
     """Make the worker send `text`, a token per letter, and return what the client gets."""
     got = []
     for letter in text:

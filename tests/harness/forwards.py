@@ -10,7 +10,7 @@ from penstock.worker.engine.blocks import BlockPool
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_frequencies
 
-BLOCKS = 200
+KV_BLOCKS = 200
 SHAPE = ModelShape(
     dim=64, hidden=96, layers=2, heads=4, kv_heads=2, head_size=16, vocab_size=304, context_length=900, norm_eps=1e-5
 )
@@ -53,7 +53,7 @@ def random_weights(shape, dtype, *, extras=False, tied=False):
 
 def logits_of(runner, texts, *, budget=512, block_size=16, prompt_share=0.7, salt=b""):
     """Logits after every position from the prompt's last on, with the rest of each text as what was `sampled`."""
-    pool = BlockPool(BLOCKS, block_size)
+    pool = BlockPool(KV_BLOCKS, block_size)
     batch = Batch(pool=pool, policy=ContinuousBatching(token_budget=budget), slots=8, context_length=900)
     prompts = [max(1, int(len(text) * prompt_share)) for text in texts]
     for seq_id, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
@@ -73,6 +73,6 @@ def logits_of(runner, texts, *, budget=512, block_size=16, prompt_share=0.7, sal
     return logits
 
 
-def text_of(length, seed=1):
+def random_text(length, seed=1):
     rng = random.Random(seed)
     return [rng.randrange(300) for _ in range(length)]

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from edge_http import PATIENCE
+from edge_http import TIMEOUT_S
 
-PIECE = 64 << 10  # bytes
-HI = [{"role": "user", "content": "hi"}]
+CHUNK_BYTES = 64 << 10  # bytes
+MESSAGES = [{"role": "user", "content": "hi"}]
 PATHS = ["/v1/responses", "/v1/chat/completions", "/v1/completions"]
-ASK = {
+CREATE = {
     "/v1/responses": lambda api, **more: api.responses.create(model="tiny", input="hi", **more),
-    "/v1/chat/completions": lambda api, **more: api.chat.completions.create(model="tiny", messages=HI, **more),
+    "/v1/chat/completions": lambda api, **more: api.chat.completions.create(model="tiny", messages=MESSAGES, **more),
     "/v1/completions": lambda api, **more: api.completions.create(model="tiny", prompt="hi", **more),
 }
 
@@ -37,14 +37,14 @@ async def next_text(events):
 
 async def next_line(lines):
     """The next line that is not empty."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         async for line in lines:
             if line:
                 return line
     raise AssertionError("the stream ended")
 
 
-async def until(is_so):
-    async with asyncio.timeout(PATIENCE):
+async def wait_until(is_so):
+    async with asyncio.timeout(TIMEOUT_S):
         while not is_so():  # noqa: ASYNC110  # what is looked at has no event
             await asyncio.sleep(0)

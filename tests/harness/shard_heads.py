@@ -4,8 +4,8 @@ from dispatch_mesh import MODEL
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.scheduler.credit import FreeCapacity
 
-LARGE, SMALL = 1_000, 100  # tokens
-PLENTY = 1_000_000  # tokens: more than any of these tests grants
+LARGE_TOKENS, SMALL_TOKENS = 1_000, 100  # tokens
+MANY_TOKENS = 1_000_000  # tokens: more than any of these tests grants
 
 
 def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, resumes=False):
@@ -22,12 +22,12 @@ def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, r
     )
 
 
-def grants(book, room, largest, tokens=PLENTY):
+def grants(book, room, largest, tokens=MANY_TOKENS):
     """What is granted, but for the tokens."""
     return [grant._replace(tokens=0) for grant in book.grants(FreeCapacity(room, tokens, largest))]
 
 
-def offered(book, queue, then):
+def offer_one(book, queue, then):
     """A shard uses one credit and tells its new head, as it does after every offer."""
     book.offered(queue, 10)
     book.head(queue, then)

@@ -18,14 +18,14 @@ from penstock.worker.engine.vllm.params import sampling_fields
 VOCABULARY = 304
 
 
-class _Greedy(SimulatedEngine):
+class _HashingEngine(SimulatedEngine):
     """Every token follows from all tokens before it, whoever made them, as a model's would."""
 
     def _token(self, seq_id, position):
         return self._token_ids[hash(tuple(self.batch._sequences[seq_id].ids)) % len(self._token_ids)]
 
 
-class VllmDouble:
+class FakeVllm:
     """`LLMEngine`, whose every argument it checks for being what the real one takes."""
 
     def __init__(self, *, blocks, block_size, slots, context, token_budget, token_ids):
@@ -37,7 +37,7 @@ class VllmDouble:
             slots=slots,
             context_length=context,
         )
-        self._engine = _Greedy(batch, StepTimeModel(), token_ids)
+        self._engine = _HashingEngine(batch, StepTimeModel(), token_ids)
         self._cached = {}
         self.scheduler = SimpleNamespace(
             requests={},
@@ -46,7 +46,7 @@ class VllmDouble:
                 block_pool=SimpleNamespace(
                     num_gpu_blocks=blocks + 1,
                     get_num_free_blocks=lambda: batch.pool.free,
-                    cached_block_hash_to_block=_Count(lambda: batch.pool.cached),
+                    cached_block_hash_to_block=_LengthOnly(lambda: batch.pool.cached),
                 )
             ),
         )
@@ -85,12 +85,12 @@ class VllmDouble:
         result = self._engine.step()
         self._cached.update(result.admitted)
         for each in before:
-            self._note(each)
+            self._record(each)
         self.scheduler.running = self._engine.batch.running
         ends = {done.seq_id: done.reason.value for done in result.finished}
         return [self._output(seq_id, token, ends) for seq_id, token in zip(result.seq_ids, result.tokens, strict=True)]
 
-    def _note(self, sequence):
+    def _record(self, sequence):
         record = self.scheduler.requests[f"{sequence.spec.seq_id}-random"]
         record.num_preemptions += sequence.computed < record.num_computed_tokens
         record.num_computed_tokens = sequence.computed
@@ -107,7 +107,7 @@ class VllmDouble:
         )
 
 
-class _Count:
+class _LengthOnly:
     """A mapping of which only the length is asked for."""
 
     def __init__(self, count):
@@ -117,10 +117,10 @@ class _Count:
         return self._count()
 
 
-def vllm_engine_on_double(
+def engine_on_fake_vllm(
     *, blocks=64, block_size=4, slots=4, context=96, token_budget=16, eos_ids=(), token_ids=range(3, 300)
 ):
-    double = VllmDouble(
+    double = FakeVllm(
         blocks=blocks,
         block_size=block_size,
         slots=slots,

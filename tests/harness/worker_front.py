@@ -24,8 +24,8 @@ from penstock.v1.stream_pb2 import Hello
 from penstock.worker.__main__ import run
 from penstock.worker.config import DType, EngineKind, WorkerConfig
 
-PATIENCE = 60.0  # s; a bound for what must happen, never a wait for what may
-RESIDUE = ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked")
+TIMEOUT_S = 60.0  # s; a bound for what must happen, never a wait for what may
+FIGURES_ZERO_AT_REST = ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked")
 
 
 class FakeScheduler(SchedulerServiceServicer):
@@ -33,12 +33,12 @@ class FakeScheduler(SchedulerServiceServicer):
 
     def __init__(self):
         self.profiles = asyncio.Queue()
-        self.said = asyncio.Queue()  # started and released, in order
-        self.left = asyncio.Queue()  # of each stream: whether it ended on purpose
+        self.lease_events = asyncio.Queue()  # started and released, in order
+        self.ended_streams = asyncio.Queue()  # of each stream: whether it ended on purpose
         self.reports = asyncio.Queue()
         self.served = {}  # by lease: all that was told, in order
-        self.cached = set()  # names of blocks in the worker's prefix cache
-        self.outcries = asyncio.Queue()  # whom workers blame, each time it is said beside an attachment
+        self.cached_blocks = set()  # names of blocks in the worker's prefix cache
+        self.poison_reports = asyncio.Queue()  # whom workers blame, each time it is said beside an attachment
         self.worker = Hello()
         self.peer = None
 
@@ -52,38 +52,40 @@ class FakeScheduler(SchedulerServiceServicer):
                     is_outcry |= frame.HasField("poison_update")
                     if frame.HasField("profile"):
                         self.peer, self.worker = peer, peer.hello
-                    self.take(frame)
+                    self.on_frame(frame)
             finally:
-                (self.outcries if is_outcry else self.left).put_nowait(peer.has_peer_ended)
+                (self.poison_reports if is_outcry else self.ended_streams).put_nowait(peer.has_peer_ended)
 
-    def take(self, frame):
+    def on_frame(self, frame):
         kind = frame.WhichOneof("frame")
         if kind == "load_report":
             self.reports.put_nowait(frame.report)
         elif kind == "profile":
             self.profiles.put_nowait(frame.profile)
         elif kind == "poison_update":
-            self.outcries.put_nowait({blame.fingerprint: blame.is_guilty for blame in frame.blamed.blames})
+            self.poison_reports.put_nowait({blame.fingerprint: blame.is_guilty for blame in frame.blamed.blames})
         elif kind == "started":
-            self.said.put_nowait(("started", frame.started.lease_id))
+            self.lease_events.put_nowait(("started", frame.started.lease_id))
         elif kind == "released":
-            self.note_served(frame.released.served)
+            self.record_served(frame.released.served)
             for lease_id in frame.released.lease_ids:
-                self.said.put_nowait(("released", lease_id))
+                self.lease_events.put_nowait(("released", lease_id))
         elif kind == "progress":
-            self.note_served(frame.progress.leases)
+            self.record_served(frame.progress.leases)
         elif kind == "prefix_cache_update":
-            self.cached = (set() if frame.cache_news.anew else self.cached) - set(frame.cache_news.removed)
-            self.cached |= set(frame.cache_news.added)
+            self.cached_blocks = (set() if frame.cache_news.anew else self.cached_blocks) - set(
+                frame.cache_news.removed
+            )
+            self.cached_blocks |= set(frame.cache_news.added)
 
-    def note_served(self, leases):
+    def record_served(self, leases):
         for each in leases:
             self.served.setdefault(each.lease_id, []).append((each.prompt_tokens, each.output_tokens))
 
     async def reports_until(self, is_so):
         """All reports not asked for before, up to the first that `is_so`."""
         reports = []
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             while not (reports and is_so(reports[-1])):
                 reports.append(await self.reports.get())
         return reports
@@ -100,18 +102,18 @@ class FakeScheduler(SchedulerServiceServicer):
     def drain(self):
         self.peer.send(AttachResponse(drain=DrainWorker()))
 
-    async def profile_from(self, running):
+    async def wait_profile(self, running):
         """The next profile; the worker's own error where it ends without one."""
         profile = asyncio.ensure_future(self.profiles.get())
-        await asyncio.wait([profile, running], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([profile, running], timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if not profile.done():
             profile.cancel()
             await running
         return await profile
 
-    async def hear(self):
-        async with asyncio.timeout(PATIENCE):
-            return await self.said.get()
+    async def next_lease_event(self):
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self.lease_events.get()
 
 
 @asynccontextmanager
@@ -127,7 +129,7 @@ async def fake_scheduler() -> AsyncIterator[tuple[FakeScheduler, str]]:
         await server.stop(None)
 
 
-class Edge:
+class WorkerEdge:
     """One edge's stream: `frames` has all that came, in order; `down` why the stream was lost, each time."""
 
     def __init__(self, to_worker):
@@ -159,15 +161,15 @@ class Edge:
     def cancel(self, handle):
         assert self.link.send(ExecuteRequest(cancel=Cancel(handle=handle)))
 
-    async def next(self):
-        async with asyncio.timeout(PATIENCE):
+    async def next_frame(self):
+        async with asyncio.timeout(TIMEOUT_S):
             return await self.frames.get()
 
-    async def answers(self, *handles):
+    async def read_answers(self, *handles):
         """All frames until each of `handles` has ended: tokens by handle in order of arrival, and the last frames."""
         tokens, ends = {handle: [] for handle in handles}, {}
         while set(handles) - set(ends):
-            frame = await self.next()
+            frame = await self.next_frame()
             kind = frame.WhichOneof("frame")
             if kind == "step":
                 for handle, token, index in zip(
@@ -179,24 +181,24 @@ class Edge:
                 ends[end.handle] = end
         return tokens, ends
 
-    async def first_token(self, handle):
+    async def wait_first_token(self, handle):
         while True:
-            frame = await self.next()
+            frame = await self.next_frame()
             if handle in frame.step.handles:
                 return frame
 
-    async def end(self, handle):
-        return (await self.answers(handle))[1][handle]
+    async def read_to_end(self, handle):
+        return (await self.read_answers(handle))[1][handle]
 
 
 @asynccontextmanager
-async def edge_of(address, *options) -> AsyncIterator[Edge]:
+async def connected_edge(address, *options) -> AsyncIterator[WorkerEdge]:
     """An edge, greeted; `options` are its channel's own."""
     async with grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options]) as to_worker:
-        edge = Edge(to_worker)
+        edge = WorkerEdge(to_worker)
         running = asyncio.create_task(edge.link.run())
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_S):
                 await edge.up.get()
             yield edge
         finally:
@@ -204,7 +206,7 @@ async def edge_of(address, *options) -> AsyncIterator[Edge]:
             await asyncio.gather(running, return_exceptions=True)
 
 
-class Worker:
+class RunningWorker:
     """A worker that runs in this loop, seen from outside: by its RPCs and its processes."""
 
     def __init__(self, scheduler, profile, to_worker, running, address):
@@ -218,19 +220,19 @@ class Worker:
     async def figures(self):
         return dict((await self._admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures)
 
-    async def until(self, is_so):
+    async def wait_for_figures(self, is_so):
         """Figures as soon as `is_so` of them."""
         interval = Duration(nanos=100_000_000)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             async for response in self._admin.WatchSnapshot(WatchSnapshotRequest(interval=interval)):
                 figures = dict(response.snapshot.figures)
                 if is_so(figures):
                     return figures
         raise AssertionError("the worker left")
 
-    async def at_rest(self):
+    async def wait_at_rest(self):
         """Figures once nothing is held for anyone."""
-        return await self.until(lambda figures: not any(figures[name] for name in RESIDUE))
+        return await self.wait_for_figures(lambda figures: not any(figures[name] for name in FIGURES_ZERO_AT_REST))
 
 
 def engine_processes():
@@ -243,7 +245,7 @@ def _command_of(process):
     return ""
 
 
-def settings(model, schedulers, **more):
+def worker_config(model, schedulers, **more):
     kinds = {"engine": EngineKind(more.pop("engine", "sim")), "dtype": DType(more.pop("dtype", "auto"))}
     base = {**kinds, "listen": "127.0.0.1:0", "kv_blocks": 64, "slots": 8, "token_budget": 64, "drain_grace": 20.0}
     return WorkerConfig(
@@ -256,18 +258,18 @@ def settings(model, schedulers, **more):
 
 
 @asynccontextmanager
-async def running_worker(model, *, first=None, **more) -> AsyncIterator[Worker]:
+async def running_worker(model, *, first=None, **more) -> AsyncIterator[RunningWorker]:
     """A worker, attached and ready; the block's end drains it, and nothing of it may be left.
 
     `first` is a scheduler, and its address, that the worker attaches to before it would to its own.
     """
     async with fake_scheduler() as (scheduler, address):
         attached_to, first_address = first or (scheduler, address)
-        running = asyncio.create_task(run(settings(model, dict.fromkeys((first_address, address)), **more)))
+        running = asyncio.create_task(run(worker_config(model, dict.fromkeys((first_address, address)), **more)))
         try:
-            profile = await attached_to.profile_from(running)
+            profile = await attached_to.wait_profile(running)
             async with channel(attached_to.worker.address) as to_worker:
-                yield Worker(scheduler, profile, to_worker, running, attached_to.worker.address)
+                yield RunningWorker(scheduler, profile, to_worker, running, attached_to.worker.address)
         finally:
             request_stop("the test is over", 0.0)
             await running

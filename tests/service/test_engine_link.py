@@ -15,13 +15,13 @@ PATIENCE = 30.0  # s
 @pytest.fixture
 def _engine_with_offspring(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
-    monkeypatch.setattr("penstock.worker.engine_process.CHILD_MODULE", "engine_with_offspring")
+    monkeypatch.setattr("penstock.worker.engine_process.CHILD_MODULE", "forking_engine")
 
 
 @pytest.fixture
 def _engine_that_stays(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
-    monkeypatch.setattr("penstock.worker.engine_process.CHILD_MODULE", "engine_that_stays")
+    monkeypatch.setattr("penstock.worker.engine_process.CHILD_MODULE", "hung_engine")
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ from penstock.queue.presence import ModelAvailability
 from penstock.queue.record import record_depths
 from penstock.queue.service import QueueService
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import PATIENCE, edge_at, scheduler_at, ticket
+from queue_streams import TIMEOUT_S, edge_at, scheduler_at, ticket
 
 START = 2_000.0  # s
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -132,7 +132,7 @@ async def test_an_edge_hears_the_models_at_once_and_whenever_they_change():
 
 async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for_them():
     async with (
-        shard_of(staffing=PATIENCE) as shard,
+        shard_of(staffing=TIMEOUT_S) as shard,
         scheduler_at(shard.address, models=()) as scheduler,
         AsyncExitStack() as stack,
     ):

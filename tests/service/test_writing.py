@@ -8,7 +8,7 @@ import pytest
 from penstock.chassis import writing
 from penstock.chassis.errors import error_from_rpc
 from penstock.v1.inference_pb2 import Delta, GenerateRequest, GenerateResponse
-from scripted import inference
+from scripted import inference_server
 
 PIECE = 1 << 16  # bytes
 MOST = 64 << 20  # bytes; far above what any transport takes in for one who does not read
@@ -40,7 +40,7 @@ def hasty(monkeypatch):
 @pytest.mark.usefixtures("hasty")
 async def test_a_client_that_takes_nothing_loses_its_call_and_is_told_so_when_it_reads_again():
     edge = Edge()
-    async with inference(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
+    async with inference_server(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
         call = stub.Generate(GenerateRequest())
         await call.read()
         await edge.ended.wait()
@@ -58,7 +58,7 @@ async def test_a_client_that_takes_nothing_loses_its_call_and_is_told_so_when_it
 @pytest.mark.usefixtures("hasty")
 async def test_a_client_that_does_not_read_delays_no_other_call_on_its_connection():
     edge = Edge()
-    async with inference(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
+    async with inference_server(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
         stalled = stub.Generate(GenerateRequest())
         await stalled.read()
         for _ in range(20):
@@ -76,7 +76,7 @@ async def test_a_handler_that_says_nothing_for_long_is_no_client_that_does_not_r
         await quiet.wait()
         yield GenerateResponse()
 
-    async with inference(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
+    async with inference_server(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
         call = stub.Generate(GenerateRequest())
         await call.read()
         asyncio.get_running_loop().call_later(3 * writing.CLIENT_READ_TIMEOUT_S, quiet.set)
@@ -90,7 +90,7 @@ async def test_a_handlers_own_time_out_is_not_taken_for_a_slow_client():
         yield GenerateResponse()
         raise TimeoutError
 
-    async with inference(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
+    async with inference_server(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
         with pytest.raises(grpc.aio.AioRpcError) as told:
             [each async for each in stub.Generate(GenerateRequest())]
         assert told.value.code() is grpc.StatusCode.INTERNAL

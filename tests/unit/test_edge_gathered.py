@@ -2,7 +2,7 @@
 
 import pytest
 
-from clockwork import Clockwork
+from clockwork import FakeLoop
 from penstock.edge.links.gathered import COALESCE_WINDOW_S, MAX_IMMEDIATE_FRAMES, FrameCoalescer
 
 CROWD = MAX_IMMEDIATE_FRAMES + 5
@@ -10,7 +10,7 @@ CROWD = MAX_IMMEDIATE_FRAMES + 5
 
 @pytest.fixture
 def clockwork():
-    return Clockwork()
+    return FakeLoop()
 
 
 @pytest.fixture

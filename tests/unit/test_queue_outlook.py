@@ -52,7 +52,9 @@ def test_the_time_that_has_passed_since_the_report_is_not_waited_for_again():
 def test_prompts_that_go_first_are_waited_for_as_far_as_they_are_computed_meanwhile():
     alone = first_token(FULL, WorkAhead(3), 100)
     assert first_token(FULL, WorkAhead(3, prompt_tokens=600), 100) == pytest.approx(alone + 600 * TOKEN)
-    assert first_token(FULL._replace(pending_prefill_tokens=600), WorkAhead(3), 100) == pytest.approx(alone + 600 * TOKEN)
+    assert first_token(FULL._replace(pending_prefill_tokens=600), WorkAhead(3), 100) == pytest.approx(
+        alone + 600 * TOKEN
+    )
     assert first_token(FULL._replace(pending_prefill_tokens=600, workers=2), WorkAhead(3), 100) == pytest.approx(
         alone + 300 * TOKEN
     )

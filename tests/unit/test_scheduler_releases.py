@@ -66,7 +66,9 @@ def test_a_lease_known_by_its_id_alone_is_taken_for_any_other():
 
 def test_of_very_many_workers_a_few_speak_for_all():
     count = 10 * MAX_SAMPLED_WORKERS
-    leases = {str(number): entry_of(str(number), predicted_output=21, served_output_tokens=1) for number in range(count)}
+    leases = {
+        str(number): entry_of(str(number), predicted_output=21, served_output_tokens=1) for number in range(count)
+    }
     found = slot_releases_of([worker_of([name], name) for name in leases], leases)
     assert ends_of(found)[-1] == (0.2, count)
 

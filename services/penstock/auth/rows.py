@@ -24,7 +24,10 @@ _RESERVATION_COLUMNS = """
     reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
     reserved_at, expires_at, answer_id, emitted_tokens, fingerprint
 """
-_SELECT_LOST = f"SELECT {_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost' ORDER BY settled_at DESC LIMIT {MAX_LOST_RESERVATIONS}"  # noqa: S608  # of our own
+_SELECT_LOST = f"""
+    SELECT {_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
+    ORDER BY settled_at DESC LIMIT {MAX_LOST_RESERVATIONS}
+"""  # noqa: S608 - constants of this module
 _SELECT_LATEST = f"""
     SELECT {_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens
     FROM ledger ORDER BY settled_at DESC LIMIT {MAX_ANSWERS}

@@ -5,9 +5,9 @@ import sys
 import click
 
 from penstock.chassis.errors import PenstockError
-from penstock.cli.commands.admin import OPERATING
-from penstock.cli.commands.measure import PROVING
-from penstock.cli.commands.run import SERVING
+from penstock.cli.commands.admin import ADMIN_COMMANDS
+from penstock.cli.commands.measure import MEASURE_COMMANDS
+from penstock.cli.commands.run import RUN_COMMANDS
 
 
 @click.group(context_settings={"max_content_width": 120})
@@ -16,7 +16,7 @@ def cli() -> None:
     """Serve large language models through a mesh of five gRPC tiers."""
 
 
-for each in (*SERVING, *PROVING, *OPERATING):
+for each in (*RUN_COMMANDS, *MEASURE_COMMANDS, *ADMIN_COMMANDS):
     cli.add_command(each)
 
 

@@ -11,7 +11,7 @@ from penstock.local_mesh.plan import BASE_PORT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessNote:
+class ProcessState:
     """One process of a running mesh."""
 
     name: str
@@ -22,18 +22,18 @@ class ProcessNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeshNote:
+class MeshState:
     """A running mesh."""
 
     pid: int  # of `penstock up`
     base_port: int
     grpc: str
     http: str
-    front: str
+    proxy: str
     api_key: str
     model: str
-    logs: str
-    processes: tuple[ProcessNote, ...]
+    log_folder: str
+    processes: tuple[ProcessState, ...]
 
     def to_json(self) -> bytes:
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2)
@@ -50,39 +50,39 @@ def state_folder() -> Path:
     return folder
 
 
-def note_path(base_port: int) -> Path:
+def state_path(base_port: int) -> Path:
     return state_folder() / f"mesh-{base_port}.json"
 
 
-def write_note(note: MeshNote) -> Path:
-    path = note_path(note.base_port)
+def write_state(state: MeshState) -> Path:
+    path = state_path(state.base_port)
     unfinished = path.with_suffix(".new")  # whoever looks for meshes meanwhile must not read half a note
     with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(note.to_json())
+        file.write(state.to_json())
     return unfinished.replace(path)
 
 
-def read_note(base_port: int) -> MeshNote | None:
+def read_state(base_port: int) -> MeshState | None:
     """Return the mesh running at `base_port`, None when there is none (or its command has ended)."""
-    return _read(note_path(base_port))
+    return _read_state(state_path(base_port))
 
 
-def meant_notes() -> list[MeshNote]:
+def default_meshes() -> list[MeshState]:
     """Return the mesh at the usual ports, or else all that run: who names none can only mean one of these."""
-    usual = read_note(BASE_PORT)
-    return [usual] if usual else running_notes()
+    usual = read_state(BASE_PORT)
+    return [usual] if usual else running_meshes()
 
 
-def running_notes() -> list[MeshNote]:
-    return [note for path in sorted(state_folder().glob("mesh-*.json")) if (note := _read(path))]
+def running_meshes() -> list[MeshState]:
+    return [note for path in sorted(state_folder().glob("mesh-*.json")) if (note := _read_state(path))]
 
 
-def _read(path: Path) -> MeshNote | None:
+def _read_state(path: Path) -> MeshState | None:
     try:
         found = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    note = MeshNote(**{**found, "processes": tuple(ProcessNote(**each) for each in found["processes"])})
+    note = MeshState(**{**found, "processes": tuple(ProcessState(**each) for each in found["processes"])})
     return note if _is_running(note.pid) else None
 
 

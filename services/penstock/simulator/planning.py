@@ -6,50 +6,54 @@ from typing import NamedTuple
 
 from penstock.bench.report import Slo, quantile
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.report.figures import is_good
+from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.scenario import Scenario
-from penstock.simulator.simulation import Progress, Simulation
+from penstock.simulator.simulation import Simulation, SimulationProgressFn
 
-MOST = 1_024  # workers; a load that these do not serve has another trouble
+MAX_WORKERS = 1_024  # workers; a load that these do not serve has another trouble
 
 
-class Trial(NamedTuple):
+class CapacityTrial(NamedTuple):
     """What so many workers made of the load."""
 
-    good: float  # share of requests that were answered within the SLO
-    refused: float = 0.0  # share likewise
+    good_share: float  # share of requests that were answered within the SLO
+    rejected_share: float = 0.0  # share likewise
     ttft_p99: float = 0.0  # s
-    fill: float = 0.0  # share of slots that decoded, of steps
+    slot_utilization: float = 0.0  # share of slots that decoded, of steps
 
 
 @dataclass(slots=True)
-class Plan:
-    wanted: float  # share of requests
-    tried: dict[int, Trial] = field(default_factory=dict)  # by workers
+class CapacityPlan:
+    target_share: float  # share of requests
+    trials: dict[int, CapacityTrial] = field(default_factory=dict)  # by workers
 
     @property
     def workers(self) -> int | None:
         """None: not even `MOST` are enough."""
-        return min((count for count, trial in self.tried.items() if trial.good >= self.wanted), default=None)
+        return min(
+            (count for count, trial in self.trials.items() if trial.good_share >= self.target_share), default=None
+        )
 
 
-def plan(scenario: Scenario, wanted: float, progress: Progress | None = None) -> Plan:
+def plan_capacity(
+    scenario: Scenario, target_share: float, progress: SimulationProgressFn | None = None
+) -> CapacityPlan:
     """Raises ScenarioError where there is more than one kind of worker to choose from."""
     if len(scenario.workers) != 1:
         raise ScenarioError("workers", f"must be one kind for a plan, not {len(scenario.workers)}")
-    return fewest(wanted, lambda count: _trial(_with(scenario, count), progress))
+    return fewest_workers(target_share, lambda count: _run_trial(_with_workers(scenario, count), progress))
 
 
-def fewest(wanted: float, trial_of: Callable[[int], Trial]) -> Plan:
+def fewest_workers(target_share: float, run_trial: Callable[[int], CapacityTrial]) -> CapacityPlan:
     """Double until it is enough, then halve what is left; more workers are taken never to be worse."""
-    found, high = Plan(wanted), 1
+    found, high = CapacityPlan(target_share), 1
 
     def is_enough(count: int) -> bool:
-        found.tried[count] = trial_of(count)
-        return found.tried[count].good >= wanted
+        found.trials[count] = run_trial(count)
+        return found.trials[count].good_share >= target_share
 
     while not is_enough(high):
-        if high >= MOST:
+        if high >= MAX_WORKERS:
             return found
         high *= 2
     low = high // 2  # not enough, or none
@@ -59,25 +63,25 @@ def fewest(wanted: float, trial_of: Callable[[int], Trial]) -> Plan:
     return found
 
 
-def _with(scenario: Scenario, count: int) -> Scenario:
+def _with_workers(scenario: Scenario, count: int) -> Scenario:
     return replace(scenario, workers=(replace(scenario.workers[0], count=count),), losses=())
 
 
-def _trial(scenario: Scenario, progress: Progress | None) -> Trial:
+def _run_trial(scenario: Scenario, progress: SimulationProgressFn | None) -> CapacityTrial:
     simulation = Simulation(scenario).run(progress)
-    counted = [each for each in simulation.ledger.requests if each.history.started >= scenario.warm_up]
+    counted = [each for each in simulation.ledger.requests if each.transcript.started_at >= scenario.warm_up]
     if not counted:
-        return Trial(1.0)
+        return CapacityTrial(1.0)
     slo = Slo(ttft=scenario.targets.ttft, tpot=scenario.targets.tbt)
-    firsts = [first for each in counted if (first := each.history.ttft) is not None]
-    return Trial(
-        good=sum(is_good(each, slo) for each in counted) / len(counted),
-        refused=sum(each.history.code == "RESOURCE_EXHAUSTED" for each in counted) / len(counted),
+    firsts = [first for each in counted if (first := each.transcript.ttft) is not None]
+    return CapacityTrial(
+        good_share=sum(meets_slo(each, slo) for each in counted) / len(counted),
+        rejected_share=sum(each.transcript.code == "RESOURCE_EXHAUSTED" for each in counted) / len(counted),
         ttft_p99=quantile(firsts, 0.99) if firsts else 0.0,
-        fill=_fill(simulation),
+        slot_utilization=_slot_utilization(simulation),
     )
 
 
-def _fill(simulation: Simulation) -> float:
-    slots = sum(each.tally.steps * each.kind.slots for each in simulation.workers)
-    return sum(each.tally.decode_tokens for each in simulation.workers) / slots if slots else 0.0
+def _slot_utilization(simulation: Simulation) -> float:
+    slots = sum(each.totals.steps * each.kind.slots for each in simulation.worker_lives)
+    return sum(each.totals.decode_tokens for each in simulation.worker_lives) / slots if slots else 0.0

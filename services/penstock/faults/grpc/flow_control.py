@@ -7,35 +7,35 @@ from penstock.faults.world.event_loop import ProcessLoop
 
 
 @dataclass(eq=False)
-class Window:
+class FlowControlWindow:
     """The server counts what it has sent, the client what was read; the latter is told in halves, as transports do."""
 
-    size: int  # bytes
+    size_bytes: int  # bytes
     loop: ProcessLoop  # the server's
     full_since: float | None = None  # s; None: there is room
-    _unread: int = 0  # bytes, as the server knows
-    _untold: int = 0  # bytes that the client has read and not told
-    _room: asyncio.Future[None] | None = None
+    _unread_bytes: int = 0  # bytes, as the server knows
+    _unacknowledged_bytes: int = 0  # bytes that the client has read and not told
+    _room_waiter: asyncio.Future[None] | None = None
 
-    async def sent(self, count: int) -> None:
+    async def reserve(self, size: int) -> None:
         """Wait for room after `count` bytes more."""
-        self._unread += count
-        while self._unread > self.size:
+        self._unread_bytes += size
+        while self._unread_bytes > self.size_bytes:
             self.full_since = self.loop.time() if self.full_since is None else self.full_since
-            self._room = self.loop.create_future()
-            await self._room
+            self._room_waiter = self.loop.create_future()
+            await self._room_waiter
         self.full_since = None
 
-    def read(self, count: int) -> int:
+    def on_read(self, size: int) -> int:
         """Note that the client has read; returns how many bytes to tell the server of now."""
-        self._untold += count
-        if 2 * self._untold < self.size:
+        self._unacknowledged_bytes += size
+        if 2 * self._unacknowledged_bytes < self.size_bytes:
             return 0
-        told, self._untold = self._untold, 0
+        told, self._unacknowledged_bytes = self._unacknowledged_bytes, 0
         return told
 
-    def grow(self, count: int) -> None:
+    def on_window_update(self, size: int) -> None:
         """The server hears what was read."""
-        self._unread -= count
-        if self._room and not self._room.done():
-            self._room.set_result(None)
+        self._unread_bytes -= size
+        if self._room_waiter and not self._room_waiter.done():
+            self._room_waiter.set_result(None)

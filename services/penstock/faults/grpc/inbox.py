@@ -9,11 +9,11 @@ from penstock.faults.world.event_loop import ProcessLoop
 
 
 @dataclass(eq=False)
-class Inbox:
+class MessageInbox:
     """Messages in the order of their coming, for one reader."""
 
     loop: ProcessLoop
-    took: Callable[[int], None] = lambda _: None  # hears how many bytes were taken out
+    on_taken: Callable[[int], None] = lambda _: None  # hears how many bytes were taken out
     _messages: deque[bytes] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
     is_closed: bool = False
@@ -27,7 +27,7 @@ class Inbox:
         self.is_closed = True
         self._wake()
 
-    async def next(self) -> bytes | None:
+    async def receive(self) -> bytes | None:
         """Return the next message; None when none comes any more."""
         while not self._messages:
             if self.is_closed:
@@ -35,7 +35,7 @@ class Inbox:
             self._waiter = self.loop.create_future()
             await self._waiter
         message = self._messages.popleft()
-        self.took(len(message))
+        self.on_taken(len(message))
         return message
 
     def _wake(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.simulator.calibration.timed_engine import Turn, WatchedEngine
+from penstock.simulator.calibration.timed_engine import StepTiming, TimedEngine
 from penstock.worker.engine.batch import Batch
 from penstock.worker.engine.batching import BatchingPolicy, ContinuousBatching
 from penstock.worker.engine.blocks import BlockPool
@@ -19,85 +19,85 @@ from penstock.worker.engine.weights import ModelShape
 
 SLOTS = 32
 BLOCK_SIZE = 16
-BLOCKS = SLOTS * 42  # 672 tokens for each slot
+KV_BLOCKS = SLOTS * 42  # 672 tokens for each slot
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    watched: WatchedEngine
+class EngineBench:
+    timed_engine: TimedEngine
     card: ModelCard
     shape: ModelShape
     dtype: torch.dtype
     threads: int
 
     @property
-    def ids(self) -> range:
+    def token_ids(self) -> range:
         return self.card.plain_ids()
 
     @property
     def device(self) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
-    def begin(
+    def reset(
         self,
         specs: list[SequenceSpec],
         *,
-        batching: BatchingPolicy | None = None,
-        blocks: int = BLOCKS,
+        policy: BatchingPolicy | None = None,
+        blocks: int = KV_BLOCKS,
         slots: int = SLOTS,
     ) -> None:
         """Start over with an empty batch of `specs`."""
-        self.watched.engine.batch = Batch(
+        self.timed_engine.engine.batch = Batch(
             pool=BlockPool(blocks, BLOCK_SIZE),
-            policy=batching or ContinuousBatching(),
+            policy=policy or ContinuousBatching(),
             slots=slots,
             context_length=self.card.context_length,
         )
         for spec in specs:
-            self.watched.engine.add(spec)
+            self.timed_engine.engine.add(spec)
 
-    def warm(self) -> None:
+    def write_kv_memory(self) -> None:
         """Write all KV memory once: the system gives it as it is first written, and that takes as long as a step."""
-        tokens = min((BLOCKS // SLOTS - 1) * BLOCK_SIZE, self.card.context_length - 1)
-        self.begin(
+        tokens = min((KV_BLOCKS // SLOTS - 1) * BLOCK_SIZE, self.card.context_length - 1)
+        self.reset(
             [SequenceSpec(seq_id=place, token_ids=[place] * tokens, max_output_tokens=1) for place in range(SLOTS)]
         )
-        self.watched.finish()
+        self.timed_engine.run_to_end()
 
-    def decode_steps(self, specs: list[SequenceSpec], count: int) -> list[Turn]:
+    def decode_steps(self, specs: list[SequenceSpec], count: int) -> list[StepTiming]:
         """Time `count` steps in which all of `specs` decode."""
-        self.begin(specs)
-        while self.watched.engine.step().decode_seqs < len(specs):
+        self.reset(specs)
+        while self.timed_engine.engine.step().decode_seqs < len(specs):
             pass
-        return [self.watched.step()[1] for _ in range(count)]
+        return [self.timed_engine.step()[1] for _ in range(count)]
 
-    def texts(self, specs: list[SequenceSpec]) -> dict[int, list[int]]:
+    def generate(self, specs: list[SequenceSpec]) -> dict[int, list[int]]:
         """Every sequence's tokens, by its id, all of them run at once."""
-        self.begin(specs)
+        self.reset(specs)
         found: dict[int, list[int]] = {spec.seq_id: [] for spec in specs}
-        while self.watched.engine.has_work:
-            result = self.watched.engine.step()
+        while self.timed_engine.engine.has_work:
+            result = self.timed_engine.engine.step()
             for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
                 found[seq_id].append(token)
         return found
 
 
-def open_bench(model: str, threads: int) -> Bench:
+def open_engine_bench(model: str, threads: int) -> EngineBench:
     shape = read_checkpoint(*locate_model(model)).shape
-    dtype = _dtype(shape)
+    dtype = _dtype_of(shape)
     options = EngineOptions(
         model=model,
         dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
         threads=threads,
         slots=SLOTS,
         block_size=BLOCK_SIZE,
-        kv_blocks=BLOCKS,
+        kv_blocks=KV_BLOCKS,
     )
     engine, card = build_torch_engine(options)
-    return Bench(WatchedEngine(engine), card, shape, dtype, threads)
+    return EngineBench(TimedEngine(engine), card, shape, dtype, threads)
 
 
-def _dtype(shape: ModelShape) -> torch.dtype:
+def _dtype_of(shape: ModelShape) -> torch.dtype:
     """What `auto` comes to."""
     if torch.cuda.is_available():
         return torch.bfloat16

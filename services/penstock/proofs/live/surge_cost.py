@@ -8,38 +8,38 @@ same.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-US = 1e6  # in a second
+US_PER_S = 1e6  # in a second
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class LoadCost:
     """What tiers did in one load, and their CPU time for it, in s."""
 
-    refused: float
-    let_in: float
-    cpu: Mapping[str, float]
+    rejected: float
+    admitted: float
+    cpu_s: Mapping[str, float]
 
     @property
-    def total(self) -> float:
-        return sum(self.cpu.values())
+    def total_cpu_s(self) -> float:
+        return sum(self.cpu_s.values())
 
 
-def between(one: Spent, other: Spent) -> Spent:
+def mean_cost(one: LoadCost, other: LoadCost) -> LoadCost:
     """Return what would have been spent between two loads, while the machine's pace drifts."""
-    cpu = {tier: (one.cpu[tier] + other.cpu[tier]) / 2 for tier in one.cpu}
-    return Spent((one.refused + other.refused) / 2, (one.let_in + other.let_in) / 2, cpu)
+    cpu = {tier: (one.cpu_s[tier] + other.cpu_s[tier]) / 2 for tier in one.cpu_s}
+    return LoadCost((one.rejected + other.rejected) / 2, (one.admitted + other.admitted) / 2, cpu)
 
 
-def of_one_let_in(few: Spent, many: Spent) -> dict[str, float]:
+def cpu_s_per_admitted(few: LoadCost, many: LoadCost) -> dict[str, float]:
     """Return the s of CPU by tier of one more request let in, where `many` have as many tokens together as `few`."""
-    more = max(1.0, many.let_in - few.let_in)
-    return {tier: (spent - few.cpu[tier]) / more for tier, spent in many.cpu.items()}
+    more = max(1.0, many.admitted - few.admitted)
+    return {tier: (spent - few.cpu_s[tier]) / more for tier, spent in many.cpu_s.items()}
 
 
-def of_one_refused(less: Spent, more: Spent, let_in: Mapping[str, float]) -> dict[str, float]:
+def cpu_us_per_rejected(less: LoadCost, more: LoadCost, cpu_s_per_admission: Mapping[str, float]) -> dict[str, float]:
     """Return the us of CPU by tier of one more refusal; `let_in` as by `of_one_let_in`, empty: nothing is taken out."""
-    refused, others = max(1.0, more.refused - less.refused), more.let_in - less.let_in
+    refused, others = max(1.0, more.rejected - less.rejected), more.admitted - less.admitted
     return {
-        tier: US * (spent - less.cpu[tier] - others * let_in.get(tier, 0.0)) / refused
-        for tier, spent in more.cpu.items()
+        tier: US_PER_S * (spent - less.cpu_s[tier] - others * cpu_s_per_admission.get(tier, 0.0)) / refused
+        for tier, spent in more.cpu_s.items()
     }

@@ -7,10 +7,10 @@ from typing import Any
 
 GOODPUT = "goodput_weighted_tokens_per_s"
 
-Figures = Mapping[float, Sequence[Mapping[str, Any]]]  # by load, of each seed
+FiguresBySeed = Mapping[float, Sequence[Mapping[str, Any]]]  # by load, of each seed
 
 
-def plot_overload(ours: Figures, others: Mapping[str, Figures], path: Path) -> None:
+def plot_overload(ours: FiguresBySeed, others: Mapping[str, FiguresBySeed], path: Path) -> None:
     """Write a PNG or SVG, by the suffix of `path`."""
     import matplotlib as mpl
 
@@ -18,10 +18,10 @@ def plot_overload(ours: Figures, others: Mapping[str, Figures], path: Path) -> N
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
-    peak = max(_goodput(ours, load) for load in ours)
+    peak = max(_median_goodput(ours, load) for load in ours)
     for name, figures in {"penstock": ours, **others}.items():
         bold = {"linewidth": 3, "color": "black"} if name == "penstock" else {"alpha": 0.8}
-        shares = [100 * _goodput(figures, load) / peak for load in figures]
+        shares = [100 * _median_goodput(figures, load) / peak for load in figures]
         axes.plot(list(figures), shares, marker="o", label=name, **bold)
     axes.set(title="Goodput past the knee", xlabel="offered load / FIFO's knee", ylabel="% of penstock's peak")
     axes.set_xscale("log")
@@ -33,5 +33,5 @@ def plot_overload(ours: Figures, others: Mapping[str, Figures], path: Path) -> N
     plt.close(figure)
 
 
-def _goodput(figures: Figures, load: float) -> float:
+def _median_goodput(figures: FiguresBySeed, load: float) -> float:
     return median(float(each[GOODPUT]) for each in figures[load])

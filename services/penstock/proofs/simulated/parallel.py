@@ -8,30 +8,30 @@ from contextlib import contextmanager
 from multiprocessing.pool import Pool
 from typing import TypeVar
 
-from penstock.bench.progress import Say
+from penstock.bench.progress import ProgressFn
 
-Asked = TypeVar("Asked")
-Found = TypeVar("Found")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-class Cores:
+class ProcessPool:
     """A process for each core. What goes there and back has to be picklable."""
 
-    def __init__(self, pool: Pool, say: Say) -> None:
+    def __init__(self, pool: Pool, report_progress: ProgressFn) -> None:
         self._pool = pool
-        self._say = say
+        self._report_progress = report_progress
 
-    def each_of(self, work: Callable[[Asked], Found], asked: Sequence[Asked], what: str) -> list[Found]:
+    def map(self, work: Callable[[Item], Result], items: Sequence[Item], label: str) -> list[Result]:
         """Return what `work` makes of each, in order."""
         found = []
-        for each in self._pool.imap(work, asked):
+        for each in self._pool.imap(work, items):
             found.append(each)
-            self._say(f"{len(found)} of {len(asked)} {what}")
+            self._report_progress(f"{len(found)} of {len(items)} {label}")
         return found
 
 
 @contextmanager
-def all_cores(say: Say) -> Iterator[Cores]:
+def process_pool(report_progress: ProgressFn) -> Iterator[ProcessPool]:
     spawning = multiprocessing.get_context("spawn")
     with spawning.Pool(os.cpu_count() or 1, initializer=gc.freeze) as pool:  # no collection walks what was imported
-        yield Cores(pool, say)
+        yield ProcessPool(pool, report_progress)

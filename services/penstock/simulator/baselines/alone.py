@@ -3,7 +3,7 @@
 from penstock.queue.waiting import QueuedTicket
 
 
-class Alone:
+class SingleShardPolicy:
     def advance_virtual_time(self, priority: int, virtual_tokens: float) -> None:
         """Other shards are nothing to it."""
 
