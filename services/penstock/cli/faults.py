@@ -70,8 +70,10 @@ def _show_summary(summary: SweepSummary, took: float) -> None:
     for name, text in (
         (
             "worlds",
-            f"{summary.worlds:,}, {summary.worlds_with_faults:,} with faults; "
-            f"{len(summary.failed_worlds)} with broken promises",
+            (
+                f"{summary.worlds:,}, {summary.worlds_with_faults:,} with faults; "
+                f"{len(summary.failed_worlds)} with broken promises"
+            ),
         ),
         ("requests", f"{summary.requests:,}"),
         ("faults", faults or "none"),

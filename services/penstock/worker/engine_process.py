@@ -44,7 +44,7 @@ class EngineProcess:
     def kill(self) -> None:
         self._process.kill()
 
-    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109 - how long it may take, not how long we wait
+    async def stop(self, timeout: float) -> int:
         """Give it `timeout` seconds to end by itself, then kill what is left of it; returns its exit status.
 
         Who is cancelled meanwhile waits no longer for it to end by itself, and leaves nothing of it either.
