@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from penstock.auth import rows
-from penstock.auth.admin import AuthAdmin
+from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
-from penstock.auth.opening import edges_to_expect, recover
 from penstock.auth.service import AdmissionService
-from penstock.auth.sqlite_store import opened_store
+from penstock.auth.store import sql
+from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
-from penstock.chassis.server import serving
+from penstock.chassis.server.server import serving
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
 from penstock.v1 import admin_pb2 as pb
@@ -142,4 +142,4 @@ async def tenant_with_key(found: AuthProcess, **limits) -> Credential:
 
 
 def raise_disk_full(connection, change):
-    raise rows.sqlite3.OperationalError("database or disk is full")
+    raise sql.sqlite3.OperationalError("database or disk is full")

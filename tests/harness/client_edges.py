@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.chassis.errors import (
     Unavailable,
 )
-from penstock.chassis.streams import accept_stream
+from penstock.chassis.streams.link import accept_stream
 from penstock.client import Client, RetryPolicy
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import GenerateRequest, GenerateResponse, SessionResponse

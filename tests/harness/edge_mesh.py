@@ -11,7 +11,7 @@ import grpc
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import PenstockError, Unauthenticated
-from penstock.chassis.streams import PROTOCOL_VERSION, accept_stream
+from penstock.chassis.streams.link import PROTOCOL_VERSION, accept_stream
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Refused, Settled

@@ -5,7 +5,7 @@ from collections import defaultdict
 from contextlib import asynccontextmanager
 
 from edge_mesh import KEY, hello
-from penstock.chassis.streams import Link
+from penstock.chassis.streams.link import Link
 from penstock.v1.inference_pb2 import GenerateRequest, SessionCancel, SessionGenerate, SessionRequest, SessionResponse
 
 

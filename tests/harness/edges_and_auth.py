@@ -11,9 +11,9 @@ import grpc
 
 from edge_mesh import FakeQueue, FakeWorker, hello, served
 from penstock.auth.config import AuthConfig
-from penstock.auth.opening import edges_to_expect, recover
 from penstock.auth.service import AdmissionService
-from penstock.auth.sqlite_store import opened_store
+from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.channels import channel
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig

@@ -21,35 +21,35 @@ from faults_planting import (
     poison_without_schedulers,
     unchanged,
 )
-from penstock.auth.accounts import ReservationTable
-from penstock.auth.edges import EdgeSessions
-from penstock.chassis import writing
-from penstock.chassis.own_time import StallFreeClock
-from penstock.client.progress import Progress
+from penstock.auth.edge_sessions import EdgeSessions
+from penstock.auth.quota.reservation_table import ReservationTable
+from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.server import write_timeout
+from penstock.client.progress__client_progress import Progress
 from penstock.client.stream import EdgeStream
 from penstock.edge import gateway
-from penstock.edge.flight.answer import OutputStream
-from penstock.edge.flight.flight import ActiveRequest
-from penstock.edge.links import frames as edge_frames
-from penstock.edge.links.queues import QueueClient
-from penstock.edge.links.worker import WorkerConnection
-from penstock.edge.tower import RequestRunner
+from penstock.edge.lifecycle.active_request import ActiveRequest
+from penstock.edge.lifecycle.output import OutputStream
+from penstock.edge.runner import RequestRunner
+from penstock.edge.upstreams import frames as edge_frames
+from penstock.edge.upstreams.queue import QueueClient
+from penstock.edge.upstreams.worker__edge_links_worker import WorkerConnection
 from penstock.faults.grpc.network import TO_CLIENT, Failpoint
 from penstock.faults.mutations import with_poison, with_slow_reader
 from penstock.faults.plan import FaultKind
-from penstock.queue.blames import PoisonRequests
-from penstock.queue.book import TicketBook
-from penstock.queue.placed import RecentLeases
-from penstock.scheduler.blames import PoisonReports
-from penstock.scheduler.credit import CreditBook
+from penstock.queue.poison import PoisonRequests
+from penstock.queue.tickets.book import TicketBook
+from penstock.queue.tickets.recent_leases import RecentLeases
+from penstock.scheduler.credit.credit_book import CreditBook
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.worker import refusals
-from penstock.worker.attachment import SchedulerClient
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.outcry import PoisonBroadcast
-from penstock.worker.probation import SuspectIsolation
-from penstock.worker.runs import RunTable
+from penstock.scheduler.poison import PoisonReports
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.quarantine.broadcast import PoisonBroadcast
+from penstock.worker.quarantine.quarantine__worker_probation import SuspectIsolation
+from penstock.worker.runs import errors
+from penstock.worker.runs.table import RunTable
+from penstock.worker.scheduler_session.client import SchedulerClient
 
 __all__ = ["MUTANTS"]
 
@@ -124,7 +124,7 @@ def unread_output_of_a_slow_client_is_unbounded(emit, self, passage, piece):
     passage.outlet.emit(piece)
 
 
-@mutant(writing._WriteWatchdog, "_check", mutate_plan=with_slow_reader)
+@mutant(write_timeout._WriteWatchdog, "_check", mutate_plan=with_slow_reader)
 def a_stalled_client_never_times_out(look, self):
     return None
 
@@ -237,7 +237,7 @@ def suspects_are_reported_to_one_scheduler_only(*_):
 
 @mutant(RunTable, "_leave_orphan", mutate_plan=poison_with_edge_kills)
 def isolation_ends_when_the_client_disconnects(_, self, run, now):
-    return self._end(run, refusals.deadline_passed(), now)
+    return self._end(run, errors.deadline_passed(), now)
 
 
 @mutant(Batch, "_release_cancelled", cancel_mode=cancels_early)

@@ -3,18 +3,10 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from penstock.edge.flight.effects import (
-    Accept,
-    AcknowledgeCancel,
-    Enqueue,
-    Fail,
-    Finish,
-    Reserve,
-    StartRun,
-)
-from penstock.edge.flight.flight import ActiveRequest
-from penstock.edge.flight.plan import GenerationPlan, TextDelta
-from penstock.edge.flight.state import LifecycleLimits
+from penstock.edge.lifecycle.active_request import ActiveRequest
+from penstock.edge.lifecycle.effects import Accept, AcknowledgeCancel, Enqueue, Fail, Finish, Reserve, StartRun
+from penstock.edge.lifecycle.plan import GenerationPlan, TextDelta
+from penstock.edge.lifecycle.state import LifecycleLimits
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes

@@ -4,11 +4,11 @@ import random
 
 import torch
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_frequencies
+from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, rope_frequencies
 
 KV_BLOCKS = 200
 SHAPE = ModelShape(

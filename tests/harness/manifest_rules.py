@@ -10,7 +10,7 @@ from collections import Counter
 from itertools import chain
 
 from penstock.chassis.config import ConfigError, load, variable_prefix
-from penstock.chassis.health import LIVENESS
+from penstock.chassis.server.health import LIVENESS
 
 KILL_MARGIN_S = 5  # between the end of a drain and the kill
 ADDRESS = re.compile(r"(?P<dns>dns:///)?(?P<host>[a-z][a-z0-9-]*):(?P<ports>\d+(?:/\d+)*)")

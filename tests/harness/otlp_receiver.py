@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from penstock.chassis.afterwards import deferred_calls
+from penstock.chassis.observability.deferred import deferred_calls
 
 TIMEOUT_S = 20.0  # s; longer than an exporter's schedule
 

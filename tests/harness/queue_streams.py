@@ -4,7 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from penstock.chassis.channels import channel
-from penstock.chassis.streams import PROTOCOL_VERSION, Link
+from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, Ticket

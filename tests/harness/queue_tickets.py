@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
-from penstock.queue.book import DEFAULT_POLICY, TicketBook
-from penstock.queue.bounds import QueueLimits
-from penstock.queue.placed import RecentLeases
-from penstock.queue.policies.choice import PolicyConfig
-from penstock.queue.presence import ModelAvailability
-from penstock.queue.promises import TtftTargets
-from penstock.queue.seats import Credit
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.admission.limits__queue_bounds import QueueLimits
+from penstock.queue.admission.limits__queue_promises import TtftTargets
+from penstock.queue.models.availability import ModelAvailability
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.queue.schedulers import Credit
+from penstock.queue.ticket import QueuedTicket
+from penstock.queue.tickets.book import DEFAULT_POLICY, TicketBook
+from penstock.queue.tickets.recent_leases import RecentLeases
 
 INTERACTIVE, STANDARD, BATCH = 1, 2, 3
 WARM_UP_S, PATIENCE_S, LEASE_MEMORY_S = 5.0, 10.0, 10.0  # s

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from penstock.chassis.channels import channel
 from penstock.chassis.lifecycle import background
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION, Link, accept_stream
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION, Link, accept_stream
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server

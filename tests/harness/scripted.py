@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from penstock.chassis.server import Server, serving
+from penstock.chassis.server.server import Server, serving
 from penstock.v1.inference_pb2_grpc import InferenceServicer, InferenceStub, add_InferenceServicer_to_server
 
 

@@ -2,7 +2,7 @@
 
 from dispatch_mesh import MODEL
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.scheduler.credit import FreeCapacity
+from penstock.scheduler.credit.credit_book import FreeCapacity
 
 LARGE_TOKENS, SMALL_TOKENS = 1_000, 100  # tokens
 MANY_TOKENS = 1_000_000  # tokens: more than any of these tests grants

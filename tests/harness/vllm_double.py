@@ -6,12 +6,12 @@ meaning are vLLM 0.32's; whether the real one still has them is for the test aga
 
 from types import SimpleNamespace
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.sim import SimulatedEngine
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.simulated.engine import SimulatedEngine
+from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
 from penstock.worker.engine.vllm.engine import VllmEngine
 from penstock.worker.engine.vllm.params import sampling_fields
 

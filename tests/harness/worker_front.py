@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.lifecycle import request_stop
-from penstock.chassis.streams import PROTOCOL_VERSION, Link, accept_stream
+from penstock.chassis.streams.link import PROTOCOL_VERSION, Link, accept_stream
 from penstock.mesh.v1.scheduler_pb2 import AttachResponse, DrainWorker, Expect, Revoke
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from penstock.mesh.v1.ticket_pb2 import Lease
@@ -236,7 +236,7 @@ class RunningWorker:
 
 
 def engine_processes():
-    return [each for each in psutil.Process().children() if "penstock.worker.engine_child" in _command_of(each)]
+    return [each for each in psutil.Process().children() if "penstock.worker.engine_host.child" in _command_of(each)]
 
 
 def _command_of(process):

@@ -1,14 +1,14 @@
 """Runs of a worker's run book, made and driven by plain calls."""
 
-from penstock.worker.effects import AddSequence, LeaseStarted, RunEnded
 from penstock.worker.engine.interface import (
     SequenceSpec,
     StepResult,
 )
-from penstock.worker.leases import LeaseGrant, LeaseTable
-from penstock.worker.limits import RunLimits
-from penstock.worker.run import Run
-from penstock.worker.runs import RunTable
+from penstock.worker.runs.effects__worker_effects import AddSequence, LeaseStarted, RunEnded
+from penstock.worker.runs.leases import LeaseGrant, LeaseTable
+from penstock.worker.runs.limits import RunLimits
+from penstock.worker.runs.run import Run
+from penstock.worker.runs.table import RunTable
 
 LIMITS = RunLimits(context_length=64, vocab_size=100, blocks=16, block_size=4)
 EDGE = 7

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from auth_server import auth_process, edge, raise_disk_full, rejection_of
-from penstock.auth import rows
+from penstock.auth.store import sql
 from penstock.chassis.errors import error_from_rpc
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
@@ -94,7 +94,7 @@ async def test_administration_of_what_does_not_exist_or_cannot_be_is_refused(cal
 
 async def test_a_key_that_cannot_be_written_is_not_given_out(monkeypatch):
     async with auth_process() as found:
-        monkeypatch.setattr(rows, "apply", raise_disk_full)
+        monkeypatch.setattr(sql, "apply", raise_disk_full)
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default"))
         assert error_from_rpc(failure.value).reason == "STORE_UNAVAILABLE"

@@ -12,7 +12,8 @@ from auth_server import (
     tenant_with_key,
     wait_for_figure,
 )
-from penstock.auth import rows, service
+from penstock.auth import service
+from penstock.auth.store import sql
 from penstock.mesh.v1.admission_pb2 import Reserve
 
 
@@ -92,7 +93,7 @@ async def test_an_edge_that_does_not_come_back_after_a_restart_is_lost_too(tmp_p
 async def test_a_reservation_that_cannot_be_written_is_refused_and_holds_nothing(monkeypatch):
     async with auth_process() as found, edge(found) as stream:
         with monkeypatch.context() as patch:
-            patch.setattr(rows, "apply", raise_disk_full)
+            patch.setattr(sql, "apply", raise_disk_full)
             error = rejection_of(await stream.reserve())
         assert (error.reason, error.retry_after) == ("STORE_UNAVAILABLE", 1.0)
         assert found.figures["reserved_tokens"] == 0

@@ -8,7 +8,7 @@ from auth_server import auth_process, cached_rejection, edge, tenant_with_key
 from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import CONTEXT, edge_mesh
 from edge_sessions import session
-from penstock.auth.keys import key_id_of
+from penstock.auth.identity.keys__auth_keys import key_id_of
 from penstock.chassis.errors import Overloaded, QuotaExceeded
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
@@ -85,7 +85,7 @@ async def test_an_error_that_nobody_expected_is_logged_with_the_caller_whose_req
 async def test_a_handler_that_crashed_is_logged_with_its_caller(monkeypatch):
     async with edge_mesh() as mesh:
         await read_answer(mesh.generate(min_output_tokens=1))
-        monkeypatch.setattr("penstock.edge.service.spec_of", lambda _: 1 / 0)
+        monkeypatch.setattr("penstock.edge.api.grpc.service.spec_of", lambda _: 1 / 0)
         with capture_logs([merge_contextvars]) as logs:
             await rejected_call(mesh.generate())
             await rejected_call(mesh.generate(metadata=()))

@@ -6,7 +6,7 @@ from edge_mesh import text_of, token_at
 from edges_and_auth import KEY, edge_auth_mesh
 from penstock.client import Client
 from penstock.client.retries import RetryPolicy
-from penstock.edge import tower
+from penstock.edge import runner
 
 HASTY = RetryPolicy(backoff=(0.001, 0.002))
 PROMPT, TOKENS, HAD = 2, 9, 4  # tokens; HAD: when the edge goes
@@ -15,7 +15,7 @@ LOST = (0, 0, "lost")
 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_what_never_comes(monkeypatch):
-    monkeypatch.setattr(tower, "DRAIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)
 
 
 async def interrupted(mesh, interrupt, kind):

@@ -14,13 +14,13 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from structlog.testing import capture_logs
 
-from penstock.chassis.admin import AdminService, OperatorInterceptor
-from penstock.chassis.calls import CallCounter
 from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import error_from_rpc
-from penstock.chassis.health import Health
 from penstock.chassis.lifecycle import current_stop, request_stop, stop_requested
-from penstock.chassis.server import Server, advertised_address, serving
+from penstock.chassis.server.admin import AdminService, OperatorInterceptor
+from penstock.chassis.server.call_metrics import CallCounter
+from penstock.chassis.server.health import Health
+from penstock.chassis.server.server import Server, advertised_address, serving
 from penstock.v1.admin_pb2 import (
     DrainRequest,
     GetSnapshotRequest,

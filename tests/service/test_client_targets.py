@@ -15,7 +15,7 @@ from penstock.chassis.errors import (
     Overloaded,
     Unavailable,
 )
-from penstock.client import Client, DeadlineExceeded, RetryPolicy, endpoints, rotation
+from penstock.client import Client, DeadlineExceeded, RetryPolicy, endpoints, target_rotation
 from penstock.v1 import inference_pb2 as pb
 from scripted import inference_server
 
@@ -33,7 +33,7 @@ def connections_tried(monkeypatch):
 
 
 async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_rather_than_in_circles(monkeypatch):
-    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 0.1)
     tried = connections_tried(monkeypatch)
     async with inference_server() as (_, one), inference_server() as (_, other):
@@ -46,7 +46,7 @@ async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_ra
 
 
 async def test_a_target_that_failed_of_late_and_is_back_is_found_while_the_last_good_one_is_away(monkeypatch):
-    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # who waits for the one that is away waits for ever
     monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 1_000.0)  # and so does who waits before each was tried
     edge = ScriptedEdge()
@@ -60,7 +60,7 @@ async def test_a_target_that_failed_of_late_and_is_back_is_found_while_the_last_
 
 
 async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch):
-    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # a refusal is enough: nothing is waited for
     tried = connections_tried(monkeypatch)
     async with inference_server() as (_, server):
@@ -73,7 +73,7 @@ async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch
 
 
 async def test_an_edge_that_says_it_goes_is_left_out_for_a_while(monkeypatch):
-    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     edges = [
         ScriptedEdge(script=[Unavailable("this edge drains", reason="DRAINING", retry_after=0.001)]),
         ScriptedEdge(),
@@ -149,7 +149,7 @@ async def test_a_client_that_is_not_open_says_how_to_open_it():
 @asynccontextmanager
 async def inference_at(address, **methods):
     """A server at an address that was free a moment ago."""
-    from penstock.chassis.server import serving
+    from penstock.chassis.server.server import serving
     from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
     from scripted import scripted_servicer
 

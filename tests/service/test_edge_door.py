@@ -34,8 +34,8 @@ async def outcome(call):
 @pytest.fixture
 async def mesh(monkeypatch):
     """One whose queue has refused 20 prompt and 10 output tokens, and would take anything now."""
-    monkeypatch.setattr("penstock.edge.refusals.PROBE_INTERVAL_S", TIMEOUT_S)
-    monkeypatch.setattr("penstock.edge.refusals.MAX_REJECTION_TTL_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.PROBE_INTERVAL_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.MAX_REJECTION_TTL_S", TIMEOUT_S)
     async with edge_mesh() as found:
         found.queue.sheds = [FULL]
         found.queue.shed_windows = [
@@ -121,7 +121,7 @@ async def test_a_queue_that_does_not_answer_who_asks_first_holds_nobody_up(mesh)
 
 
 async def test_a_queue_that_is_lost_before_it_answers_refuses_nobody(mesh, monkeypatch):
-    monkeypatch.setattr("penstock.edge.links.knocks.PROBE_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.probes.PROBE_TIMEOUT_S", TIMEOUT_S)
     mesh.queue.is_deaf = True
     call = ask(mesh, max_output_tokens=9)
     answer = asyncio.ensure_future(outcome(call))

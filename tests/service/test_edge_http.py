@@ -14,7 +14,7 @@ from penstock.chassis.errors import (
     Unavailable,
 )
 from penstock.chassis.lifecycle import request_stop
-from penstock.edge.http.front import OpenAIApp
+from penstock.edge.api.http.app import OpenAIApp
 
 
 @pytest.mark.parametrize("path", PATHS)

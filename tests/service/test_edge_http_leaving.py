@@ -11,8 +11,8 @@ from penstock.chassis.errors import (
     Overloaded,
 )
 from penstock.chassis.lifecycle import request_stop
-from penstock.edge.flight.effects import Emit
-from penstock.edge.http import server as http_server
+from penstock.edge.api.http import server as http_server
+from penstock.edge.lifecycle.effects import Emit
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

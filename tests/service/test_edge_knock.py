@@ -8,7 +8,7 @@ import pytest
 from edge_mesh import TIMEOUT_S, edge_mesh
 from edge_sessions import session
 from penstock.chassis.errors import Overloaded
-from penstock.edge.links.knocks import MAX_CONCURRENT_PROBES
+from penstock.edge.admission.probes import MAX_CONCURRENT_PROBES
 from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.v1.inference_pb2 import TokenIds
 
@@ -19,9 +19,9 @@ HANDLE = 7
 @pytest.fixture
 async def mesh(monkeypatch):
     """One whose queue has refused 10 output tokens, and says nothing to those that ask first."""
-    monkeypatch.setattr("penstock.edge.refusals.PROBE_INTERVAL_S", TIMEOUT_S)
-    monkeypatch.setattr("penstock.edge.refusals.MAX_REJECTION_TTL_S", TIMEOUT_S)
-    monkeypatch.setattr("penstock.edge.links.knocks.PROBE_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.PROBE_INTERVAL_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.MAX_REJECTION_TTL_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.probes.PROBE_TIMEOUT_S", TIMEOUT_S)
     async with edge_mesh() as found:
         found.queue.sheds = [FULL]
         found.queue.shed_windows = [

@@ -16,7 +16,7 @@ from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.request import limits
-from penstock.edge.threads import SMALL_INPUT_BYTES, TokenizerPools
+from penstock.edge.text.executor import SMALL_INPUT_BYTES, TokenizerPools
 from penstock.v1.inference_pb2 import (
     Chat,
     CountTokensRequest,

@@ -8,8 +8,8 @@ import pytest
 
 from edge_mesh import KEY, KV_BLOCKS, edge_mesh, hello, text_of, token_at
 from edge_sessions import session
-from penstock.chassis import stream_end, streams
 from penstock.chassis.errors import Overloaded, error_from_rpc
+from penstock.chassis.streams import endpoint, link
 from penstock.edge import gateway
 from penstock.v1.inference_pb2 import (
     GenerateRequest,
@@ -108,9 +108,9 @@ async def test_a_session_that_is_cut_cancels_what_runs_on_it():
 
 
 async def test_a_session_whose_client_takes_nothing_is_ended_and_what_runs_on_it_is_cancelled(monkeypatch):
-    monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT_S", 0.02)
-    monkeypatch.setattr("penstock.edge.session.MAX_STALLED_FLUSHES", 3)
-    write, is_stuck = streams.Peer.write, False
+    monkeypatch.setattr(endpoint, "FLUSH_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("penstock.edge.api.grpc.session.MAX_STALLED_FLUSHES", 3)
+    write, is_stuck = link.Peer.write, False
 
     async def write_until_stuck(self, to_client):
         async def take(frame):
@@ -120,7 +120,7 @@ async def test_a_session_whose_client_takes_nothing_is_ended_and_what_runs_on_it
 
         await write(self, take)
 
-    monkeypatch.setattr(streams.Peer, "write", write_until_stuck)
+    monkeypatch.setattr(link.Peer, "write", write_until_stuck)
     async with edge_mesh() as mesh, session(mesh) as client, session(mesh) as other:
         mesh.workers[0].pause_at_index = 3
         client.generate(1, max_output_tokens=10)
@@ -204,7 +204,7 @@ async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_token
 
 
 async def test_a_session_without_a_hello_is_ended_and_told_what_was_missing(monkeypatch):
-    monkeypatch.setattr(streams, "HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(link, "HELLO_TIMEOUT_S", 0.05)
     async with edge_mesh() as mesh:
         call = mesh.inference.Session(metadata=KEY)
         with pytest.raises(grpc.aio.AioRpcError) as failure:

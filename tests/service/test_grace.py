@@ -11,9 +11,9 @@ from edges_and_auth import KEY, edge_auth_mesh
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client
 from penstock.client.retries import RetryPolicy
-from penstock.edge import tower
-from penstock.edge.links import auth as auth_link
-from penstock.edge.threads import TokenizerPools
+from penstock.edge import runner
+from penstock.edge.text.executor import TokenizerPools
+from penstock.edge.upstreams import auth as auth_link
 
 SOON = {"auth_fallback_after": 0.05}
 STRANGER = "pk_stranger_" + "0123456789abcdef" * 2
@@ -129,7 +129,7 @@ async def test_a_reservation_for_whom_the_edge_refused_meanwhile_is_given_back(t
 async def test_a_reservation_that_nobody_waits_for_any_more_is_given_back(tmp_path, monkeypatch, is_restarted):
     """Auth was silent for longer than anybody's patience, and would hold it until it lapses."""
     monkeypatch.setattr(auth_link, "RESEND_INTERVAL_S", 3_600.0 if is_restarted else 0.01)
-    monkeypatch.setattr(tower, "DRAIN_TIMEOUT_S", 0.2)  # auth is gone before it has confirmed
+    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)  # auth is gone before it has confirmed
     async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0, patience=0.05) as mesh, client_of(mesh) as client:
         with monkeypatch.context() as unheard:
             unheard.setattr(mesh.auth.service, "_on_reservation_persisted", lambda *_, **__: None)
@@ -302,7 +302,7 @@ async def test_an_answer_that_an_edge_let_in_alone_and_took_along_when_it_died_i
     tmp_path, monkeypatch
 ):
     """Auth never heard of its beginning; the edge that goes on says what its client has."""
-    monkeypatch.setattr(tower, "DRAIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)
     async with edge_auth_mesh(tmp_path, edges=2, **SOON) as mesh, client_of(mesh, attempts=5) as client:
         for _ in range(4):
             await answer(client)  # both edges know the caller

@@ -9,9 +9,9 @@ from google.rpc.error_details_pb2 import ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 from structlog.testing import capture_logs
 
-from penstock.chassis import semconv
 from penstock.chassis.errors import Overloaded, QuotaExceeded
-from penstock.chassis.telemetry import current_traceparent, trace_id_of
+from penstock.chassis.observability import semconv
+from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
 from penstock.v1.failure_pb2 import QuotaViolation
 from penstock.v1.inference_pb2 import (
     CountTokensRequest,

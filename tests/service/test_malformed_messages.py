@@ -11,10 +11,10 @@ from auth_server import auth_process, edge
 from edge_mesh import KEY, edge_mesh, text_of
 from edge_sessions import session
 from paths import REPO
-from penstock.chassis.admin import AdminService
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
-from penstock.chassis.server import serving
+from penstock.chassis.server.admin import AdminService
+from penstock.chassis.server.server import serving
 from penstock.mesh.v1.admission_pb2 import AdmitRequest
 from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub

@@ -8,20 +8,20 @@ import pytest
 from google.rpc import code_pb2
 
 from otlp_receiver import attributes_of
-from penstock.chassis import semconv
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloaded, error_from_failure
 from penstock.chassis.lifecycle import background
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.observability import semconv
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.mesh.v1.queue_pb2 import Knock, SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
-from penstock.queue.book import TicketBook
-from penstock.queue.bounds import QueueLimits
-from penstock.queue.placed import RecentLeases
-from penstock.queue.presence import ModelAvailability
-from penstock.queue.record import record_depths
+from penstock.queue.admission.limits__queue_bounds import QueueLimits
+from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.service import QueueService
+from penstock.queue.telemetry import record_depths
+from penstock.queue.tickets.book import TicketBook
+from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import TIMEOUT_S, edge_at, scheduler_at, ticket
 

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from penstock.chassis import semconv
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.observability import semconv
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1.queue_pb2 import Head, OfferWithdrawn
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub

@@ -10,8 +10,8 @@ from dispatch_mesh import book_of
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import background
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION, Link
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, LoadReport, Profile, Released, RunningLease, Started
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server

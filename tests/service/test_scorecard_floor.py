@@ -1,6 +1,6 @@
 """The floors that refusals are held against, measured on a real process."""
 
-from penstock.proofs.live.refusal_floor import measure_floors
+from penstock.proofs.live.rejection_floor import measure_floors
 from penstock.proofs.testbed.drivers import DRIVERS
 
 

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from dispatch_mesh import book_of
-from penstock.chassis.admin import AdminService
 from penstock.chassis.errors import Unavailable
 from penstock.chassis.lifecycle import background
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.server.admin import AdminService
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.cli.top import command
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import LoadReport

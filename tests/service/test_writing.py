@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from penstock.chassis import writing
 from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.server import write_timeout
 from penstock.v1.inference_pb2 import Delta, GenerateRequest, GenerateResponse
 from scripted import inference_server
 
@@ -33,8 +33,8 @@ class Edge:
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(writing, "CLIENT_READ_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("penstock.chassis.interceptors.FAREWELL", 0.05)
+    monkeypatch.setattr(write_timeout, "CLIENT_READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.chassis.server.interceptors.FAREWELL", 0.05)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -79,7 +79,7 @@ async def test_a_handler_that_says_nothing_for_long_is_no_client_that_does_not_r
     async with inference_server(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
         call = stub.Generate(GenerateRequest())
         await call.read()
-        asyncio.get_running_loop().call_later(3 * writing.CLIENT_READ_TIMEOUT_S, quiet.set)
+        asyncio.get_running_loop().call_later(3 * write_timeout.CLIENT_READ_TIMEOUT_S, quiet.set)
         assert await call.read() is not grpc.aio.EOF
         assert await call.read() is grpc.aio.EOF
 

@@ -5,9 +5,15 @@ import asyncio
 import structlog
 
 from clockwork import FakeLoop
-from penstock.chassis import afterwards as module
-from penstock.chassis.afterwards import MIN_CALLS_PER_TURN, TURN_SHARE, DeferredCalls, defer, deferred_calls
 from penstock.chassis.lifecycle import run
+from penstock.chassis.observability import deferred as module
+from penstock.chassis.observability.deferred import (
+    MIN_CALLS_PER_TURN,
+    TURN_SHARE,
+    DeferredCalls,
+    defer,
+    deferred_calls,
+)
 
 
 def put(count, made):

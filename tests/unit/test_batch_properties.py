@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching, StaticBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching, StaticBatching
 from penstock.worker.engine.interface import SequenceSpec
 
 BLOCK_SIZE = 4

@@ -5,9 +5,9 @@ import itertools
 import click
 import pytest
 
-from penstock.bench.history import CANCELLED, OK, Transcript
 from penstock.bench.load import BenchLoad, LengthRange
 from penstock.bench.report import Slo, quantile, report_of
+from penstock.bench.transcript import CANCELLED, OK, Transcript
 from penstock.cli.bench import parse_lengths
 
 

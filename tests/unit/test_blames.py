@@ -4,19 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chassis.own_time import StallFreeClock
-from penstock.edge.flight.plan import GenerationPlan
-from penstock.edge.links.fingerprint import poison_fingerprint
+from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.upstreams.hashing__edge_links_fingerprint import poison_fingerprint
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue import effects as out
-from penstock.queue.blames import LOST_REPORT_TTL_S, REPORT_DELAY_S
-from penstock.queue.blames import PoisonRequests as ShardBlames
-from penstock.queue.timers import DECLINE_PAUSE_S
-from penstock.scheduler.blames import PoisonReports
+from penstock.queue.poison import LOST_REPORT_TTL_S, REPORT_DELAY_S
+from penstock.queue.poison import PoisonRequests as ShardBlames
+from penstock.queue.tickets.expirations import DECLINE_PAUSE_S
+from penstock.scheduler.poison import PoisonReports
 from penstock.v1.inference_pb2 import Sampling
-from penstock.worker import refusals
-from penstock.worker.blames import MAX_CONFIRMED, PoisonList
-from penstock.worker.effects import AddSequence, RunEnded
+from penstock.worker.quarantine.poison_list import MAX_CONFIRMED, PoisonList
+from penstock.worker.runs import errors
+from penstock.worker.runs.effects__worker_effects import AddSequence, RunEnded
 from queue_tickets import START_UNIX_S, ShardDriver, entry, leased, sheds, ticket, withdrawn_offers
 from worker_runs import LIMITS, expect, make_run, ready_table, rejection_reason, started_run, step_result
 
@@ -47,7 +47,7 @@ def book_with_suspect(fingerprint=5):
     book.quarantine.max_wait_s = 30.0
     run = started_run(book)
     run.fingerprint = fingerprint
-    book.on_engine_lost(refusals.engine_died(), 1.0, crashed=True)
+    book.on_engine_lost(errors.engine_died(), 1.0, crashed=True)
     return book, run
 
 
@@ -56,7 +56,7 @@ def test_a_suspect_is_named_while_it_is_tried_and_once_it_is_found_guilty():
     assert book.quarantine.poison_reports(1.0) == [(5, False, 30.0)]
     book.on_engine_ready(LIMITS)
     assert book.quarantine.poison_reports(2.0) == [(5, False, 30.0)]
-    book.on_engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
     assert book.quarantine.poison_reports(3.0) == [(5, True, 600.0)]
     assert book.quarantine.poison_reports(603.0) == []
 
@@ -66,9 +66,9 @@ def test_what_is_the_same_as_the_guilty_is_not_tried_as_well():
     runs = [started_run(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2, 3)]
     for run, fingerprint in zip(runs, (5, 5, 6), strict=True):
         run.fingerprint = fingerprint
-    book.on_engine_lost(refusals.engine_died(), 1.0, crashed=True)
+    book.on_engine_lost(errors.engine_died(), 1.0, crashed=True)
     book.on_engine_ready(LIMITS)
-    ended = book.on_engine_lost(refusals.engine_died(), 2.0, crashed=True)
+    ended = book.on_engine_lost(errors.engine_died(), 2.0, crashed=True)
     told = {each.run.handle: each.outcome.reason for each in ended if isinstance(each, RunEnded)}
     assert told == {1: "ENGINE_CRASHED", 2: "ENGINE_CRASHED"}
     assert book.quarantine.isolation.pending == [runs[2]]
@@ -84,7 +84,7 @@ def test_a_suspect_that_is_acquitted_is_named_no_more():
 def test_the_guilty_are_refused_when_they_come_again():
     book, _ = book_with_suspect()
     book.on_engine_ready(LIMITS)
-    book.on_engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
     book.on_engine_ready(LIMITS)
     again = make_run(book, lease="l2", ticket="t2")
     again.fingerprint = 5
@@ -99,7 +99,7 @@ def test_a_suspect_is_tried_though_its_client_left_and_nobody_hears_of_it():
     assert not book.is_idle
     [tried] = book.on_engine_ready(LIMITS)
     assert isinstance(tried, AddSequence)
-    [ghost] = book.on_engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    [ghost] = book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
     assert isinstance(ghost, RunEnded)
     assert not ghost.is_reported
     assert book.quarantine.poison_reports(3.0)[0].is_confirmed

@@ -6,8 +6,8 @@ import click
 import pytest
 
 from penstock.cli.options import find_target, find_tier
-from penstock.local_mesh.notes import MeshState, ProcessState, read_state, write_state
 from penstock.local_mesh.plan import BASE_PORT
+from penstock.local_mesh.state import MeshState, ProcessState, read_state, write_state
 
 NOBODY = 2**22 + 1  # above the highest number a process can have
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dispatch_mesh import START_UNIX_S, CoreMesh, ticket_of
-from penstock.queue.blames import REPORT_DELAY_S
+from penstock.queue.poison import REPORT_DELAY_S
 
 SIZES = [2, 16, 17, 64, 128]  # tokens
 SLOTS, KV_BLOCKS = 2, 8

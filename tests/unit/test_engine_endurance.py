@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 from crowd import BLOCK_SIZE, CONTEXT_LENGTH, KV_BLOCKS, SLOTS, EngineStress
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.sim import SimulatedEngine
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.simulated.engine import SimulatedEngine
+from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
 from tiny_model import write_tiny_model
 
 TORCH_REQUESTS = int(os.environ.get("ENGINE_REQUESTS", "1000"))

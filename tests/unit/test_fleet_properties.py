@@ -6,10 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dispatch_mesh import MODEL
 from fleet_mesh import KV_BLOCKS, SLOTS, FleetMesh
-from penstock.edge.links.shards import shard_for
-from penstock.queue.charges import REPORT_TIMEOUT_S
-from penstock.queue.policies.choice import PolicyConfig
-from penstock.scheduler.served import ABSENT_QUEUE_TTL_S
+from penstock.edge.upstreams.hashing__edge_links_shards import shard_for
+from penstock.queue.accounting import REPORT_TIMEOUT_S
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S
 
 TENANTS = [f"tenant-{number}" for number in range(6)]
 SIZES = [2, 16, 17, 64, 128]  # tokens; the last takes a whole worker

@@ -21,7 +21,8 @@ from penstock.chassis.errors import (
     Overloaded,
     QuotaExceeded,
 )
-from penstock.edge.flight.effects import (
+from penstock.edge.lifecycle.active_request import STALL_THRESHOLD_S
+from penstock.edge.lifecycle.effects import (
     Accept,
     AcknowledgeCancel,
     CancelRun,
@@ -33,7 +34,6 @@ from penstock.edge.flight.effects import (
     Settle,
     Withdraw,
 )
-from penstock.edge.flight.flight import STALL_THRESHOLD_S
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP

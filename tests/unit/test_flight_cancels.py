@@ -14,8 +14,8 @@ from flights import (
     send_tokens,
 )
 from penstock.chassis.errors import Unavailable
-from penstock.edge.flight.effects import CancelRun, Emit, Enqueue, Settle, StartRun, Withdraw
-from penstock.edge.flight.state import RequestState
+from penstock.edge.lifecycle.effects import CancelRun, Emit, Enqueue, Settle, StartRun, Withdraw
+from penstock.edge.lifecycle.state import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 
 LEFT = 20.0  # s

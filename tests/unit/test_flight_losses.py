@@ -9,7 +9,7 @@ from penstock.chassis.errors import (
     NotFound,
     Unavailable,
 )
-from penstock.edge.flight.effects import (
+from penstock.edge.lifecycle.effects import (
     AcknowledgeCancel,
     CancelRun,
     Emit,
@@ -20,7 +20,7 @@ from penstock.edge.flight.effects import (
     StartRun,
     Withdraw,
 )
-from penstock.edge.flight.state import RequestState
+from penstock.edge.lifecycle.state import RequestState
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 

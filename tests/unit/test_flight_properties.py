@@ -11,12 +11,8 @@ from penstock.chassis.errors import (
     QuotaExceeded,
     Unavailable,
 )
-from penstock.edge.flight.effects import (
-    Emit,
-    Settle,
-    StartRun,
-)
-from penstock.edge.flight.state import RequestState
+from penstock.edge.lifecycle.effects import Emit, Settle, StartRun
+from penstock.edge.lifecycle.state import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
 

@@ -9,7 +9,7 @@ from image_closure import dockerfile, installed_in
 from manifest_rules import container, environment, manifest_faults, ports
 from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, TIERS, config_classes, get_object, render_overlay
 from penstock.routing.bootstrap import bootstrap
-from penstock.routing.edge import parse_specs
+from penstock.routing.edges.edge_spec import parse_specs
 
 PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
 GPU_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "gpu"

@@ -4,11 +4,11 @@ import pytest
 
 from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
-from penstock.queue.charges import ServedTicket
+from penstock.queue.accounting import ServedTicket
+from penstock.queue.admission.limits__queue_promises import TtftTargets
 from penstock.queue.frames import to_edge
-from penstock.queue.promises import TtftTargets
-from penstock.queue.shelves import MAX_POOL_STATS_AGE_S
-from penstock.queue.speed import PoolStats, SlotRelease
+from penstock.queue.models.model_queue__queue_shelves import MAX_POOL_STATS_AGE_S
+from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, leased, only, sheds
 
 RATE = 1_000.0  # tokens/s; ten tickets

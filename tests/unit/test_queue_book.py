@@ -4,8 +4,8 @@ import pytest
 
 from penstock.chassis.errors import Unavailable
 from penstock.queue import effects as out
-from penstock.queue.blames import REPORT_DELAY_S
-from penstock.queue.timers import DECLINE_PAUSE_S
+from penstock.queue.poison import REPORT_DELAY_S
+from penstock.queue.tickets.expirations import DECLINE_PAUSE_S
 from queue_tickets import (
     LEASE_MEMORY_S,
     PATIENCE_S,

@@ -2,7 +2,7 @@
 
 from penstock.chassis.errors import DeadlineExceeded, Overloaded
 from penstock.queue import effects as out
-from penstock.queue.moves import MAX_DROPS_PER_TICK
+from penstock.queue.tickets.transitions import MAX_DROPS_PER_TICK
 from queue_tickets import (
     BATCH,
     INTERACTIVE,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.queue.charges import MAX_UNREPORTED_STEPS, REPORT_TIMEOUT_S, ServedTicket
+from penstock.queue.accounting import MAX_UNREPORTED_STEPS, REPORT_TIMEOUT_S, ServedTicket
 from penstock.queue.policies.cost import cost_of, running_cost
 from queue_tickets import ShardDriver, ticket
 

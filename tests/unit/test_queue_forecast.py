@@ -4,10 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.queue.forecast import CORRECTION_BOUNDS, MAX_RECENT_WAITS, SATURATION_DELAY_S, Forecast
-from penstock.queue.lengths import DEFAULT_OUTPUT_TOKENS, MIN_HISTORY_ANSWERS, OutputLengthPredictor
-from penstock.queue.outlook import WorkAhead
-from penstock.queue.speed import PoolStats, ServiceRate, SlotRelease
+from penstock.queue.prediction.estimators__queue_lengths import (
+    DEFAULT_OUTPUT_TOKENS,
+    MIN_HISTORY_ANSWERS,
+    OutputLengthPredictor,
+)
+from penstock.queue.prediction.forecast import CORRECTION_BOUNDS, MAX_RECENT_WAITS, SATURATION_DELAY_S, Forecast
+from penstock.queue.prediction.pool_stats import PoolStats, ServiceRate, SlotRelease
+from penstock.queue.prediction.ttft_model import WorkAhead
 from queue_tickets import START_UNIX_S, ticket
 
 FULL = PoolStats(

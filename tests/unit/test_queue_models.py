@@ -2,8 +2,8 @@
 
 from penstock.chassis.errors import NotFound
 from penstock.queue import effects as out
-from penstock.queue.moves import MAX_DROPS_PER_TICK
-from penstock.queue.policies.order import SortKey
+from penstock.queue.policies.policy import SortKey
+from penstock.queue.tickets.transitions import MAX_DROPS_PER_TICK
 from queue_tickets import (
     INTERACTIVE,
     PATIENCE_S,

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.queue.curve import ReleaseCurve
-from penstock.queue.margin import (
+from penstock.queue.prediction.estimators__queue_margin import (
     INITIAL_USABLE_SHARE,
     MAX_USABLE_SHARE,
     MIN_MARGIN_SAMPLES,
     MIN_USABLE_SHARE,
     SafetyMargin,
 )
-from penstock.queue.outlook import ArrivalStats, TokenDemand, TtftModel, WorkAhead
-from penstock.queue.sizes import PromptSizeHistogram
-from penstock.queue.speed import PoolStats, SlotRelease, combined, merged_releases
+from penstock.queue.prediction.estimators__queue_sizes import PromptSizeHistogram
+from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease, combined, merged_releases
+from penstock.queue.prediction.slot_releases import ReleaseCurve
+from penstock.queue.prediction.ttft_model import ArrivalStats, TokenDemand, TtftModel, WorkAhead
 
 STEP, TOKEN = 0.01, 0.0001  # s
 NOW = ArrivalStats(report_age=0.0, prompt_tokens_per_second=0.0, mean_prompt_tokens=100.0)

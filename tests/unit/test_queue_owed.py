@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
+from penstock.queue.admission.limits__queue_promises import TtftTargets
 from penstock.queue.frames import to_edge
-from penstock.queue.owed import (
+from penstock.queue.prediction.commitments import (
     BREACH_BUDGET_PER_COMMITMENT,
     MAX_BREACH_BUDGET,
     MAX_COMMITMENTS,
     Commitment,
     TtftCommitments,
 )
-from penstock.queue.promises import TtftTargets
-from penstock.queue.speed import PoolStats
+from penstock.queue.prediction.pool_stats import PoolStats
 from queue_tickets import STANDARD, START_UNIX_S, ShardDriver, only, sheds
 
 PROMISES = TtftTargets({STANDARD: 2.0}, headroom=0.95)

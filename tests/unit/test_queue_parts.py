@@ -2,16 +2,16 @@
 
 import pytest
 
+from penstock.chassis.clocks__chassis_own_time import StallFreeClock
 from penstock.chassis.config import ConfigError, load
-from penstock.chassis.own_time import StallFreeClock
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.config import QueueConfig
-from penstock.queue.pace import Throughput
-from penstock.queue.policies.choice import PolicyConfig, TenantPolicy
-from penstock.queue.policies.ranks import TicketOrder
-from penstock.queue.presence import Availability, ModelAvailability
+from penstock.queue.models.availability import Availability, ModelAvailability
+from penstock.queue.policies.factory import PolicyConfig, TenantPolicy
+from penstock.queue.policies.ticket_order import TicketOrder
+from penstock.queue.prediction.throughput import Throughput
+from penstock.queue.ticket import from_frame, to_frame
 from penstock.queue.validation import TicketInvalid, check_ticket
-from penstock.queue.waiting import from_frame, to_frame
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD
 from queue_tickets import PATIENCE_S, START_UNIX_S, WARM_UP_S, ticket
 

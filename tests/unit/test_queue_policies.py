@@ -6,12 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.queue.policies.choice import PolicyConfig, TenantPolicy
 from penstock.queue.policies.cost import PREPAID_OUTPUT_TOKENS, cost_of, predicted_cost, running_cost
-from penstock.queue.policies.lane import MAX_TIMES_PASSED, RankedQueue
-from penstock.queue.policies.order import Fit
-from penstock.queue.policies.ranks import EarliestDeadline, TicketOrder, TokenAware
-from penstock.queue.policies.tenants import MAX_LEAD_COST_SHARE, MIN_SWEEP_ACCOUNTS, TENANT_SAMPLE_SIZE, WeightedVtc
+from penstock.queue.policies.factory import PolicyConfig, TenantPolicy
+from penstock.queue.policies.fair_share import (
+    MAX_LEAD_COST_SHARE,
+    MIN_SWEEP_ACCOUNTS,
+    TENANT_SAMPLE_SIZE,
+    WeightedVtc,
+)
+from penstock.queue.policies.policy import Fit
+from penstock.queue.policies.ranked_queue import MAX_TIMES_PASSED, RankedQueue
+from penstock.queue.policies.ticket_order import EarliestDeadline, TicketOrder, TokenAware
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, START_UNIX_S, ticket
 
 LARGEST = 110  # tokens of any ticket here; 210 weighted

@@ -2,11 +2,11 @@
 
 from dispatch_mesh import MODEL, START_UNIX_S, book_of, ticket_of
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
-from penstock.queue.charges import ServedTicket
-from penstock.queue.margin import INITIAL_USABLE_SHARE
-from penstock.queue.seats import Credit
+from penstock.queue.accounting import ServedTicket
+from penstock.queue.prediction.estimators__queue_margin import INITIAL_USABLE_SHARE
+from penstock.queue.schedulers import Credit
 from penstock.queue.snapshot import MAX_TENANT_ROWS, prediction_figures, tables
-from penstock.queue.waiting import from_frame
+from penstock.queue.ticket import from_frame
 
 
 def book():

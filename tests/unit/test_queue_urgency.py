@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.queue import effects as out
-from penstock.queue.policies.choice import PolicyConfig
+from penstock.queue.policies.burst_credit import MAX_CREDIT_TICKETS, VirtualClock
 from penstock.queue.policies.cost import predicted_cost
-from penstock.queue.policies.order import Fit
-from penstock.queue.policies.urgency import MAX_CREDIT_TICKETS, VirtualClock
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.queue.policies.policy import Fit
 from queue_tickets import START_UNIX_S, ShardDriver, offered, ticket
 
 COST = 30.0  # weighted tokens of one ticket here: ten in, ten out

@@ -7,7 +7,7 @@ from penstock.bench.report import quantile
 from penstock.proofs.simulated.scenarios import FIFO_CAPACITY_RPS, chat_tenant, proof_scenario
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Poisson
-from penstock.worker.engine import batching
+from penstock.worker.engine.batching import policy
 
 SEEDS = 4  # one alone has 109 requests, whose P99 is that of the second slowest and of whom it met
 NOTICED = (
@@ -48,5 +48,5 @@ def test_most_of_a_quiet_tenants_requests_wait_for_a_slot_where_none_is_kept():
 
 def test_a_busy_tenants_prompts_hold_a_quiet_ones_up_where_the_oldest_keeps_all_of_its_share(monkeypatch):
     overtaken = mean(first_tokens(QUIET, LOUD))
-    monkeypatch.setattr(batching, "OVERTAKEN_OLDEST_FACTOR", 1.0)
+    monkeypatch.setattr(policy, "OVERTAKEN_OLDEST_FACTOR", 1.0)
     assert 1.03 * overtaken < mean(first_tokens(QUIET, LOUD))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.credit import MAX_IDLE_CREDIT_TICKETS, CreditBook, CreditGrant, FreeCapacity
+from penstock.scheduler.credit.credit_book import MAX_IDLE_CREDIT_TICKETS, CreditBook, CreditGrant, FreeCapacity
 from shard_heads import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.scheduler.credit import CreditBook, CreditGrant, FreeCapacity
+from penstock.scheduler.credit.credit_book import CreditBook, CreditGrant, FreeCapacity
 from shard_heads import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
 
 

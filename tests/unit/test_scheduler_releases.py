@@ -6,9 +6,14 @@ from hypothesis import strategies as st
 from dispatch_mesh import profile_of
 from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.scheduler_pb2 import LoadReport
+from penstock.scheduler.fleet.worker import Worker
 from penstock.scheduler.leases import LeaseEntry
-from penstock.scheduler.releases import DEFAULT_OUTPUT_TOKENS, MAX_SAMPLED_WORKERS, slot_releases_of, steps_left
-from penstock.scheduler.worker import Worker
+from penstock.scheduler.reports.pool_stats__scheduler_releases import (
+    DEFAULT_OUTPUT_TOKENS,
+    MAX_SAMPLED_WORKERS,
+    slot_releases_of,
+    steps_left,
+)
 
 STEP = 0.01  # s
 

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.scheduler.credit import CreditBook, CreditGrant, FreeCapacity
+from penstock.scheduler.credit.credit_book import CreditBook, CreditGrant, FreeCapacity
+from penstock.scheduler.credit.express_slots import MAX_TICKETS_SINCE_EXPRESS, ExpressSlots
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
-from penstock.scheduler.reserve import MAX_TICKETS_SINCE_EXPRESS, ExpressSlots
 
 SLOTS = 64
 SHARE = 1 / 16

@@ -5,8 +5,8 @@ from dispatcher_calls import attach, offer, only, pool_stats, served, service_re
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, RunningLease
 from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
-from penstock.scheduler.served import ABSENT_QUEUE_TTL_S, RESEND_WINDOW_S
-from penstock.scheduler.worker import MIN_REPORTED_STEPS
+from penstock.scheduler.fleet.worker import MIN_REPORTED_STEPS
+from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S, RESEND_WINDOW_S
 
 
 def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):

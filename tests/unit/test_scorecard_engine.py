@@ -4,7 +4,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from penstock.proofs.engine.crowd import KV_BLOCKS, BatchStress
+from penstock.proofs.engine.batch_invariance import count_differences
+from penstock.proofs.engine.batch_stress import KV_BLOCKS, BatchStress
 from penstock.proofs.engine.long_prompt import (
     DECODING_SEQS,
     LONG_PROMPT_TOKENS,
@@ -16,11 +17,10 @@ from penstock.proofs.engine.mixed_lengths import ThroughputCurve, mixed_requests
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.engine.proof import decode_lines, long_prompt_lines, prove, throughput_lines
 from penstock.proofs.engine.roofline import DecodeStep, step_bytes
-from penstock.proofs.engine.texts import count_differences
 from penstock.simulator.calibration.timed_engine import StepTiming, effective_cores, typical_duration_s
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
-from penstock.worker.engine.step_law import StepWork
+from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepWork
 from tiny_model import write_tiny_model
 
 IDS = range(3, 300)

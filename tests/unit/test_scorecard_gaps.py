@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from penstock.edge.links.shards import shard_for
+from penstock.edge.upstreams.hashing__edge_links_shards import shard_for
 from penstock.proofs.simulated import gaps
 from penstock.proofs.simulated.gaps import SHARD_COUNTS, WORKLOADS
-from penstock.proofs.simulated.parallel import process_pool
+from penstock.proofs.simulated.process_pool import process_pool
 from penstock.simulator.mesh.worker import MODEL
 
 WIDEST = {

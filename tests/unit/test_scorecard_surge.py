@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.bench.history import OK, Transcript
 from penstock.bench.report import Slo, report_of
+from penstock.bench.transcript import OK, Transcript
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.live.refusal_floor import RejectionFloor
+from penstock.proofs.live.rejection_floor import RejectionFloor
 from penstock.proofs.live.surge import (
     LONG_OUTPUT_TOKENS,
     SHORT_OUTPUT_DIVISOR,
@@ -17,8 +17,8 @@ from penstock.proofs.live.surge import (
     scenario,
     unsaturated_scenario,
 )
-from penstock.proofs.live.surge_cost import cpu_s_per_admitted, cpu_us_per_rejected
-from penstock.proofs.live.surge_lines import (
+from penstock.proofs.live.surge_lines__proofs_live_surge_cost import cpu_s_per_admitted, cpu_us_per_rejected
+from penstock.proofs.live.surge_lines__proofs_live_surge_lines import (
     JUDGED_DRIVER,
     LoadResult,
     admission_cost_lines,

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_mesh import MODEL, START_UNIX_S, CoreMesh, ticket_of
-from penstock.queue.policies.choice import PolicyConfig
-from penstock.queue.policies.order import Fit
-from penstock.queue.policies.tenants import WeightedVtc
-from penstock.queue.waiting import from_frame
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.queue.policies.fair_share import WeightedVtc
+from penstock.queue.policies.policy import Fit
+from penstock.queue.ticket import from_frame
 
 PROMPT, OUTPUT = 30, 10  # tokens
 COST = PROMPT + 2 * OUTPUT  # weighted

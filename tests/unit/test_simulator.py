@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bench.history import OK
+from penstock.bench.transcript import OK
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.service_accounting import ServiceOverTime
-from penstock.simulator.scenario_file import scenario_of
+from penstock.simulator.scenario_file__simulator_scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
 REFERENCE = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.queue.policies.order import Fit
+from penstock.queue.policies.policy import Fit
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.baselines.clairvoyant import ClairvoyantPolicy
 from penstock.simulator.baselines.gradient import GradientController, GradientLimitedFifo

@@ -1,7 +1,5 @@
 """The run book: tokens, receipts and deadlines, as an order of plain calls."""
 
-from penstock.worker import refusals
-from penstock.worker.effects import CancelSequence, LeasesReleased, LeaseStarted, RunEnded, StepTokens
 from penstock.worker.engine.interface import (
     FinishReason,
     SamplingParams,
@@ -11,9 +9,17 @@ from penstock.worker.engine.interface import (
     SequencePrefilled,
     StepResult,
 )
-from penstock.worker.leases import LeaseTable
-from penstock.worker.run import LeaseProgress
-from penstock.worker.runs import RunTable
+from penstock.worker.runs import errors
+from penstock.worker.runs.effects__worker_effects import (
+    CancelSequence,
+    LeasesReleased,
+    LeaseStarted,
+    RunEnded,
+    StepTokens,
+)
+from penstock.worker.runs.leases import LeaseTable
+from penstock.worker.runs.run import LeaseProgress
+from penstock.worker.runs.table import RunTable
 from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, started_run, step_result
 
 
@@ -175,7 +181,7 @@ def test_nothing_starts_before_the_model_is_loaded():
 def test_what_the_engine_refuses_is_refused():
     book = ready_table()
     run = started_run(book)
-    ended, released = book.on_engine_rejected(run.seq_id, refusals.deadline_passed(), 0.0)
+    ended, released = book.on_engine_rejected(run.seq_id, errors.deadline_passed(), 0.0)
     assert ended.is_reported
     assert released == LeasesReleased(("l1",))
 

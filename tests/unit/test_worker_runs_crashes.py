@@ -1,13 +1,13 @@
 """The run book when an engine dies: who is to blame is found, and the others go on."""
 
-from penstock.worker import refusals
-from penstock.worker.effects import AddSequence, CancelSequence, LeasesReleased, RunEnded
 from penstock.worker.engine.interface import (
     FinishReason,
     SequenceCancelled,
     SequenceFinished,
     StepResult,
 )
+from penstock.worker.runs import errors
+from penstock.worker.runs.effects__worker_effects import AddSequence, CancelSequence, LeasesReleased, RunEnded
 from worker_runs import EDGE, LIMITS, expect, make_run, ready_table, rejection_reason, started_run
 
 
@@ -16,7 +16,7 @@ def test_a_dead_engine_ends_every_run_and_the_next_one_starts_anew():
     run, leaving = started_run(book), started_run(book, handle=2, lease="l2", ticket="t2")
     book.start(make_run(book, handle=3, lease="l3"), 0.0)
     book.cancel(EDGE, 2, 0.0)
-    effects = book.on_engine_lost(refusals.engine_died(), 1.0)
+    effects = book.on_engine_lost(errors.engine_died(), 1.0)
     over = [each for each in effects if isinstance(each, RunEnded)]
     outcomes = {each.run.handle: each.outcome for each in over}
     assert {each.run.handle for each in over if each.run.has_reached_engine} == {1, 2}
@@ -32,7 +32,7 @@ def test_a_dead_engine_ends_every_run_and_the_next_one_starts_anew():
 
 def crash(book, now=1.0):
     """Return how runs ended at a crash, by handle."""
-    effects = book.engine_lost(refusals.engine_died(), now, crashed=True)
+    effects = book.engine_lost(errors.engine_died(), now, crashed=True)
     return {each.run.handle: each.outcome.reason for each in effects if isinstance(each, RunEnded)}
 
 
@@ -108,7 +108,7 @@ def test_a_run_that_was_being_tried_in_an_engine_that_was_killed_is_tried_again_
     run = started_run(book)
     crash(book)
     book.on_engine_ready(LIMITS)
-    assert book.on_engine_lost(refusals.engine_died(), 1.0) == []
+    assert book.on_engine_lost(errors.engine_died(), 1.0) == []
     assert book.on_engine_ready(LIMITS) == [AddSequence(run.spec)]
 
 
@@ -164,5 +164,5 @@ def test_what_is_held_after_a_crash_can_be_cancelled_and_does_not_wait_for_ever(
 def test_an_engine_killed_from_outside_leaves_no_suspicion():
     book = ready_table()
     started_run(book)
-    book.on_engine_lost(refusals.engine_died(), 1.0)
+    book.on_engine_lost(errors.engine_died(), 1.0)
     assert not book.quarantine.isolation

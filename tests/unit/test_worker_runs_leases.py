@@ -2,7 +2,6 @@
 
 import pytest
 
-from penstock.worker.effects import AddSequence, CancelSequence, LeasesReleased, LeaseStarted
 from penstock.worker.engine.interface import (
     FinishReason,
     SamplingParams,
@@ -10,9 +9,10 @@ from penstock.worker.engine.interface import (
     SequenceFinished,
     StepResult,
 )
-from penstock.worker.leases import LeaseGrant, LeaseTable
-from penstock.worker.limits import RunLimits
-from penstock.worker.runs import RunTable
+from penstock.worker.runs.effects__worker_effects import AddSequence, CancelSequence, LeasesReleased, LeaseStarted
+from penstock.worker.runs.leases import LeaseGrant, LeaseTable
+from penstock.worker.runs.limits import RunLimits
+from penstock.worker.runs.table import RunTable
 from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, started_run, step_result
 
 

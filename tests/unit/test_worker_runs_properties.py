@@ -6,13 +6,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.worker import refusals
-from penstock.worker.effects import AddSequence, CancelSequence, LeaseStarted, RunEnded, StepTokens
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.leases import LeaseGrant, LeaseTable
-from penstock.worker.runs import RunTable
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
+from penstock.worker.runs import errors
+from penstock.worker.runs.effects__worker_effects import (
+    AddSequence,
+    CancelSequence,
+    LeaseStarted,
+    RunEnded,
+    StepTokens,
+)
+from penstock.worker.runs.leases import LeaseGrant, LeaseTable
+from penstock.worker.runs.table import RunTable
 from worker_runs import LIMITS, make_run
 
 
@@ -140,7 +146,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(crashed=st.booleans(), patience=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
     def lose_engine(self, crashed, patience):
-        self.perform(self.book.on_engine_lost(refusals.engine_died(), self.now, crashed=crashed))
+        self.perform(self.book.on_engine_lost(errors.engine_died(), self.now, crashed=crashed))
         self.wait(patience)
         self.load()
 

@@ -17,7 +17,7 @@ from engine_bench.gguf_files import write_gguf
 from penstock.worker.engine.loaders.checkpoint import TensorSource
 from penstock.worker.engine.loaders.gguf import read_gguf
 from penstock.worker.engine.loaders.load import locate_model
-from penstock.worker.engine.weights import ModelShape, half_split_rows
+from penstock.worker.engine.torch.weights import ModelShape, half_split_rows
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 _CONTEXT = 4096  # tokens: prompts of 1,024 with room

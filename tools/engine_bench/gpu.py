@@ -18,13 +18,13 @@ from engine_bench.checkpoints import hf_config
 from engine_bench.drivers.ours import run_cell
 from engine_bench.drivers.protocol import DriverSetup
 from engine_bench.roofline import roofline_ms, step_work
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.engine.model import Model
-from penstock.worker.engine.runner import Runner, TorchRunner
-from penstock.worker.engine.torch_engine import TorchEngine
-from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_frequencies
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
+from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.model import Model
+from penstock.worker.engine.torch.runner import Runner, TorchRunner
+from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, rope_frequencies
 
 RunCell = Callable[[BenchCell], CellTrace]
 

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from penstock.bench.history import CANCELLED, OK, Transcript
 from penstock.bench.load import BenchRequest
+from penstock.bench.transcript import CANCELLED, OK, Transcript
 from penstock.chassis.errors import PenstockError, error_from_failure, error_from_rpc
-from penstock.chassis.streams import PROTOCOL_VERSION, Link
+from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
 from penstock.v1.inference_pb2 import (
     GenerateRequest,
     Sampling,

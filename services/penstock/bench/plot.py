@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.bench.history import Transcript
+from penstock.bench.transcript import Transcript
 
 
 def plot_runs(runs: Mapping[str, Sequence[Transcript]], path: Path) -> None:

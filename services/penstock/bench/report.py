@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from penstock.bench.history import CANCELLED, OK, Transcript
+from penstock.bench.transcript import CANCELLED, OK, Transcript
 
 SHED_CODES = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")  # refusals by policy; anything else is a failure
 QUANTILES = (0.5, 0.9, 0.99)

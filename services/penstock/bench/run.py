@@ -11,11 +11,11 @@ import httpx
 import psutil
 
 from penstock.bench.apis import REQUEST_TIMEOUT_S, GrpcDriver, LoadDriver, SessionDriver
-from penstock.bench.history import Transcript
 from penstock.bench.load import BenchLoad, BenchRequest
 from penstock.bench.sse import SseDriver
+from penstock.bench.transcript import Transcript
 from penstock.chassis.channels import channel
-from penstock.local_mesh.notes import MeshState
+from penstock.local_mesh.state import MeshState
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
 OnTranscript = Callable[[Transcript], None]

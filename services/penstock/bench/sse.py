@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import orjson
 
-from penstock.bench.history import CANCELLED, OK, Transcript
 from penstock.bench.load import BenchRequest
+from penstock.bench.transcript import CANCELLED, OK, Transcript
 
 DATA_PREFIX = "data: "
 REJECTION_CODES = {429: "RESOURCE_EXHAUSTED", 503: "RESOURCE_EXHAUSTED", 504: "DEADLINE_EXCEEDED"}  # sheds; others fail

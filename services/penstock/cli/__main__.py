@@ -23,7 +23,7 @@ for each in (*RUN_COMMANDS, *MEASURE_COMMANDS, *ADMIN_COMMANDS):
 def main() -> None:
     """Entry point: a failure is one line that says what to do, and exit code 1 (2 for wrong usage)."""
     from penstock.chassis.config import ConfigError
-    from penstock.chassis.logs import configure_logs
+    from penstock.chassis.observability.logs import configure_logs
     from penstock.local_mesh.processes import ChildFailedError
 
     configure_logs("error")  # a person reads what commands print; the tiers' logs are files

@@ -9,16 +9,16 @@ from typing import Any
 import click
 from rich.live import Live
 
-from penstock.bench.history import OK, Transcript
 from penstock.bench.load import BenchLoad, LengthRange
 from penstock.bench.plot import plot_runs
 from penstock.bench.report import Slo, figures_table, report_of, summary_lines
 from penstock.bench.run import LoadTarget, cpu_by_tier, offer_load, open_driver
+from penstock.bench.transcript import OK, Transcript
 from penstock.cli.options import find_key, find_target
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.cli.up import mesh_with_status
-from penstock.local_mesh.notes import MeshState, read_state
 from penstock.local_mesh.plan import MeshOptions
+from penstock.local_mesh.state import MeshState, read_state
 
 HTTP_APIS = ("responses", "chat")
 DEFAULT_REQUESTS = 64

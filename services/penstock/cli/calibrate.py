@@ -11,8 +11,8 @@ from penstock.simulator.calibration.fit import MeasuredStep, fit_with_validation
 from penstock.simulator.calibration.measure import TimingsByPoint, disturbed_points, measure_points, open_calibration
 from penstock.simulator.calibration.result import CalibrationResult
 from penstock.simulator.calibration.timed_engine import effective_cores, mean_work, typical_duration_s
-from penstock.worker.engine.cores import available_cores
-from penstock.worker.engine.law_file import MeasurementFacts, step_time_toml
+from penstock.worker.engine.machine.cpu_limits import available_cores
+from penstock.worker.engine.simulated.step_time__worker_engine_law_file import MeasurementFacts, step_time_toml
 
 MIN_CORE_SHARE = (
     0.8  # of its threads; with fewer cores than that others were in the way all along, or the model is tiny

@@ -9,8 +9,8 @@ from rich.table import Table
 from penstock.cli.simulate import simulation_progress
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.simulator.baselines import POLICIES
+from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, plan_capacity
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.planning import MAX_WORKERS, CapacityPlan, plan_capacity
 from penstock.simulator.report.compare_plot import plot_comparison
 from penstock.simulator.report.plot import plot_capacity_plan
 from penstock.simulator.scenario import QueueSettings, Scenario

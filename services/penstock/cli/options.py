@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from penstock.cli.param_types import ModelFile, Setting
-from penstock.local_mesh.notes import MeshState, default_meshes, running_meshes
 from penstock.local_mesh.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions
+from penstock.local_mesh.state import MeshState, default_meshes, running_meshes
 
 REPLICAS = click.IntRange(1, 4)
 LAST_BASE_PORT = 64_000  # with the largest port of a mesh still below 65,536

@@ -18,12 +18,12 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock.auth.keys import key_id_of
+from penstock.auth.identity.keys__auth_keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
-from penstock.local_mesh.notes import MeshState, ProcessState, state_folder, state_path, write_state
 from penstock.local_mesh.plan import BASE_PORT, MeshOptions, MeshPlan, ProcessSpec, check_model, plan_mesh
 from penstock.local_mesh.processes import ChildFailedError, ChildProcess, ChildProcesses
+from penstock.local_mesh.state import MeshState, ProcessState, state_folder, state_path, write_state
 from penstock.routing.bootstrap import bootstrap
 from penstock.v1.inference_pb2 import ListModelsRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.chassis.config import ServiceConfig
-from penstock.routing.directory import FILE_SCHEME
-from penstock.routing.edge import Address, parse_specs
+from penstock.routing.edges.discovery import FILE_SCHEME
+from penstock.routing.edges.edge_spec import Address, parse_specs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

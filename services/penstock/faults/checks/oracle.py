@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.mixing import mix64
-from penstock.worker.engine.sim import sequence_key
+from penstock.worker.engine.model_card import ModelCard
+from penstock.worker.engine.sampling.splitmix64 import mix64
+from penstock.worker.engine.simulated.engine import sequence_key
 
 MODEL_NAME = "letters"
 # Two of them are halves of a character, so that text is held back until it is whole or cannot become so.

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from penstock.auth import rows
-from penstock.auth.schema import migrate
-from penstock.auth.store import Barrier, Change, Charged, OnPersisted, StoredState
+from penstock.auth.store import sql
+from penstock.auth.store.schema import migrate
+from penstock.auth.store.store import Barrier, Change, Charged, OnPersisted, StoredState
 
 COMMIT_DELAY_S = (0.0002, 0.004)  # s
 RETRY_INTERVAL_S = 0.2  # s; between tries to keep a charge
@@ -36,7 +36,7 @@ class Disk:
             return DiskFull("database or disk is full")
         self.connection.execute("BEGIN")
         for change, _ in batch:
-            rows.apply(self.connection, change)
+            sql.apply(self.connection, change)
         self.connection.execute("COMMIT")
         return None
 
@@ -45,7 +45,7 @@ class Disk:
         """Stands for `opened_store`."""
         del path, fsync
         store = DiskStore(self)
-        yield store, rows.read(self.connection)
+        yield store, sql.read(self.connection)
         await store.flush()
 
 

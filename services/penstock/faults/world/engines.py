@@ -16,7 +16,7 @@ from penstock.worker.engine.build_batch import build_batch
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineReady, StepCompleted
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.sim import SimulatedEngine
+from penstock.worker.engine.simulated.engine import SimulatedEngine
 
 LOAD_TIME_S = 0.05  # s until an engine is ready
 PIPE_DELAY_S = 0.00005  # s

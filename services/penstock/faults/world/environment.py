@@ -26,7 +26,7 @@ from penstock.faults.world.engines import EnginePool, FakeEngineHost
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.slow_readers import CLIENT_READ_TIMEOUT_S
 from penstock.faults.world.world import EPOCH_UNIX_S
-from penstock.worker.engine_link import EngineSupervisor
+from penstock.worker.engine_host.supervisor import EngineSupervisor
 
 UNREPORTED_RUN_TIMEOUT_S = (
     5.0  # s; after which a shard ends what runs by nobody's word. A world would have to wait for a minute
@@ -34,11 +34,11 @@ UNREPORTED_RUN_TIMEOUT_S = (
 
 # Modules that draw from what all threads of a process share.
 MODULES_WITH_RANDOM = (
-    "penstock.chassis.streams",
-    "penstock.client.answer",
+    "penstock.chassis.streams.link",
+    "penstock.client.response__client_answer",
     "penstock.client.client",
     "penstock.client.session",
-    "penstock.worker.attachment",
+    "penstock.worker.scheduler_session.client",
 )
 
 
@@ -68,17 +68,19 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         patch.object(random, "_urandom", draw_bytes),
         *(patch(f"{module}.random", drawn) for module in MODULES_WITH_RANDOM),
         patch("penstock.chassis.lifecycle._stops", {}),  # by loop; the process's own outlives every world
-        patch("penstock.chassis.afterwards._by_loop", {}),  # likewise
-        patch("penstock.queue.charges.REPORT_TIMEOUT_S", UNREPORTED_RUN_TIMEOUT_S),
-        patch("penstock.chassis.writing.CLIENT_READ_TIMEOUT_S", CLIENT_READ_TIMEOUT_S),
+        patch("penstock.chassis.observability.deferred._by_loop", {}),  # likewise
+        patch("penstock.queue.accounting.REPORT_TIMEOUT_S", UNREPORTED_RUN_TIMEOUT_S),
+        patch("penstock.chassis.server.write_timeout.CLIENT_READ_TIMEOUT_S", CLIENT_READ_TIMEOUT_S),
         # The services took their clocks as defaults, at import.
         patch.dict(_keyword_defaults("penstock.queue.__main__.QueueService"), now=lambda: EPOCH_UNIX_S + world.now),
         patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=lambda: world.now),
         patch("penstock.auth.__main__.opened_store", disk.open_store),
-        patch("penstock.chassis.telemetry.tracer", NoOpTracer),  # the other draws its ids from what all threads share
+        patch(
+            "penstock.chassis.observability.telemetry.tracer", NoOpTracer
+        ),  # the other draws its ids from what all threads share
         # The other keeps what it is given: whole worlds.
-        patch("penstock.worker.accounts.meter", lambda: NoOpMeter("faults")),
-        patch("penstock.edge.door.meter", lambda: NoOpMeter("faults")),
+        patch("penstock.worker.telemetry.meter", lambda: NoOpMeter("faults")),
+        patch("penstock.edge.admission.filter__edge_door.meter", lambda: NoOpMeter("faults")),
         patch.object(EngineSupervisor, "_start", start_engine),
     )
     with ExitStack() as stack:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.chassis import writing
+from penstock.chassis.server import write_timeout
 from penstock.faults.checks.checker import Violation
 from penstock.faults.grpc.fake_server import FakeServer
 from penstock.faults.mutations import CLIENT_BUFFER_BYTES, LONG_ANSWER_TOKENS
@@ -57,7 +57,7 @@ class SlowReaderMonitor:
             return  # it may have stood still itself
         for exchange in server.running:
             since = exchange.window.full_since
-            if since is not None and now - since > writing.CLIENT_READ_TIMEOUT_S + SLACK_S:
+            if since is not None and now - since > write_timeout.CLIENT_READ_TIMEOUT_S + SLACK_S:
                 self._record("stalled", f"{name} still serves {exchange.method} to a client that takes nothing")
 
     def _record(self, kind: str, text: str) -> None:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.sim import SimulatedEngine
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.simulated.engine import SimulatedEngine
+from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
 
 LONG_PROMPT_TOKENS = 50_000  # tokens
 TOKEN_BUDGET = 512

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from penstock.proofs.engine.bench import SLOTS, EngineBench
+from penstock.proofs.engine.engine_bench import SLOTS, EngineBench
 from penstock.simulator.calibration.timed_engine import StepTiming, effective_cores, typical_duration_s
 from penstock.simulator.traffic.lengths import LogNormal
-from penstock.worker.engine.batching import BatchingPolicy, ContinuousBatching, StaticBatching
+from penstock.worker.engine.batching.policy import BatchingPolicy, ContinuousBatching, StaticBatching
 from penstock.worker.engine.interface import SequenceSpec
 
 PROMPT = LogNormal(mean=32, sigma=0.7, low=8, high=128)

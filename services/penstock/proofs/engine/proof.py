@@ -7,8 +7,9 @@ from rich.live import Live
 from rich.markup import escape
 
 from penstock.proofs.card import CardLine, ProofCard, at_least, at_most, exactly, reported
-from penstock.proofs.engine.bench import SLOTS, EngineBench, open_engine_bench
-from penstock.proofs.engine.crowd import KV_BLOCKS, BatchStress
+from penstock.proofs.engine.batch_invariance import TextComparison, compare_texts
+from penstock.proofs.engine.batch_stress import KV_BLOCKS, BatchStress
+from penstock.proofs.engine.engine_bench import SLOTS, EngineBench, open_engine_bench
 from penstock.proofs.engine.long_prompt import (
     DECODING_SEQS,
     LONG_PROMPT_TOKENS,
@@ -22,8 +23,7 @@ from penstock.proofs.engine.mixed_lengths import OUTPUT, PROMPT, ThroughputCurve
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.engine.plot import plot_engine
 from penstock.proofs.engine.roofline import DecodeStep, measure_decode_steps
-from penstock.proofs.engine.texts import TextComparison, compare_texts
-from penstock.worker.engine.cores import available_cores
+from penstock.worker.engine.machine.cpu_limits import available_cores
 
 MAX_OVERHEAD_PERCENT = 10.0  # % of a decode step at a batch of 8
 MIN_SPEEDUP = 3.0  # times the throughput of static batches

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from penstock.proofs.engine.bench import EngineBench
+from penstock.proofs.engine.engine_bench import EngineBench
 from penstock.simulator.calibration.timed_engine import (
     StepTiming,
     effective_cores,
@@ -19,7 +19,7 @@ from penstock.simulator.calibration.timed_engine import (
     undisturbed_steps,
 )
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.weights import ModelShape
+from penstock.worker.engine.torch.weights import ModelShape
 
 BATCH_SIZES = (1, 8, 32)
 PROMPT_TOKENS = 128

@@ -20,14 +20,14 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from penstock.bench.history import Transcript
 from penstock.bench.report import Slo, report_of
+from penstock.bench.transcript import Transcript
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard, reported
 from penstock.proofs.lines import residue_lines
-from penstock.proofs.live.refusal_floor import measure_floors
-from penstock.proofs.live.surge_cost import cpu_s_per_admitted
-from penstock.proofs.live.surge_lines import (
+from penstock.proofs.live.rejection_floor import measure_floors
+from penstock.proofs.live.surge_lines__proofs_live_surge_cost import cpu_s_per_admitted
+from penstock.proofs.live.surge_lines__proofs_live_surge_lines import (
     HEAVY_OVERLOAD,
     JUDGED_DRIVER,
     OVERLOAD,
@@ -42,14 +42,14 @@ from penstock.proofs.live.surge_lines import (
 )
 from penstock.proofs.testbed.drivers import DRIVERS, OpenDriver, RequestDriver
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
+from penstock.simulator.knee import knee_load
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario import QueueSettings, Scenario, SchedulerSettings, SimTenant, SloTargets, WorkerKind
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.sweep import knee_load
 from penstock.simulator.traffic.arrivals import Poisson
 from penstock.simulator.traffic.demand import SampledDemand
 from penstock.simulator.traffic.lengths import Fixed, LogNormal
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
 
 # Slow enough for the host to have most of its time left, whatever is offered.
 STEP_TIME = StepTimeModel(base_s=0.03, per_prefill_token_s=0.0001, per_decode_seq_s=0.001)

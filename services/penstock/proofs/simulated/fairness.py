@@ -8,13 +8,13 @@ from statistics import median
 
 from rich.console import Console
 
-from penstock.bench.history import OK
 from penstock.bench.progress import progress_reporter
 from penstock.bench.report import quantile
+from penstock.bench.transcript import OK
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_most, reported
 from penstock.proofs.simulated.gaps import artifact_scenario, gap_lines, poisson_tenant
-from penstock.proofs.simulated.parallel import process_pool
+from penstock.proofs.simulated.process_pool import process_pool
 from penstock.proofs.simulated.scenarios import (
     FIFO_CAPACITY_RPS,
     chat_tenant,

@@ -11,7 +11,7 @@ from statistics import mean, median
 from typing import Any
 
 from penstock.proofs.card import CardLine, at_most, reported
-from penstock.proofs.simulated.parallel import ProcessPool
+from penstock.proofs.simulated.process_pool import ProcessPool
 from penstock.proofs.simulated.scenarios import proof_scenario, worst_at_most
 from penstock.simulator.report.service_accounting import INPUT_WEIGHT, OUTPUT_WEIGHT
 from penstock.simulator.scenario import (

@@ -7,11 +7,11 @@ from statistics import median
 
 from rich.console import Console
 
-from penstock.bench.history import OK, Transcript
 from penstock.bench.progress import progress_reporter
+from penstock.bench.transcript import OK, Transcript
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard, at_least, at_most, reported
-from penstock.proofs.simulated.parallel import process_pool
+from penstock.proofs.simulated.process_pool import process_pool
 from penstock.proofs.simulated.scenarios import FIFO_CAPACITY_RPS, chat_tenant, proof_scenario
 from penstock.simulator.scenario import ClientBehavior, Scenario
 from penstock.simulator.simulation import Simulation

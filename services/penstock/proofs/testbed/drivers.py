@@ -9,8 +9,8 @@ from typing import Protocol
 import httpx
 import orjson
 
-from penstock.bench.history import OK, Transcript
 from penstock.bench.sse import DATA_PREFIX, REJECTION_CODES
+from penstock.bench.transcript import OK, Transcript
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client, RetryPolicy
 from penstock.client.session import Session

@@ -6,11 +6,11 @@ what no order can: stop what runs, or divide a ticket. So its gap is about the f
 
 from collections.abc import Iterable
 
-from penstock.queue.policies.classes import PriorityClasses
 from penstock.queue.policies.cost import cost_of
-from penstock.queue.policies.order import FitFn
-from penstock.queue.policies.tenants import WeightedVtc
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.policies.fair_share import WeightedVtc
+from penstock.queue.policies.policy import FitFn
+from penstock.queue.policies.priority_classes__queue_policies_classes import PriorityClasses
+from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.mesh.engine import NO_STEP, SimRun
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.queue.policies.class_fifo import ClassFifo
-from penstock.queue.policies.order import FitFn, QueuePosition, SortKey, TicketTotals
-from penstock.queue.waiting import QueuedTicket
-from penstock.simulator.baselines.alone import SingleShardPolicy
+from penstock.queue.policies.policy import FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.priority_classes__queue_policies_class_fifo import ClassFifo
+from penstock.queue.ticket import QueuedTicket
+from penstock.simulator.baselines.base__simulator_baselines_alone import SingleShardPolicy
 
 
 class DropRule(Protocol):

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.queue.policies.order import FitFn
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.policies.policy import FitFn
+from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.baselines.dropping import DroppingFifo, NeverDrop
 
 RTT_BUFFER_SHARE = 0.25  # of the least RTT: Envoy's default

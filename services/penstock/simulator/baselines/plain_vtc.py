@@ -8,10 +8,10 @@ those that wait. Knows no classes.
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from penstock.queue.policies.lane import RankedQueue
-from penstock.queue.policies.order import FitFn, QueuePosition, SortKey, TicketTotals
-from penstock.queue.waiting import QueuedTicket
-from penstock.simulator.baselines.alone import SingleShardPolicy
+from penstock.queue.policies.policy import FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.ranked_queue import RankedQueue
+from penstock.queue.ticket import QueuedTicket
+from penstock.simulator.baselines.base__simulator_baselines_alone import SingleShardPolicy
 from penstock.simulator.mesh.engine import NO_STEP, SimRun
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.chassis.errors import Overloaded
-from penstock.queue.policies.order import SchedulingPolicy
-from penstock.queue.promises import TtftTargets
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.admission.limits__queue_promises import TtftTargets
+from penstock.queue.policies.policy import SchedulingPolicy
+from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.baselines.adaptive_lifo import AdaptiveLifo
 from penstock.simulator.baselines.clairvoyant import ClairvoyantPolicy
 from penstock.simulator.baselines.dropping import AgeDrop, DroppingFifo, FollyCodel, NeverDrop

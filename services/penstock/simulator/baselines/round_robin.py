@@ -6,10 +6,10 @@ robin, then the oldest of the flow; what waited for longer than its time to live
 
 from collections.abc import Callable
 
-from penstock.queue.policies.lane import RankedQueue
-from penstock.queue.policies.order import NO_TICKETS, FitFn, QueuePosition, SortKey, TicketTotals
-from penstock.queue.waiting import QueuedTicket
-from penstock.simulator.baselines.alone import SingleShardPolicy
+from penstock.queue.policies.policy import NO_TICKETS, FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.ranked_queue import RankedQueue
+from penstock.queue.ticket import QueuedTicket
+from penstock.simulator.baselines.base__simulator_baselines_alone import SingleShardPolicy
 
 Flow = tuple[int, str]  # class and tenant
 

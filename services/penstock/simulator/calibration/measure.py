@@ -18,10 +18,10 @@ from penstock.simulator.calibration.timed_engine import (
     TimedEngine,
     undisturbed_steps,
 )
-from penstock.worker.engine.build_torch import build_torch_engine
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.loaders import load_card
 from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.torch.build import build_torch_engine
 
 SLOTS = 40  # above the largest crowd
 DECODE_STEPS = 6  # measured of a crowd in a round

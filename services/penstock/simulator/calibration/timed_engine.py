@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from penstock.worker.engine.batching.plan import StepPlan
 from penstock.worker.engine.interface import StepResult
-from penstock.worker.engine.plan import StepPlan
-from penstock.worker.engine.runner import Runner
-from penstock.worker.engine.step_law import StepWork, work_of
-from penstock.worker.engine.torch_engine import TorchEngine
+from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepWork, work_of
+from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.runner import Runner
 
 MAX_CPU_WAIT_SHARE = 0.03  # of a step's time: what its threads may have waited for a core
 MIN_UNDISTURBED_STEPS = 3  # calm steps for their wall time to count

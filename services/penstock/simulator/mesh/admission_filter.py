@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from math import inf
 
 from penstock.chassis.errors import Overloaded
-from penstock.edge.refusals import RejectionCache, RejectionWindow, RequestDemand, TrafficClass
+from penstock.edge.admission.rejection_cache import RejectionCache, RejectionWindow, RequestDemand, TrafficClass
 from penstock.queue.errors import RejectionWindow as QueueRejectionWindow
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.ticket import QueuedTicket
 
 
 class SimAdmissionFilter:

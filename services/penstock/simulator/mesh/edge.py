@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from random import Random
 from typing import NamedTuple, Protocol
 
-from penstock.bench.history import CANCELLED, OK, Transcript
+from penstock.bench.transcript import CANCELLED, OK, Transcript
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.edge.links.prefix import MAX_BLOCK_HASHES
+from penstock.edge.upstreams.hashing__edge_links_prefix import MAX_BLOCK_HASHES
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.queue.errors import RejectionWindow
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.mesh.admission_filter import SimAdmissionFilter
 from penstock.simulator.mesh.engine import PromptContent, SimRun
 from penstock.simulator.mesh.event_queue import SimEventQueue

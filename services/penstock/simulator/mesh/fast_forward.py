@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.worker.load import MAX_STEPS_BETWEEN_REPORTS, LoadReport, has_changed
-from penstock.worker.pace import EWMA_KEPT_SHARE, EngineThroughput
+from penstock.worker.scheduler_session.load_report import MAX_STEPS_BETWEEN_REPORTS, LoadReport, has_changed
+from penstock.worker.scheduler_session.throughput import EWMA_KEPT_SHARE, EngineThroughput
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-from penstock.bench.history import Transcript
-from penstock.queue.waiting import QueuedTicket
+from penstock.bench.transcript import Transcript
+from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.mesh.engine import SimRun
 from penstock.simulator.scenario import SimTenant
 from penstock.simulator.traffic.shared_prefixes import NO_PREFIX, SharedPrefix

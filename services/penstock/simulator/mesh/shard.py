@@ -6,13 +6,13 @@ from typing import Protocol
 from penstock.mesh.v1.queue_pb2 import PoolStats, ServedTicket, VirtualTime, WorkerSteps
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
-from penstock.queue.book import TicketBook
-from penstock.queue.bounds import QueueLimits
+from penstock.queue.admission.limits__queue_bounds import QueueLimits
 from penstock.queue.frames import pool_stats_of, served_tickets_of, worker_steps_of
-from penstock.queue.placed import RecentLeases
-from penstock.queue.presence import ModelAvailability
-from penstock.queue.seats import Credit
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.models.availability import ModelAvailability
+from penstock.queue.schedulers import Credit
+from penstock.queue.ticket import QueuedTicket
+from penstock.queue.tickets.book import TicketBook
+from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.simulator.baselines import POLICIES, BaselinePolicy
 from penstock.simulator.baselines.policy import BaselineSchedulingPolicy
 from penstock.simulator.mesh.event_queue import SimEventQueue

@@ -12,12 +12,12 @@ from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.fast_engine import FastEngine
 from penstock.simulator.mesh.fast_forward import FastForward, ForecastingThroughput
 from penstock.simulator.scenario import WorkerKind
-from penstock.worker.cache_news import PrefixCacheTracker
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.frames import lease_progress_message, report_message
-from penstock.worker.load import LoadReport
-from penstock.worker.news import PROGRESS_INTERVAL_S
-from penstock.worker.run import LeaseProgress
+from penstock.worker.runs.run import LeaseProgress
+from penstock.worker.scheduler_session.load_report import LoadReport
+from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheTracker
+from penstock.worker.scheduler_session.progress import PROGRESS_INTERVAL_S
 
 MODEL = "simulated"
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from penstock.bench.history import OK
 from penstock.bench.report import Slo, quantile, report_of
+from penstock.bench.transcript import OK
 from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.report.service_accounting import INPUT_WEIGHT, OUTPUT_WEIGHT
 from penstock.simulator.simulation import Simulation

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.mesh.engine import SimRun
 from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.mesh.worker import SimWorker

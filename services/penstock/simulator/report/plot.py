@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.report import Slo, quantile
-from penstock.simulator.planning import CapacityPlan
+from penstock.simulator.capacity_plan import CapacityPlan
 from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.scenario import PRIORITIES
 from penstock.simulator.simulation import Simulation

@@ -1,9 +1,9 @@
 """From options to the batch that every engine with a KV pool of ours runs."""
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import BatchingPolicy, ContinuousBatching, StaticBatching
-from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import BatchingPolicy, ContinuousBatching, StaticBatching
+from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.engine.options import EngineOptions
 
 

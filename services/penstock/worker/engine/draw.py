@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.worker.engine.interface import SamplingParams
-from penstock.worker.engine.noise import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
+from penstock.worker.engine.sampling.gumbel import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
 
 MIN_TEMPERATURE = 1e-5  # below it scores would leave float32; it is greedy but for ties long before
 
