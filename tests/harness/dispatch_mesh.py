@@ -12,9 +12,9 @@ from penstock.mesh.v1.scheduler_pb2 import Profile, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as queue_effects
 from penstock.queue import frames as queue_frames
-from penstock.queue.admission.limits__queue_bounds import QueueLimits
+from penstock.queue.admission.limits import QueueLimits
 from penstock.queue.models.availability import ModelAvailability
-from penstock.queue.policies.priority_classes__queue_policies_class_fifo import ClassFifo
+from penstock.queue.policies.priority_classes import ClassFifo
 from penstock.queue.ticket import from_frame
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.tickets.recent_leases import RecentLeases

@@ -12,8 +12,8 @@ from penstock.chassis.errors import PenstockError
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
 from penstock.edge.lifecycle.effects import Emit
-from penstock.edge.lifecycle.sinks__edge_outlets_outlet import ResponseStream
-from penstock.edge.request.estimate__edge_request_outline import AdmissionResult
+from penstock.edge.lifecycle.sinks import ResponseStream
+from penstock.edge.request.estimate import AdmissionResult
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
 
 TIMEOUT_S = 30.0  # s; a bound for what must happen

@@ -5,7 +5,7 @@ import socket
 import sys
 import time
 
-from penstock.worker.engine.host.pipe__worker_engine_pipe import HostPipe
+from penstock.worker.engine.host.pipe import HostPipe
 
 if __name__ == "__main__":
     pipe = HostPipe(socket.socket(fileno=int(sys.argv[1])))

@@ -23,9 +23,9 @@ from faults_planting import (
 )
 from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.quota.reservation_table import ReservationTable
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.server import write_timeout
-from penstock.client.progress__client_progress import Progress
+from penstock.client.progress import Progress
 from penstock.client.stream import EdgeStream
 from penstock.edge import gateway
 from penstock.edge.lifecycle.active_request import ActiveRequest
@@ -33,7 +33,7 @@ from penstock.edge.lifecycle.output import OutputStream
 from penstock.edge.runner import RequestRunner
 from penstock.edge.upstreams import frames as edge_frames
 from penstock.edge.upstreams.queue import QueueClient
-from penstock.edge.upstreams.worker__edge_links_worker import WorkerConnection
+from penstock.edge.upstreams.worker import WorkerConnection
 from penstock.faults.grpc.network import TO_CLIENT, Failpoint
 from penstock.faults.mutations import with_poison, with_slow_reader
 from penstock.faults.plan import FaultKind
@@ -46,7 +46,7 @@ from penstock.scheduler.poison import PoisonReports
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.quarantine.broadcast import PoisonBroadcast
-from penstock.worker.quarantine.quarantine__worker_probation import SuspectIsolation
+from penstock.worker.quarantine.quarantine import SuspectIsolation
 from penstock.worker.runs import errors
 from penstock.worker.runs.table import RunTable
 from penstock.worker.scheduler_session.client import SchedulerClient

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from dispatch_mesh import BLOCK_TOKENS, MODEL, CoreMesh, profile_of, ticket_of
-from penstock.edge.upstreams.hashing__edge_links_shards import shard_for
+from penstock.edge.upstreams.hashing import shard_for
 from penstock.mesh.v1.scheduler_pb2 import RunningLease
 from penstock.queue import effects as queue_effects
 from penstock.queue.ticket import from_frame

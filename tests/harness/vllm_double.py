@@ -11,7 +11,7 @@ from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.simulated.engine import SimulatedEngine
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 from penstock.worker.engine.vllm.engine import VllmEngine
 from penstock.worker.engine.vllm.params import sampling_fields
 

@@ -4,7 +4,7 @@ from penstock.worker.engine.interface import (
     SequenceSpec,
     StepResult,
 )
-from penstock.worker.runs.effects__worker_effects import AddSequence, LeaseStarted, RunEnded
+from penstock.worker.runs.effects import AddSequence, LeaseStarted, RunEnded
 from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.limits import RunLimits
 from penstock.worker.runs.run import Run

@@ -8,7 +8,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from penstock.auth.identity.keys__auth_keys import Key
+from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable

@@ -8,7 +8,7 @@ from auth_server import auth_process, cached_rejection, edge, tenant_with_key
 from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import CONTEXT, edge_mesh
 from edge_sessions import session
-from penstock.auth.identity.keys__auth_keys import key_id_of
+from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.errors import Overloaded, QuotaExceeded
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb

@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.worker.engine.host.pipe__worker_engine_framing import MessageDecoder, encode_message
-from penstock.worker.engine.host.pipe__worker_engine_pipe import MAX_UNSENT_BYTES, HostGone, HostPipe
+from penstock.worker.engine.host.pipe import MAX_UNSENT_BYTES, HostGone, HostPipe, MessageDecoder, encode_message
 from penstock.worker.engine_host.pipe import EnginePipe
 
 

@@ -220,7 +220,7 @@ async def test_a_server_that_is_stopped_between_two_frames_ends_its_streams_with
         async def read(self):
             raise Stopped
 
-    peer = link.Peer(Context(), AdmitResponse, Hello(), capacity=8)
+    peer = link_module.Peer(Context(), AdmitResponse, Hello(), capacity=8)
     assert [frame async for frame in peer] == []
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
-from penstock.edge.upstreams.hashing__edge_links_prefix import block_hashes
+from penstock.edge.upstreams.hashing import block_hashes
 from penstock.mesh.v1.worker_pb2 import GetModelCardRequest
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Sampling

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.auth.identity import keys__auth_keys
-from penstock.auth.identity.keys__auth_keys import Key, KeyRing, key_id_of, mint
-from penstock.auth.identity.keys__auth_salt import cache_salt
+from penstock.auth.identity import keys
+from penstock.auth.identity.keys import Key, KeyRing, cache_salt, key_id_of, mint
 from penstock.auth.store.secret_file import load_or_create_secret
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
 
@@ -87,7 +86,7 @@ def test_nothing_shown_is_told_apart_from_something_unknown():
 def test_an_unknown_key_costs_one_hash_and_one_comparison_like_a_known_one(bearer, monkeypatch):
     ring, _ = ring_with()
     compared = []
-    monkeypatch.setattr(keys__auth_keys.hmac, "compare_digest", lambda a, b: compared.append((len(a), len(b))) or False)
+    monkeypatch.setattr(keys.hmac, "compare_digest", lambda a, b: compared.append((len(a), len(b))) or False)
     with pytest.raises(Unauthenticated):
         ring.identify(bearer, loopback=True, now=NOW)
     assert compared == [(32, 32)]

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 from penstock.edge.lifecycle.plan import GenerationPlan
-from penstock.edge.upstreams.hashing__edge_links_fingerprint import poison_fingerprint
+from penstock.edge.upstreams.hashing import poison_fingerprint
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue import effects as out
 from penstock.queue.poison import LOST_REPORT_TTL_S, REPORT_DELAY_S
@@ -16,7 +16,7 @@ from penstock.scheduler.poison import PoisonReports
 from penstock.v1.inference_pb2 import Sampling
 from penstock.worker.quarantine.poison_list import MAX_CONFIRMED, PoisonList
 from penstock.worker.runs import errors
-from penstock.worker.runs.effects__worker_effects import AddSequence, RunEnded
+from penstock.worker.runs.effects import AddSequence, RunEnded
 from queue_tickets import START_UNIX_S, ShardDriver, entry, leased, sheds, ticket, withdrawn_offers
 from worker_runs import LIMITS, expect, make_run, ready_table, rejection_reason, started_run, step_result
 

@@ -13,12 +13,14 @@ from penstock.cli.__main__ import cli
 from penstock.simulator.calibration.fit import MeasuredStep, fit_step_time, fit_with_validation
 from penstock.simulator.calibration.points import BLOCK_SIZE, cached_lengths, kv_blocks_for, points_for
 from penstock.worker.config import WorkerConfig
-from penstock.worker.engine.simulated.step_time__worker_engine_law_file import (
+from penstock.worker.engine.simulated.step_time import (
     FIELD_BY_KEY,
+    StepTimeModel,
+    StepWork,
+    prefill_reads,
     read_step_time_model,
     step_time_toml,
 )
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel, StepWork, prefill_reads
 from tiny_model import write_tiny_model
 
 LAW = StepTimeModel(

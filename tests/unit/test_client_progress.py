@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client import IndexGap
-from penstock.client.progress__client_progress import Progress
+from penstock.client.progress import Progress
 from penstock.client.request import generate_request
 from penstock.client.stream import deltas_of
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished, SessionStep

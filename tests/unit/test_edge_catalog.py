@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.chassis.clocks__edge_clock import WallMonotonicClock
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import Unavailable
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.text.executor import TokenizerPools

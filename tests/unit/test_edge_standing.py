@@ -1,6 +1,6 @@
 """A session's caller is worked out once in a while, and never for long."""
 
-from penstock.edge.admission.filter__edge_standing import CALLER_CLASS_TTL_S, CallerClass, CallerClassCache
+from penstock.edge.admission.filter import CALLER_CLASS_TTL_S, CallerClass, CallerClassCache
 from penstock.edge.admission.rejection_cache import TrafficClass
 
 ANNA = CallerClass(TrafficClass("anna", "m", 2), 1.0, "key-1", 512)

@@ -11,7 +11,7 @@ from penstock.chassis.errors import InvalidArgument
 from penstock.edge.api.grpc import messages
 from penstock.edge.api.grpc.messages import count_spec_of, spec_of
 from penstock.edge.request import limits
-from penstock.edge.request.estimate__edge_request_outline import estimate_from_spec
+from penstock.edge.request.estimate import estimate_from_spec
 from penstock.v1.inference_pb2 import (
     PRIORITY_BATCH,
     Chat,

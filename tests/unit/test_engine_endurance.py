@@ -19,7 +19,7 @@ from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.simulated.engine import SimulatedEngine
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 from tiny_model import write_tiny_model
 
 TORCH_REQUESTS = int(os.environ.get("ENGINE_REQUESTS", "1000"))

@@ -10,7 +10,7 @@ from penstock.worker.engine.batching.policy import ContinuousBatching, StaticBat
 from penstock.worker.engine.errors import PromptTooLong
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.simulated.engine import SimulatedEngine
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 from tiny_gguf import write_gguf
 from tiny_model import write_tiny_model
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.faults.grpc.flow_control__faults_grpc_flow_control import FlowControlWindow
+from penstock.faults.grpc.flow_control import FlowControlWindow
 from penstock.faults.world.world import World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")

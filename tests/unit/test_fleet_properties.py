@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dispatch_mesh import MODEL
 from fleet_mesh import KV_BLOCKS, SLOTS, FleetMesh
-from penstock.edge.upstreams.hashing__edge_links_shards import shard_for
+from penstock.edge.upstreams.hashing import shard_for
 from penstock.queue.accounting import REPORT_TIMEOUT_S
 from penstock.queue.policies.factory import PolicyConfig
 from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S

@@ -5,9 +5,9 @@ import pytest
 from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
 from penstock.queue.accounting import ServedTicket
-from penstock.queue.admission.limits__queue_promises import TtftTargets
+from penstock.queue.admission.limits import TtftTargets
 from penstock.queue.frames import to_edge
-from penstock.queue.models.model_queue__queue_shelves import MAX_POOL_STATS_AGE_S
+from penstock.queue.models.model_queue import MAX_POOL_STATS_AGE_S
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, leased, only, sheds
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.queue.policies.factory import PolicyConfig
 from penstock.scheduler.fleet import worker
 from penstock.simulator.report.figures import figures_of
-from penstock.simulator.scenario_file__simulator_scenario_file import scenario_of
+from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
 BLOCK = 16  # tokens

@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.queue.prediction.estimators__queue_lengths import (
-    DEFAULT_OUTPUT_TOKENS,
-    MIN_HISTORY_ANSWERS,
-    OutputLengthPredictor,
-)
+from penstock.queue.prediction.estimators import DEFAULT_OUTPUT_TOKENS, MIN_HISTORY_ANSWERS, OutputLengthPredictor
 from penstock.queue.prediction.forecast import CORRECTION_BOUNDS, MAX_RECENT_WAITS, SATURATION_DELAY_S, Forecast
 from penstock.queue.prediction.pool_stats import PoolStats, ServiceRate, SlotRelease
 from penstock.queue.prediction.ttft_model import WorkAhead

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.queue import effects as out
-from penstock.queue.admission.limits__queue_promises import TtftTargets
+from penstock.queue.admission.limits import TtftTargets
 from penstock.queue.frames import to_edge
 from penstock.queue.prediction.pool_stats import PoolStats
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, only, ticket

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.queue.policies.factory import PolicyConfig
 from penstock.queue.policies.policy import Fit, QueuePosition, SortKey, TicketTotals
-from penstock.queue.policies.priority_classes__queue_policies_class_fifo import ClassFifo
+from penstock.queue.policies.priority_classes import ClassFifo
 from penstock.queue.policies.ranked_queue import MAX_TICKETS_SCANNED, MAX_TIMES_PASSED
 from queue_tickets import BATCH, INTERACTIVE, STANDARD, START_UNIX_S, ShardDriver, ticket
 

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.queue.prediction.estimators__queue_margin import (
+from penstock.queue.prediction.estimators import (
     INITIAL_USABLE_SHARE,
     MAX_USABLE_SHARE,
     MIN_MARGIN_SAMPLES,
     MIN_USABLE_SHARE,
+    PromptSizeHistogram,
     SafetyMargin,
 )
-from penstock.queue.prediction.estimators__queue_sizes import PromptSizeHistogram
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease, combined, merged_releases
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 from penstock.queue.prediction.ttft_model import ArrivalStats, TokenDemand, TtftModel, WorkAhead

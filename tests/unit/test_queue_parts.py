@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.config import ConfigError, load
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.config import QueueConfig

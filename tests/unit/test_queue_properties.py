@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.chassis.errors import Overloaded
 from penstock.queue import effects as out
 from penstock.queue.accounting import ServedTicket
-from penstock.queue.admission.limits__queue_promises import TtftTargets
-from penstock.queue.models.model_queue__queue_shelves import RETRY_AFTER_BOUNDS_S
+from penstock.queue.admission.limits import TtftTargets
+from penstock.queue.models.model_queue import RETRY_AFTER_BOUNDS_S
 from penstock.queue.policies.cost import predicted_cost
 from penstock.queue.policies.policy import TicketTotals
 from penstock.queue.prediction.pool_stats import PoolStats

@@ -2,7 +2,7 @@
 
 from dispatch_mesh import LEASE_TTL_S, START_UNIX_S
 from dispatcher_calls import attach, credit_grants, free_capacity, offer, only, without_reports
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 from penstock.scheduler.effects import CatalogUpdate, Decline, Place, Revoke
 
 

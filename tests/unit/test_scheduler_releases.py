@@ -8,7 +8,7 @@ from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.scheduler_pb2 import LoadReport
 from penstock.scheduler.fleet.worker import Worker
 from penstock.scheduler.leases import LeaseEntry
-from penstock.scheduler.reports.pool_stats__scheduler_releases import (
+from penstock.scheduler.reports.pool_stats import (
     DEFAULT_OUTPUT_TOKENS,
     MAX_SAMPLED_WORKERS,
     slot_releases_of,

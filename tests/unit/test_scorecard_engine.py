@@ -20,7 +20,7 @@ from penstock.proofs.engine.roofline import DecodeStep, step_bytes
 from penstock.simulator.calibration.timed_engine import StepTiming, effective_cores, typical_duration_s
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepWork
+from penstock.worker.engine.simulated.step_time import StepWork
 from tiny_model import write_tiny_model
 
 IDS = range(3, 300)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.edge.upstreams.hashing__edge_links_shards import shard_for
+from penstock.edge.upstreams.hashing import shard_for
 from penstock.proofs.simulated import gaps
 from penstock.proofs.simulated.gaps import SHARD_COUNTS, WORKLOADS
 from penstock.proofs.simulated.process_pool import process_pool

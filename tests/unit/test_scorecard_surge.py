@@ -17,11 +17,12 @@ from penstock.proofs.live.surge import (
     scenario,
     unsaturated_scenario,
 )
-from penstock.proofs.live.surge_lines__proofs_live_surge_cost import cpu_s_per_admitted, cpu_us_per_rejected
-from penstock.proofs.live.surge_lines__proofs_live_surge_lines import (
+from penstock.proofs.live.surge_lines import (
     JUDGED_DRIVER,
     LoadResult,
     admission_cost_lines,
+    cpu_s_per_admitted,
+    cpu_us_per_rejected,
     drift_line,
     edge_rejection_lines,
     goodput_lines,

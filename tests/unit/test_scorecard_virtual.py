@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.bench.transcript import OK, Transcript
-from penstock.proofs.simulated import fairness, neighbour, overload__proofs_simulated_overload, work_conservation
-from penstock.proofs.simulated.overload__proofs_simulated_overload import GOODPUT_KEYS, LoadSweep
+from penstock.proofs.simulated import fairness, neighbour, overload, work_conservation
+from penstock.proofs.simulated.overload import GOODPUT_KEYS, LoadSweep
 from penstock.proofs.simulated.recovery import BURST_END_S, recovery_time
 from penstock.proofs.simulated.scenarios import chat_tenant, proof_scenario
 from penstock.queue.prediction.commitments import TtftCommitments
@@ -59,7 +59,7 @@ def test_noise_makes_no_declaration_smaller_than_the_answer():
 
 
 def test_short_prompts_of_a_burst_make_none_late_that_were_promised_their_first_token_before(monkeypatch):
-    asked = replace(overload__proofs_simulated_overload.overload_scenario(11, 3.2), duration=17.0)
+    asked = replace(overload.overload_scenario(11, 3.2), duration=17.0)
 
     def late():
         firsts = [each.transcript.ttft for each in Simulation(asked).run().ledger.requests]
@@ -79,7 +79,7 @@ def test_work_for_clients_that_left_is_seen_where_nobody_stops_it():
 
 
 def test_one_that_was_refused_can_be_let_in_to_see_what_would_have_come_of_it():
-    asked = replace(overload__proofs_simulated_overload.overload_scenario(0, 3.0), duration=15.0)
+    asked = replace(overload.overload_scenario(0, 3.0), duration=15.0)
     refused = next(each for each in Simulation(asked).run().ledger.requests if each.transcript.outcome == "OVERLOADED")
     number = refused.transcript.number
     let_in = replace(asked, queues=replace(asked.queues, let_in=frozenset({f"{number}.1"})))

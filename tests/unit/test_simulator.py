@@ -11,7 +11,7 @@ from penstock.simulator.baselines import POLICIES
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.service_accounting import ServiceOverTime
-from penstock.simulator.scenario_file__simulator_scenario_file import scenario_of
+from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
 REFERENCE = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 from paths import REPO, TRACES
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario import QueueSettings
-from penstock.simulator.scenario_file__simulator_scenario_file import read_scenario
+from penstock.simulator.scenario_file import read_scenario
 from penstock.simulator.simulation import Simulation
 
 EXAMPLE = REPO / "services/penstock/simulator/scenarios/azure.toml"

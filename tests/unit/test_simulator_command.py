@@ -12,7 +12,7 @@ from penstock.cli import capacity_plan
 from penstock.cli.__main__ import cli
 from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, CapacityTrial
 from penstock.simulator.knee import knee_load
-from penstock.simulator.scenario_file__simulator_scenario_file import scenario_of
+from penstock.simulator.scenario_file import scenario_of
 
 SCENARIO = """
 duration = 4.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.simulator.report.figures import figures_of
-from penstock.simulator.scenario_file__simulator_scenario_file import scenario_of
+from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
 ASKING = {

@@ -7,7 +7,7 @@ from penstock.simulator.mesh.engine import ExactEngine, SimRun
 from penstock.simulator.mesh.fast_engine import FastEngine
 from penstock.simulator.scenario import WorkerKind
 from penstock.worker.engine.batching.policy import ContinuousBatching
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 
 LAW = StepTimeModel(per_context_token_s=0.001, per_prefill_context_token_s=0.0001)
 

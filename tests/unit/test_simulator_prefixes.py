@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from penstock.edge.upstreams.hashing__edge_links_prefix import block_hashes
+from penstock.edge.upstreams.hashing import block_hashes
 from penstock.simulator.report.figures import figures_of
-from penstock.simulator.scenario_file__simulator_scenario_file import read_scenario, scenario_of
+from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.shared_prefixes import NO_PREFIX, SharedPrefix, salt_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from paths import REPO, TRACES
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.scenario_file__simulator_scenario_file import read_scenario, scenario_of
+from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Bursty, Poisson, RateWindow, RenewalWindow
 from penstock.simulator.traffic.demand import OfferedRequest

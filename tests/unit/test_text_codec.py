@@ -12,10 +12,10 @@ from tokenizers.models import BPE
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.lifecycle.plan import TextDelta
 from penstock.edge.request import limits
-from penstock.edge.request.estimate__edge_text_least import min_tokens
+from penstock.edge.request.estimate import min_tokens
 from penstock.edge.request.spec import ChatInput, Message, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from
-from penstock.edge.text.detokenizer__edge_text_detokenizer import decode
+from penstock.edge.text.detokenizer import decode
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
 from penstock.edge.text.tokenizer import Tokenizer
 from penstock.mesh.v1.worker_pb2 import ModelCard

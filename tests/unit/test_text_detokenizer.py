@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models
 
 from paths import STORIES
-from penstock.edge.text.detokenizer__edge_text_detokenizer import Detokenizer, decode
+from penstock.edge.text.detokenizer import Detokenizer, decode
 from penstock.edge.text.errors import ModelTextUnusable
 from penstock.edge.text.tokenizer import Tokenizer
 from tokenizers_at_hand import gpt2_json, smollm2_json, stories_json

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.edge.upstreams.hashing__edge_links_prefix import block_hashes
+from penstock.edge.upstreams.hashing import block_hashes
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching

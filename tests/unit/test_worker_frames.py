@@ -12,7 +12,7 @@ from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Sampling
 from penstock.worker.engine.interface import FinishReason, SamplingParams, SequenceCancelled, SequenceFinished
 from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.frames import card_message, ended_frame, run_from, step_frame
-from penstock.worker.runs.effects__worker_effects import RunEnded, StepTokens
+from penstock.worker.runs.effects import RunEnded, StepTokens
 from penstock.worker.runs.errors import engine_died
 
 CARD = ModelCard(

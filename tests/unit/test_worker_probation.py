@@ -11,7 +11,7 @@ from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.runs import errors
-from penstock.worker.runs.effects__worker_effects import AddSequence, CancelSequence, RunEnded
+from penstock.worker.runs.effects import AddSequence, CancelSequence, RunEnded
 from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.run import Run
 from penstock.worker.runs.table import RunTable

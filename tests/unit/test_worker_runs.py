@@ -10,13 +10,7 @@ from penstock.worker.engine.interface import (
     StepResult,
 )
 from penstock.worker.runs import errors
-from penstock.worker.runs.effects__worker_effects import (
-    CancelSequence,
-    LeasesReleased,
-    LeaseStarted,
-    RunEnded,
-    StepTokens,
-)
+from penstock.worker.runs.effects import CancelSequence, LeasesReleased, LeaseStarted, RunEnded, StepTokens
 from penstock.worker.runs.leases import LeaseTable
 from penstock.worker.runs.run import LeaseProgress
 from penstock.worker.runs.table import RunTable

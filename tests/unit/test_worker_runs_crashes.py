@@ -7,7 +7,7 @@ from penstock.worker.engine.interface import (
     StepResult,
 )
 from penstock.worker.runs import errors
-from penstock.worker.runs.effects__worker_effects import AddSequence, CancelSequence, LeasesReleased, RunEnded
+from penstock.worker.runs.effects import AddSequence, CancelSequence, LeasesReleased, RunEnded
 from worker_runs import EDGE, LIMITS, expect, make_run, ready_table, rejection_reason, started_run
 
 

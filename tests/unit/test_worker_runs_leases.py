@@ -9,7 +9,7 @@ from penstock.worker.engine.interface import (
     SequenceFinished,
     StepResult,
 )
-from penstock.worker.runs.effects__worker_effects import AddSequence, CancelSequence, LeasesReleased, LeaseStarted
+from penstock.worker.runs.effects import AddSequence, CancelSequence, LeasesReleased, LeaseStarted
 from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.limits import RunLimits
 from penstock.worker.runs.table import RunTable

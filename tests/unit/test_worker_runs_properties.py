@@ -10,13 +10,7 @@ from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.runs import errors
-from penstock.worker.runs.effects__worker_effects import (
-    AddSequence,
-    CancelSequence,
-    LeaseStarted,
-    RunEnded,
-    StepTokens,
-)
+from penstock.worker.runs.effects import AddSequence, CancelSequence, LeaseStarted, RunEnded, StepTokens
 from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.table import RunTable
 from worker_runs import LIMITS, make_run

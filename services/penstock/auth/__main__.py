@@ -5,7 +5,7 @@ from penstock.auth.config import AuthConfig
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.sqlite import opened_store
-from penstock.chassis.clocks__auth_clock import wall_monotonic
+from penstock.chassis.clocks import wall_monotonic
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.link import PROTOCOL_VERSION

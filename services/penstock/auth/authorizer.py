@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.auth.identity.keys__auth_keys import Key, KeyRing
-from penstock.auth.identity.keys__auth_salt import cache_salt
+from penstock.auth.identity.keys import Key, KeyRing, cache_salt
 from penstock.auth.quota.reservation import Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.chassis.errors import InvalidArgument

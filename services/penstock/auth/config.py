@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.auth.identity.keys__auth_keys import key_id_of
+from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.config import ServiceConfig, fleet, secret
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 
 
 class EdgeSessions:

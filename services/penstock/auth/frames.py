@@ -1,6 +1,6 @@
 """Answers of auth as frames."""
 
-from penstock.auth.identity.keys__auth_keys import Key
+from penstock.auth.identity.keys import Key
 from penstock.auth.quota.reservation import Reservation
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled

@@ -11,7 +11,7 @@ import structlog
 from penstock.auth import frames
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.edge_sessions import EdgeSessions
-from penstock.auth.identity.keys__auth_keys import Key
+from penstock.auth.identity.keys import Key
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.store.store import Barrier, Charged, Reserved, Store
 from penstock.auth.telemetry import ReserveSpan

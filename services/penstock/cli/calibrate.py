@@ -12,7 +12,7 @@ from penstock.simulator.calibration.measure import TimingsByPoint, disturbed_poi
 from penstock.simulator.calibration.result import CalibrationResult
 from penstock.simulator.calibration.timed_engine import effective_cores, mean_work, typical_duration_s
 from penstock.worker.engine.machine.cpu_limits import available_cores
-from penstock.worker.engine.simulated.step_time__worker_engine_law_file import MeasurementFacts, step_time_toml
+from penstock.worker.engine.simulated.step_time import MeasurementFacts, step_time_toml
 
 MIN_CORE_SHARE = (
     0.8  # of its threads; with fewer cores than that others were in the way all along, or the model is tiny

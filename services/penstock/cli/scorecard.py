@@ -24,7 +24,7 @@ from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
 from penstock.proofs.simulated.fairness import FairnessOptions, fairness
 from penstock.proofs.simulated.neighbour import NeighbourOptions, neighbour
-from penstock.proofs.simulated.overload__proofs_simulated_overload import OverloadOptions, overload
+from penstock.proofs.simulated.overload import OverloadOptions, overload
 from penstock.proofs.simulated.recovery import RecoveryOptions, recovery
 from penstock.proofs.simulated.work_conservation import WorkConservationOptions, work_conservation
 

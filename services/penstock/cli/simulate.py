@@ -18,9 +18,9 @@ from penstock.simulator.knee import knee_load
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.plot import plot_simulations
 from penstock.simulator.scenario import Scenario
-from penstock.simulator.scenario_file__simulator_scenario_file import read_scenario
+from penstock.simulator.scenario_file import read_scenario
 from penstock.simulator.simulation import Simulation, SimulationProgressFn
-from penstock.worker.engine.simulated.step_time__worker_engine_law_file import read_step_time_model
+from penstock.worker.engine.simulated.step_time import read_step_time_model
 
 SimulationRun = tuple[Simulation, dict[str, Any]]
 

@@ -20,10 +20,9 @@ from penstock.chassis.errors import (
     Unavailable,
 )
 from penstock.client.client import Client
-from penstock.client.progress__client_piece import TokenChunk
-from penstock.client.progress__client_progress import IndexGap
+from penstock.client.progress import IndexGap, TokenChunk
 from penstock.client.request import Options, Prompt
-from penstock.client.response__client_answer import Generation
+from penstock.client.response import Generation
 from penstock.client.retries import RetryPolicy
 from penstock.client.session import Session
 

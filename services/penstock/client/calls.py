@@ -7,7 +7,7 @@ import grpc
 
 from penstock.chassis.errors import PenstockError, error_from_rpc
 from penstock.client.endpoints import Endpoint, Endpoints
-from penstock.client.progress__client_progress import Event
+from penstock.client.progress import Event
 from penstock.v1.inference_pb2 import GenerateRequest
 
 Response = TypeVar("Response")

@@ -9,7 +9,7 @@ from penstock.chassis.errors import PenstockError, Unavailable, error_from_failu
 from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
 from penstock.client.calls import Metadata
 from penstock.client.endpoints import Endpoint
-from penstock.client.progress__client_progress import Event
+from penstock.client.progress import Event
 from penstock.client.retries import CONNECTION_LOST
 from penstock.v1.inference_pb2 import (
     Accepted,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from penstock.chassis.clocks__edge_clock import WallMonotonicClock
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.chassis.config import ServiceConfig, check_address
-from penstock.edge.auth_fallback.pending__edge_grace_limits import AuthFallbackLimits
+from penstock.edge.auth_fallback.pending import AuthFallbackLimits
 from penstock.edge.lifecycle.state import LifecycleLimits
 from penstock.edge.request.limits import TIMEOUT_S
 

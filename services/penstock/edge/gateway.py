@@ -11,15 +11,15 @@ from uuid import uuid4
 from structlog.contextvars import bind_contextvars
 
 from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
-from penstock.edge.admission.filter__edge_standing import CallerClassCache
+from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
-from penstock.edge.lifecycle.sinks__edge_outlets_outlet import ResponseSink, ResponseStream
+from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planning import plan_generation
-from penstock.edge.request.estimate__edge_request_outline import AdmissionProbe, AdmissionResult, RequestEstimate
+from penstock.edge.request.estimate import AdmissionProbe, AdmissionResult, RequestEstimate
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.runner import RequestRunner

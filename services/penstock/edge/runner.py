@@ -7,9 +7,9 @@ from typing import Any
 
 import structlog
 
-from penstock.chassis.clocks__edge_clock import WallMonotonicClock
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import Aborted, PenstockError
-from penstock.edge.admission.filter__edge_door import EDGE_TIER, QUEUE_TIER, AdmissionFilter
+from penstock.edge.admission.filter import EDGE_TIER, QUEUE_TIER, AdmissionFilter
 from penstock.edge.config import EdgeConfig
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import (
@@ -30,7 +30,7 @@ from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.upstreams.auth import AuthClient
 from penstock.edge.upstreams.queue import QueueClient
-from penstock.edge.upstreams.worker__edge_links_workers import WorkerClient
+from penstock.edge.upstreams.worker import WorkerClient
 from penstock.v1.inference_pb2 import Accepted, Finished, Usage
 from penstock.v1.stream_pb2 import Hello
 

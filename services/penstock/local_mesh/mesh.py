@@ -18,7 +18,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock.auth.identity.keys__auth_keys import key_id_of
+from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
 from penstock.local_mesh.plan import BASE_PORT, MeshOptions, MeshPlan, ProcessSpec, check_model, plan_mesh

@@ -4,13 +4,13 @@ import asyncio
 import time
 
 from penstock.chassis import lifecycle
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.link import MAX_RECONNECT_S, PROTOCOL_VERSION
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
-from penstock.queue.admission.limits__queue_bounds import QueueLimits
+from penstock.queue.admission.limits import QueueLimits
 from penstock.queue.config import QueueConfig
 from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.service import QueueService

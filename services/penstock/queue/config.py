@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.chassis.config import ServiceConfig
-from penstock.queue.admission.limits__queue_promises import TtftTargets
+from penstock.queue.admission.limits import TtftTargets
 from penstock.queue.policies.factory import PolicyConfig, TenantPolicy
 from penstock.queue.policies.ticket_order import TicketOrder
 from penstock.v1.inference_pb2 import Priority

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue.errors import PoisonConfirmed, PoisonSuspected

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.queue.effects import Offer
 from penstock.queue.poison import PoisonRequests

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from heapq import nlargest
 from typing import Any
 
-from penstock.queue.models.model_queue__queue_shelves import ModelQueues
+from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.policies.policy import NO_TICKETS
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.tickets.counters import ShardCounters

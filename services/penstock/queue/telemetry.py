@@ -3,7 +3,7 @@
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import is_recorded, meter, start_span
 from penstock.queue.effects import TicketRemoved
-from penstock.queue.models.model_queue__queue_shelves import ModelQueues
+from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.snapshot import class_name
 from penstock.queue.ticket import NANOS_PER_SECOND
 

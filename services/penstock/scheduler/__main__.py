@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 from penstock.chassis import lifecycle
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving

@@ -18,7 +18,7 @@ from penstock.scheduler.fleet.fleet import Fleet
 from penstock.scheduler.fleet.worker import Worker, max_tokens_of
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
 from penstock.scheduler.poison import PoisonReports
-from penstock.scheduler.reports.pool_stats__scheduler_pace import PoolStatsReports
+from penstock.scheduler.reports.pool_stats import PoolStatsReports
 from penstock.scheduler.reports.service_reports import ServiceReports
 
 

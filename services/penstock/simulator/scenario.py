@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from penstock.simulator.traffic.demand import Demand
 from penstock.v1.inference_pb2 import Priority
 from penstock.worker.engine.batching.policy import ContinuousBatching
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 
 PRIORITIES = {
     "interactive": int(Priority.PRIORITY_INTERACTIVE),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from penstock.chassis.config import ServiceConfig
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.simulated.step_time__worker_engine_law_file import read_step_time_model
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel, read_step_time_model
 
 
 class EngineKind(StrEnum):

@@ -15,7 +15,7 @@ from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, 
 from penstock.worker.engine.interface import Capacity, FinishReason, SamplingParams, SequenceFinished, SequenceSpec
 from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.quarantine.poison_list import PoisonReport
-from penstock.worker.runs.effects__worker_effects import LeasesReleased, RunEnded, StepTokens
+from penstock.worker.runs.effects import LeasesReleased, RunEnded, StepTokens
 from penstock.worker.runs.leases import LeaseGrant
 from penstock.worker.runs.run import LeaseProgress, Run, RunTimes
 from penstock.worker.scheduler_session.load_report import LoadReport

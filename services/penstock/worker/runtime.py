@@ -25,7 +25,7 @@ from penstock.worker.engine_host.supervisor import EngineSupervisor
 from penstock.worker.frames import ended_frame, grant_from, profile_message, run_from, step_frame, unavailable_profile
 from penstock.worker.quarantine.broadcast import PoisonBroadcast
 from penstock.worker.runs import errors
-from penstock.worker.runs.effects__worker_effects import (
+from penstock.worker.runs.effects import (
     AddSequence,
     CancelSequence,
     Effect,

@@ -13,7 +13,7 @@ from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
 from penstock.chassis.observability.telemetry import is_recorded, meter, start_span, trace_id_of
 from penstock.worker.engine.interface import SequenceFinished
-from penstock.worker.runs.effects__worker_effects import RunEnded
+from penstock.worker.runs.effects import RunEnded
 from penstock.worker.runs.run import RunTimes
 
 log = structlog.get_logger()

@@ -2,7 +2,7 @@
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from penstock.auth.identity.keys__auth_keys import Key
+from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import TENANT_ID_FORMAT, WEIGHT_BOUNDS, Tenant
 from penstock.auth.quota.tenant_quota import TenantQuota
 from penstock.chassis.durations import seconds_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.auth.admin import messages
 from penstock.auth.authorizer import Authorizer
-from penstock.auth.identity.keys__auth_keys import Key, mint
+from penstock.auth.identity.keys import Key, mint
 from penstock.auth.store.store import Change, PutKey, PutTenant, Store
 from penstock.chassis.errors import NotFound, Unavailable
 from penstock.chassis.server.admin import AdminService, Figures

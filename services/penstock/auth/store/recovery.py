@@ -3,7 +3,7 @@
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
 from penstock.auth.edge_sessions import EdgeSessions
-from penstock.auth.identity.keys__auth_keys import Key, KeyRing, key_id_of
+from penstock.auth.identity.keys import Key, KeyRing, key_id_of
 from penstock.auth.identity.tenant import DEFAULT_TENANT
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.store.secret_file import load_or_create_secret

@@ -4,7 +4,7 @@ import sqlite3
 from dataclasses import replace
 from typing import Any
 
-from penstock.auth.identity.keys__auth_keys import Key
+from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from penstock.auth.identity.keys__auth_keys import Key
+from penstock.auth.identity.keys import Key
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.quota.tenant_quota import Balance

@@ -7,14 +7,13 @@ from contextvars import Context
 
 import structlog
 
-from penstock.chassis.clocks__chassis_own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.errors import PermissionDenied, QuotaExceeded, Unauthenticated, Unavailable, error_from_failure
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import meter
 from penstock.edge.auth_fallback.identity_cache import IdentityCache
 from penstock.edge.auth_fallback.outage import OutageDetector
-from penstock.edge.auth_fallback.pending__edge_grace_limits import AuthFallbackLimits
-from penstock.edge.auth_fallback.pending__edge_grace_unbooked import DeferredReservation, DeferredReservations
+from penstock.edge.auth_fallback.pending import AuthFallbackLimits, DeferredReservation, DeferredReservations
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
 from penstock.edge.upstreams import frames

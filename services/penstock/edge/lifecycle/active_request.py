@@ -5,8 +5,7 @@ import math
 import grpc
 
 from penstock.chassis.errors import Aborted, DeadlineExceeded, PenstockError, Unavailable
-from penstock.edge.lifecycle.attempts__edge_flight_losses import FailedAttempts
-from penstock.edge.lifecycle.attempts__edge_flight_run import Attempt
+from penstock.edge.lifecycle.attempts import Attempt, FailedAttempts
 from penstock.edge.lifecycle.effects import (
     Accept,
     AcknowledgeCancel,

@@ -7,7 +7,7 @@ from typing import Protocol
 from penstock.edge.admission.rejection_cache import RequestDemand
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import Effect
-from penstock.edge.lifecycle.sinks__edge_outlets_outlet import ResponseSink
+from penstock.edge.lifecycle.sinks import ResponseSink
 from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.request.spec import RequestSpec
 from penstock.mesh.v1.admission_pb2 import Credential

@@ -9,7 +9,7 @@ import grpc
 import structlog
 
 from penstock.chassis.channels import channel
-from penstock.chassis.clocks__edge_clock import WallMonotonicClock
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import InvalidArgument, NotFound, PenstockError, Unavailable, error_from_rpc
 from penstock.edge.models.registry import ModelRegistry
 from penstock.edge.text.codec import TextCodec, codec_from

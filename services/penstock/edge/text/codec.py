@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.edge.request.spec import ChatInput, Message, Prompt, TextInput, TokenInput
-from penstock.edge.text.detokenizer__edge_text_transcript import StoppingDetokenizer
+from penstock.edge.text.detokenizer import StoppingDetokenizer
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
 from penstock.edge.text.template import ChatTemplate
 from penstock.edge.text.tokenizer import Tokenizer

@@ -9,8 +9,7 @@ from penstock.chassis.errors import Unavailable, error_from_failure
 from penstock.chassis.lifecycle import background
 from penstock.chassis.streams.link import Link
 from penstock.edge.auth_fallback.fallback import AuthFallback
-from penstock.edge.auth_fallback.pending__edge_grace_limits import AuthFallbackLimits
-from penstock.edge.auth_fallback.pending__edge_grace_unanswered import PendingReservations
+from penstock.edge.auth_fallback.pending import AuthFallbackLimits, PendingReservations
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
 from penstock.edge.lifecycle.state import RequestState

@@ -4,9 +4,8 @@ import math
 
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import Settle as SettleEffect
-from penstock.edge.request.estimate__edge_request_outline import AdmissionProbe
-from penstock.edge.upstreams.hashing__edge_links_fingerprint import answer_fingerprint, poison_fingerprint
-from penstock.edge.upstreams.hashing__edge_links_prefix import block_hashes
+from penstock.edge.request.estimate import AdmissionProbe
+from penstock.edge.upstreams.hashing import answer_fingerprint, block_hashes, poison_fingerprint
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest, Withdraw
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket

@@ -8,15 +8,15 @@ from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams.link import Link
 from penstock.edge.admission import probes
-from penstock.edge.admission.filter__edge_door import AdmissionFilter
+from penstock.edge.admission.filter import AdmissionFilter
 from penstock.edge.admission.probes import AdmissionProbes
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.state import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.catalog import ModelCatalog
-from penstock.edge.request.estimate__edge_request_outline import AdmissionProbe
+from penstock.edge.request.estimate import AdmissionProbe
 from penstock.edge.upstreams import frames
-from penstock.edge.upstreams.hashing__edge_links_shards import shard_for
+from penstock.edge.upstreams.hashing import shard_for
 from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.v1.stream_pb2 import Hello

@@ -9,8 +9,7 @@ import grpc
 from grpc import ChannelConnectivity as Connectivity
 from grpc import StatusCode
 
-from penstock.faults.grpc.flow_control__faults_grpc_flow_control import FlowControlWindow
-from penstock.faults.grpc.flow_control__faults_grpc_inbox import MessageInbox
+from penstock.faults.grpc.flow_control import FlowControlWindow, MessageInbox
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, WINDOW_BYTES, Connection, MessageStream, Network, run_on
 from penstock.faults.world.event_loop import ProcessLoop
 

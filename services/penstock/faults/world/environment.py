@@ -35,7 +35,7 @@ UNREPORTED_RUN_TIMEOUT_S = (
 # Modules that draw from what all threads of a process share.
 MODULES_WITH_RANDOM = (
     "penstock.chassis.streams.link",
-    "penstock.client.response__client_answer",
+    "penstock.client.response",
     "penstock.client.client",
     "penstock.client.session",
     "penstock.worker.scheduler_session.client",
@@ -80,7 +80,7 @@ def patched_environment(network: Network, disk: Disk, engine_pool: EnginePool, s
         ),  # the other draws its ids from what all threads share
         # The other keeps what it is given: whole worlds.
         patch("penstock.worker.telemetry.meter", lambda: NoOpMeter("faults")),
-        patch("penstock.edge.admission.filter__edge_door.meter", lambda: NoOpMeter("faults")),
+        patch("penstock.edge.admission.filter.meter", lambda: NoOpMeter("faults")),
         patch.object(EngineSupervisor, "_start", start_engine),
     )
     with ExitStack() as stack:

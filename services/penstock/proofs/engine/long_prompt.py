@@ -7,7 +7,7 @@ from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.simulated.engine import SimulatedEngine
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 
 LONG_PROMPT_TOKENS = 50_000  # tokens
 TOKEN_BUDGET = 512

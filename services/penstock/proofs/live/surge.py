@@ -26,13 +26,13 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard, reported
 from penstock.proofs.lines import residue_lines
 from penstock.proofs.live.rejection_floor import measure_floors
-from penstock.proofs.live.surge_lines__proofs_live_surge_cost import cpu_s_per_admitted
-from penstock.proofs.live.surge_lines__proofs_live_surge_lines import (
+from penstock.proofs.live.surge_lines import (
     HEAVY_OVERLOAD,
     JUDGED_DRIVER,
     OVERLOAD,
     LoadResult,
     admission_cost_lines,
+    cpu_s_per_admitted,
     drift_line,
     edge_rejection_lines,
     goodput_lines,
@@ -49,7 +49,7 @@ from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Poisson
 from penstock.simulator.traffic.demand import SampledDemand
 from penstock.simulator.traffic.lengths import Fixed, LogNormal
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 
 # Slow enough for the host to have most of its time left, whatever is offered.
 STEP_TIME = StepTimeModel(base_s=0.03, per_prefill_token_s=0.0001, per_decode_seq_s=0.001)

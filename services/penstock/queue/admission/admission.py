@@ -5,8 +5,7 @@ from functools import partial
 from math import ceil
 
 from penstock.chassis.errors import PenstockError
-from penstock.queue.admission.limits__queue_bounds import QueueLimits
-from penstock.queue.admission.limits__queue_promises import TtftTargets
+from penstock.queue.admission.limits import QueueLimits, TtftTargets
 from penstock.queue.errors import (
     AdmissionRejected,
     DeadlinePassed,
@@ -19,7 +18,7 @@ from penstock.queue.errors import (
     WouldDelayOthers,
 )
 from penstock.queue.models.availability import Availability, ModelAvailability
-from penstock.queue.models.model_queue__queue_shelves import ModelQueues, clamp_retry_after
+from penstock.queue.models.model_queue import ModelQueues, clamp_retry_after
 from penstock.queue.prediction.commitments import Commitment
 from penstock.queue.prediction.forecast import Prediction
 from penstock.queue.ticket import QueuedTicket

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.queue.policies.fair_share import WeightedVtc
-from penstock.queue.policies.priority_classes__queue_policies_classes import PriorityClasses
+from penstock.queue.policies.priority_classes import PriorityClasses
 from penstock.queue.policies.tenant_queue import SharedQueue, TenantQueue
 from penstock.queue.policies.ticket_order import EarliestDeadline, Rank, TicketOrder, TokenAware, fifo
 

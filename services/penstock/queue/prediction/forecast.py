@@ -12,8 +12,7 @@ from operator import is_
 from typing import NamedTuple
 
 from penstock.queue.prediction.commitments import TtftCommitments
-from penstock.queue.prediction.estimators__queue_margin import SafetyMargin
-from penstock.queue.prediction.estimators__queue_sizes import PromptSizeHistogram
+from penstock.queue.prediction.estimators import PromptSizeHistogram, SafetyMargin
 from penstock.queue.prediction.pool_stats import PoolStats, ServiceRate, SlotRelease, combined, merged_releases
 from penstock.queue.prediction.slot_releases import ReleaseCurve
 from penstock.queue.prediction.throughput import Throughput

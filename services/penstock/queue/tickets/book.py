@@ -14,8 +14,7 @@ from penstock.mesh.v1.queue_pb2 import VirtualTime
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
 from penstock.queue.accounting import ServedTicket, ServiceAccounting
 from penstock.queue.admission.admission import Admission
-from penstock.queue.admission.limits__queue_bounds import QueueLimits
-from penstock.queue.admission.limits__queue_promises import TtftTargets
+from penstock.queue.admission.limits import QueueLimits, TtftTargets
 from penstock.queue.effects import (
     CatalogUpdate,
     CreditReturned,
@@ -30,10 +29,10 @@ from penstock.queue.effects import (
 )
 from penstock.queue.errors import Evicted, RejectionWindowsFn
 from penstock.queue.models.availability import ModelAvailability
-from penstock.queue.models.model_queue__queue_shelves import ModelQueues
+from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.policies.factory import PolicyConfig
 from penstock.queue.policies.policy import SchedulingPolicy
-from penstock.queue.prediction.estimators__queue_lengths import OutputLengthPredictor
+from penstock.queue.prediction.estimators import OutputLengthPredictor
 from penstock.queue.prediction.forecast import Prediction
 from penstock.queue.prediction.pool_stats import PoolStats
 from penstock.queue.schedulers import Credit, SchedulerSessions

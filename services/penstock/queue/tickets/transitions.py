@@ -9,7 +9,7 @@ from penstock.queue.admission.admission import Admission
 from penstock.queue.effects import Effect, OfferWithdrawn, Shed, TicketRemoved
 from penstock.queue.errors import NoWorker, PoisonConfirmed, PoisonSuspected
 from penstock.queue.models.availability import ModelAvailability
-from penstock.queue.models.model_queue__queue_shelves import ModelQueues
+from penstock.queue.models.model_queue import ModelQueues
 from penstock.queue.schedulers import SchedulerSessions
 from penstock.queue.ticket import QueuedTicket
 from penstock.queue.tickets.counters import ShardCounters

@@ -6,7 +6,7 @@ Source: Maurer 2015, Fail at Scale (Facebook): FIFO in normal operation, LIFO on
 from penstock.queue.policies.lazy_heap import LazyHeap
 from penstock.queue.policies.policy import Fit, FitFn, QueuePosition, SortKey, TicketTotals
 from penstock.queue.ticket import QueuedTicket
-from penstock.simulator.baselines.base__simulator_baselines_alone import SingleShardPolicy
+from penstock.simulator.baselines.base import SingleShardPolicy
 
 LifoEntry = tuple[int, float, int, int, QueuedTicket]  # class, time and arrival up or down, listing, ticket
 

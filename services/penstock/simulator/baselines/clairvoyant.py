@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from penstock.queue.policies.cost import cost_of
 from penstock.queue.policies.fair_share import WeightedVtc
 from penstock.queue.policies.policy import FitFn
-from penstock.queue.policies.priority_classes__queue_policies_classes import PriorityClasses
+from penstock.queue.policies.priority_classes import PriorityClasses
 from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.mesh.engine import NO_STEP, SimRun
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.queue.policies.policy import FitFn, QueuePosition, SortKey, TicketTotals
-from penstock.queue.policies.priority_classes__queue_policies_class_fifo import ClassFifo
+from penstock.queue.policies.priority_classes import ClassFifo
 from penstock.queue.ticket import QueuedTicket
-from penstock.simulator.baselines.base__simulator_baselines_alone import SingleShardPolicy
+from penstock.simulator.baselines.base import SingleShardPolicy
 
 
 class DropRule(Protocol):

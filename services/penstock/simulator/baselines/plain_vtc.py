@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from penstock.queue.policies.policy import FitFn, QueuePosition, SortKey, TicketTotals
 from penstock.queue.policies.ranked_queue import RankedQueue
 from penstock.queue.ticket import QueuedTicket
-from penstock.simulator.baselines.base__simulator_baselines_alone import SingleShardPolicy
+from penstock.simulator.baselines.base import SingleShardPolicy
 from penstock.simulator.mesh.engine import NO_STEP, SimRun
 
 

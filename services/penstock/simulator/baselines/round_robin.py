@@ -9,7 +9,7 @@ from collections.abc import Callable
 from penstock.queue.policies.policy import NO_TICKETS, FitFn, QueuePosition, SortKey, TicketTotals
 from penstock.queue.policies.ranked_queue import RankedQueue
 from penstock.queue.ticket import QueuedTicket
-from penstock.simulator.baselines.base__simulator_baselines_alone import SingleShardPolicy
+from penstock.simulator.baselines.base import SingleShardPolicy
 
 Flow = tuple[int, str]  # class and tenant
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.report import quantile
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepTimeModel, StepWork
+from penstock.worker.engine.simulated.step_time import StepTimeModel, StepWork
 
 FOLDS = 5
 Floats = NDArray[np.float64]

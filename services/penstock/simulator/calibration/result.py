@@ -10,11 +10,7 @@ from rich.table import Table
 from penstock.bench.report import quantile
 from penstock.simulator.calibration.fit import MeasuredStep, StepTimeFit
 from penstock.simulator.calibration.points import CalibrationPoint
-from penstock.worker.engine.simulated.step_time__worker_engine_law_file import (
-    FIELD_BY_KEY,
-    SECONDS_PER_MS,
-    MeasurementFacts,
-)
+from penstock.worker.engine.simulated.step_time import FIELD_BY_KEY, SECONDS_PER_MS, MeasurementFacts
 
 TERM_MEANINGS = {
     "base_ms": "a step, whatever is in it",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.worker.engine.batching.plan import StepPlan
 from penstock.worker.engine.interface import StepResult
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepWork, work_of
+from penstock.worker.engine.simulated.step_time import StepWork, work_of
 from penstock.worker.engine.torch.engine import TorchEngine
 from penstock.worker.engine.torch.runner import Runner
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.bench.transcript import CANCELLED, OK, Transcript
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.edge.upstreams.hashing__edge_links_prefix import MAX_BLOCK_HASHES
+from penstock.edge.upstreams.hashing import MAX_BLOCK_HASHES
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.queue.errors import RejectionWindow
 from penstock.queue.ticket import QueuedTicket

@@ -11,7 +11,7 @@ from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.plan import StepPlan
 from penstock.worker.engine.interface import SequenceSpec, StepResult
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import work_of
+from penstock.worker.engine.simulated.step_time import work_of
 
 NO_STEP = -1
 NO_CACHE_CHANGES: Mapping[bytes, bool] = MappingProxyType({})

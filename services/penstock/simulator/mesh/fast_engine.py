@@ -11,7 +11,7 @@ from itertools import chain
 
 from penstock.simulator.mesh.engine import NO_STEP, DecodeForecast, EngineOccupancy, SimRun, SimStepResult
 from penstock.simulator.scenario import WorkerKind
-from penstock.worker.engine.simulated.step_time__worker_engine_step_law import StepWork, prefill_reads
+from penstock.worker.engine.simulated.step_time import StepWork, prefill_reads
 
 
 class FastEngine:

@@ -5,7 +5,7 @@ A link takes `link_delay` each way and keeps the order. Nothing else happens her
 
 from collections.abc import Callable, Sequence
 
-from penstock.edge.upstreams.hashing__edge_links_shards import shard_for
+from penstock.edge.upstreams.hashing import shard_for
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, ServedLease
 from penstock.queue import effects as queue_out
 from penstock.queue.errors import AdmissionRejected
@@ -14,7 +14,7 @@ from penstock.queue.schedulers import Credit
 from penstock.queue.ticket import QueuedTicket, to_frame
 from penstock.scheduler import effects as scheduler_out
 from penstock.simulator.baselines import POLICIES
-from penstock.simulator.baselines.base__simulator_baselines_watching import StepObserver
+from penstock.simulator.baselines.base import StepObserver
 from penstock.simulator.mesh.admission_filter import SimAdmissionFilter
 from penstock.simulator.mesh.edge import SimEdge
 from penstock.simulator.mesh.engine import SimRun

@@ -6,7 +6,7 @@ from itertools import chain
 from random import Random
 from typing import NamedTuple
 
-from penstock.edge.upstreams.hashing__edge_links_prefix import block_hashes
+from penstock.edge.upstreams.hashing import block_hashes
 
 PIECE_TOKENS = 512  # tokens, as Mooncake's traces have it
 SALT_BYTES = 16  # bytes

@@ -8,7 +8,7 @@ import socket
 import sys
 
 from penstock.worker.engine.host.loop import engine_main
-from penstock.worker.engine.host.pipe__worker_engine_pipe import HostPipe
+from penstock.worker.engine.host.pipe import HostPipe
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from penstock.worker.engine.host.pipe__worker_engine_framing import MessageDecoder, encode_message
+from penstock.worker.engine.host.pipe import MessageDecoder, encode_message
 
 
 class EnginePipe(asyncio.Protocol):

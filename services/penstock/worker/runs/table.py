@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from penstock.chassis.errors import PenstockError
 from penstock.worker.engine.errors import StartInvalid
 from penstock.worker.engine.interface import SequenceCancelled, SequenceFinished, StepResult
-from penstock.worker.quarantine.quarantine__worker_trials import CrashQuarantine, TimerKey
+from penstock.worker.quarantine.quarantine import CrashQuarantine, TimerKey
 from penstock.worker.runs import errors
-from penstock.worker.runs.effects__worker_effects import (
+from penstock.worker.runs.effects import (
     AddSequence,
     CancelSequence,
     Effect,
@@ -21,8 +21,9 @@ from penstock.worker.runs.effects__worker_effects import (
     LeaseStarted,
     RunEnded,
     RunOutcome,
+    merge_releases,
+    outcome_of,
 )
-from penstock.worker.runs.effects__worker_endings import merge_releases, outcome_of
 from penstock.worker.runs.errors import LeaseLost
 from penstock.worker.runs.leases import LeaseGrant, LeaseTable
 from penstock.worker.runs.limits import RunLimits

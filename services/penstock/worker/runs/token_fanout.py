@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from penstock.worker.engine.interface import StepResult
-from penstock.worker.runs.effects__worker_effects import StepTokens
+from penstock.worker.runs.effects import StepTokens
 from penstock.worker.runs.run import Run
 
 MAX_STEP_ENDS = 64  # a run that is let go later than that many steps after the word is let go too late in any case

@@ -26,7 +26,7 @@ from penstock.worker.frames import (
     report_frame,
 )
 from penstock.worker.quarantine.poison_list import PoisonReport
-from penstock.worker.runs.effects__worker_effects import LeasesReleased
+from penstock.worker.runs.effects import LeasesReleased
 from penstock.worker.runs.run import LeaseProgress
 from penstock.worker.scheduler_session.load_report import LoadReport
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheDelta

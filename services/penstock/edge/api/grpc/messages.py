@@ -6,8 +6,7 @@ from types import MappingProxyType
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.edge.request import limits
-from penstock.edge.request.estimate__edge_request_outline import RequestEstimate
-from penstock.edge.request.estimate__edge_text_least import min_tokens_of_text, min_tokens_of_turns
+from penstock.edge.request.estimate import RequestEstimate, min_tokens_of_text, min_tokens_of_turns
 from penstock.edge.request.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
 from penstock.edge.request.validation import validate
 from penstock.v1.inference_pb2 import (

@@ -8,12 +8,12 @@ from penstock.chassis.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.chassis.lifecycle import current_stop
 from penstock.chassis.streams import endpoint
 from penstock.chassis.streams.link import Peer
-from penstock.edge.admission.filter__edge_standing import CallerClassCache
+from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.api.grpc.messages import estimate_from_message, spec_of
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
-from penstock.edge.lifecycle.sinks__edge_outlets_session_outlet import SessionSink, failed_frame, step_frame
-from penstock.edge.request.estimate__edge_request_outline import AdmissionProbe, AdmissionResult
+from penstock.edge.lifecycle.sinks import SessionSink, failed_frame, step_frame
+from penstock.edge.request.estimate import AdmissionProbe, AdmissionResult
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.stream_pb2 import End, Heartbeat

@@ -12,24 +12,19 @@ import orjson
 
 from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_from_failure, failure_from
 from penstock.chassis.lifecycle import background, current_stop
-from penstock.edge.api.http.exchange__edge_http_exchange import ClientDisconnected, Exchange
-from penstock.edge.api.http.exchange__edge_http_intake import BodyBudget
+from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exchange
 from penstock.edge.api.http.metrics import record_request
 from penstock.edge.api.http.responses import write_stream, write_whole
-from penstock.edge.api.openai.chat__edge_openai_chat_answer import ChatSerializer
-from penstock.edge.api.openai.chat__edge_openai_chat_request import parse_chat
-from penstock.edge.api.openai.common__edge_openai_answer import ResponseSerializer
-from penstock.edge.api.openai.common__edge_openai_request import ApiRequest
-from penstock.edge.api.openai.completions__edge_openai_completion_answer import CompletionSerializer
-from penstock.edge.api.openai.completions__edge_openai_completion_request import parse_completion
+from penstock.edge.api.openai.chat import ChatSerializer, parse_chat
+from penstock.edge.api.openai.common import ApiRequest, ResponseSerializer
+from penstock.edge.api.openai.completions import CompletionSerializer, parse_completion
 from penstock.edge.api.openai.errors import MethodNotAllowed
 from penstock.edge.api.openai.fields import Fields, parse_body, quoted
 from penstock.edge.api.openai.models import model_list, model_object
-from penstock.edge.api.openai.responses__edge_openai_response_answer import ResponsesSerializer
-from penstock.edge.api.openai.responses__edge_openai_response_request import parse_response
+from penstock.edge.api.openai.responses import ResponsesSerializer, parse_response
 from penstock.edge.gateway import Gateway
 from penstock.edge.request import limits
-from penstock.edge.request.estimate__edge_request_outline import estimate_from_spec
+from penstock.edge.request.estimate import estimate_from_spec
 
 Handler = Callable[[Exchange], Awaitable[None]]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncIterator
 
-from penstock.edge.api.http.exchange__edge_http_exchange import Exchange
-from penstock.edge.api.openai.common__edge_openai_answer import ResponseSerializer
+from penstock.edge.api.http.exchange import Exchange
+from penstock.edge.api.openai.common import ResponseSerializer
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 Events = AsyncIterator[Accepted | Delta | Finished]

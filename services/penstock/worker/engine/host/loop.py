@@ -5,7 +5,7 @@ import os
 import time
 
 from penstock.chassis.errors import PenstockError
-from penstock.worker.engine.host.pipe__worker_engine_pipe import HostGone, HostPipe
+from penstock.worker.engine.host.pipe import HostGone, HostPipe
 from penstock.worker.engine.interface import Engine
 from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
 from penstock.worker.engine.options import EngineOptions

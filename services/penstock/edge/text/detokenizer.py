@@ -1,0 +1,65 @@
+"""Token ids to text, piece by piece, for one answer."""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from penstock.edge.lifecycle.plan import TextDelta
+from penstock.edge.text.stops import StopStrings
+from penstock.edge.text.vocabulary import Vocabulary
+
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """Text of an answer as its tokens come; never a part of a character, never a special token.
+
+    All deltas and the last `flush` joined are `decode` of all ids, however the ids were cut. Bytes that are no UTF-8
+    become U+FFFD, as they do when a byte-level tokenizer decodes them at once. To resume, feed the old ids first.
+    """
+
+    __slots__ = ("_spaces_to_drop", "_utf8", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary, *, begins_text: bool = True) -> None:
+        """`begins_text`: the answer is a text of its own, as a chat turn is, and does not continue a prompt's line."""
+        self._vocabulary = vocabulary
+        self._utf8 = _utf8_decoder(errors="replace")
+        self._spaces_to_drop = vocabulary.leading_spaces if begins_text else 0
+
+    def feed(self, ids: Iterable[int]) -> str:
+        text = self._utf8.decode(self._vocabulary.bytes_of(ids))
+        return self._without_leading_spaces(text) if self._spaces_to_drop and text else text
+
+    def flush(self) -> str:
+        """Return what was held: an incomplete character, which the end of the answer makes U+FFFD."""
+        return self._utf8.decode(b"", final=True)
+
+    def _without_leading_spaces(self, text: str) -> str:
+        while self._spaces_to_drop and text.startswith(" "):
+            text = text[1:]
+            self._spaces_to_drop -= 1
+        if text:
+            self._spaces_to_drop = 0
+        return text
+
+
+def decode(vocabulary: Vocabulary, ids: Iterable[int], *, begins_text: bool = True) -> str:
+    detokenizer = Detokenizer(vocabulary, begins_text=begins_text)
+    return detokenizer.feed(ids) + detokenizer.flush()
+
+
+class StoppingDetokenizer:
+    """Detokenizer and stop strings in one. To resume, push the tokens emitted before and drop their text."""
+
+    __slots__ = ("_detokenizer", "_stops")
+
+    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = (), *, begins_text: bool = True) -> None:
+        self._detokenizer = Detokenizer(vocabulary, begins_text=begins_text)
+        self._stops = StopStrings(stops)
+
+    def push(self, token_id: int) -> TextDelta:
+        safe, stop = self._stops.feed(self._detokenizer.feed((token_id,)))
+        return TextDelta(safe, stop or "")
+
+    def flush(self) -> str:
+        safe, _ = self._stops.feed(self._detokenizer.flush())
+        return safe + self._stops.flush()
