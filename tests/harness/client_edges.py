@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
+from inference_server import inference_server
 from penstock.chassis.errors import (
     Unavailable,
 )
@@ -12,7 +13,6 @@ from penstock.client import Client, RetryPolicy
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import GenerateRequest, GenerateResponse, SessionResponse
 from penstock.v1.stream_pb2 import Hello
-from scripted import inference_server
 
 WORDS = ["Once", " upon", " a", " time", " there", " was"]
 SEED = 42

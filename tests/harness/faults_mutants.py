@@ -3,7 +3,7 @@
 import dataclasses
 from unittest.mock import patch
 
-from faults_planting import (
+from mutant_registry import (
     ADMIT,
     DISPATCH,
     EXECUTE,

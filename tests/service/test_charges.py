@@ -2,8 +2,8 @@
 
 import pytest
 
+from edge_auth_mesh import KEY, edge_auth_mesh
 from edge_mesh import text_of, token_at
-from edges_and_auth import KEY, edge_auth_mesh
 from penstock.client import Client
 from penstock.client.retries import RetryPolicy
 from penstock.edge import runner

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from structlog.testing import capture_logs
 
+from inference_server import inference_server
 from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import current_stop, request_stop, stop_requested
@@ -30,7 +31,6 @@ from penstock.v1.admin_pb2 import (
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import CountTokensRequest, CountTokensResponse, GenerateRequest, GenerateResponse
 from penstock.v1.inference_pb2_grpc import InferenceStub
-from scripted import inference_server
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN

@@ -15,6 +15,7 @@ from client_edges import (
     delta_of,
     finished_of,
 )
+from inference_server import inference_server
 from penstock.chassis.errors import (
     InvalidArgument,
     NotFound,
@@ -26,7 +27,6 @@ from penstock.chassis.errors import (
 from penstock.client import Client, IndexGap, RetryPolicy
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import GenerateResponse
-from scripted import inference_server
 
 
 async def test_an_answer_streams_piece_by_piece():

@@ -14,6 +14,7 @@ from client_edges import (
     session_across,
     session_of,
 )
+from inference_server import inference_server
 from penstock.chassis.errors import (
     NotFound,
     Unavailable,
@@ -21,7 +22,6 @@ from penstock.chassis.errors import (
 from penstock.client import Cancelled, Client, RetryPolicy
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.stream_pb2 import End
-from scripted import inference_server
 
 
 async def test_a_session_carries_many_requests_on_one_stream():

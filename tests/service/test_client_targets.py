@@ -11,13 +11,13 @@ from client_edges import (
     ScriptedEdge,
     client_of,
 )
+from inference_server import inference_server
 from penstock.chassis.errors import (
     Overloaded,
     Unavailable,
 )
 from penstock.client import Client, DeadlineExceeded, RetryPolicy, endpoints, target_rotation
 from penstock.v1 import inference_pb2 as pb
-from scripted import inference_server
 
 
 def connections_tried(monkeypatch):
@@ -149,9 +149,9 @@ async def test_a_client_that_is_not_open_says_how_to_open_it():
 @asynccontextmanager
 async def inference_at(address, **methods):
     """A server at an address that was free a moment ago."""
+    from inference_server import scripted_servicer
     from penstock.chassis.server.server import serving
     from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
-    from scripted import scripted_servicer
 
     async with serving(address, [(add_InferenceServicer_to_server, scripted_servicer(**methods))]) as server:
         yield server

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from edge_http import FakeGateway, http_edge
-from openai_asks import CREATE, PATHS, next_text, text_in, text_of
+from openai_calls import CREATE, PATHS, next_text, text_in, text_of
 from otlp_receiver import attributes_of
 from penstock.chassis.errors import (
     Unavailable,

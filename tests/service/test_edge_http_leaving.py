@@ -6,7 +6,7 @@ import json
 import pytest
 
 from edge_http import TIMEOUT_S, http_edge
-from openai_asks import CHUNK_BYTES, next_line, wait_until
+from openai_calls import CHUNK_BYTES, next_line, wait_until
 from penstock.chassis.errors import (
     Overloaded,
 )

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from edge_http import TIMEOUT_S, http_edge
-from openai_asks import CREATE, wait_until
+from openai_calls import CREATE, wait_until
 from penstock.chassis.errors import (
     DeadlineExceeded,
     InvalidArgument,

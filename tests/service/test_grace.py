@@ -6,8 +6,8 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from edge_auth_mesh import KEY, edge_auth_mesh
 from edge_mesh import text_of
-from edges_and_auth import KEY, edge_auth_mesh
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client
 from penstock.client.retries import RetryPolicy

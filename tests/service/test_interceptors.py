@@ -9,6 +9,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 from structlog.testing import capture_logs
 
+from inference_server import inference_server
 from penstock.chassis.errors import Overloaded, QuotaExceeded
 from penstock.chassis.observability import semconv
 from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
@@ -22,7 +23,6 @@ from penstock.v1.inference_pb2 import (
     SessionResponse,
 )
 from penstock.v1.stream_pb2 import End
-from scripted import inference_server
 
 ANSWER = GenerateResponse()
 

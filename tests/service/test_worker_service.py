@@ -18,7 +18,7 @@ from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Sampling
 from penstock.worker.config import EngineKind
 from tiny_model import write_tiny_model
-from worker_front import connected_edge, engine_processes, fake_scheduler, running_worker
+from worker_mesh import connected_edge, engine_processes, fake_scheduler, running_worker
 
 MOST_CANCELS = 60  # every second or so comes while a step is under way
 

@@ -5,10 +5,10 @@ import asyncio
 import grpc
 import pytest
 
+from inference_server import inference_server
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.server import write_timeout
 from penstock.v1.inference_pb2 import Delta, GenerateRequest, GenerateResponse
-from scripted import inference_server
 
 PIECE = 1 << 16  # bytes
 MOST = 64 << 20  # bytes; far above what any transport takes in for one who does not read

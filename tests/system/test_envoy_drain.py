@@ -5,7 +5,7 @@ import json
 import signal
 from contextlib import asynccontextmanager
 
-from envoy_front import ECHO, Backend, EnvoyProxy
+from envoy_proxy import ECHO, Backend, EnvoyProxy
 from paths import REPO
 
 DRAIN = REPO / "deploy" / "k8s" / "base" / "envoy" / "drain.sh"

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from envoy_front import ECHO, ENVOY, Backend, EnvoyProxy
+from envoy_proxy import ECHO, ENVOY, Backend, EnvoyProxy
 from penstock.routing.bootstrap import bootstrap
 
 

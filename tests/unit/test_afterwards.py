@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from clockwork import FakeLoop
+from fake_loop import FakeLoop
 from penstock.chassis.lifecycle import run
 from penstock.chassis.observability import deferred as module
 from penstock.chassis.observability.deferred import (

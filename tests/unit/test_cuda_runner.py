@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from cuda_device import DEVICE, DTYPES, NEEDS_GPU
-from forwards import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.cuda.runner import CudaRunner
-from penstock.worker.engine.draw import RowDraw
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
+from penstock.worker.engine.sampling.draw import RowDraw
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.torch.engine import TorchEngine
 from penstock.worker.engine.torch.model import Model
 from penstock.worker.engine.torch.runner import TorchRunner
+from random_models import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 
 SLOTS = 8
 SMALL = replace(SHAPE, context_length=200)

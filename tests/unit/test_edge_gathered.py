@@ -2,7 +2,7 @@
 
 import pytest
 
-from clockwork import FakeLoop
+from fake_loop import FakeLoop
 from penstock.edge.upstreams.coalescer import COALESCE_WINDOW_S, MAX_IMMEDIATE_FRAMES, FrameCoalescer
 
 CROWD = MAX_IMMEDIATE_FRAMES + 5

@@ -3,10 +3,10 @@
 import pytest
 
 from engine_contract import CONTRACT, Subject
+from fake_vllm import engine_on_fake_vllm
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.options import EngineOptions
 from tiny_model import EOS_ID, write_tiny_model
-from vllm_double import engine_on_fake_vllm
 
 CONTEXT = 96
 

@@ -11,7 +11,7 @@ import tracemalloc
 import psutil
 import pytest
 
-from crowd import BLOCK_SIZE, CONTEXT_LENGTH, KV_BLOCKS, SLOTS, EngineStress
+from engine_stress import BLOCK_SIZE, CONTEXT_LENGTH, KV_BLOCKS, SLOTS, EngineStress
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.policy import ContinuousBatching

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from flights import (
+from active_requests import (
     DEADLINE,
     EOS_ID,
     RUN_TIMES,

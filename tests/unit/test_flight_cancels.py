@@ -2,7 +2,7 @@
 
 import pytest
 
-from flights import (
+from active_requests import (
     END_EFFECTS,
     LIMITS,
     RUN_TIMES,

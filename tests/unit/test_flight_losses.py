@@ -2,7 +2,7 @@
 
 import pytest
 
-from flights import DEADLINE, LIMITS, lease, queued_request, running_request, send_tokens
+from active_requests import DEADLINE, LIMITS, lease, queued_request, running_request, send_tokens
 from penstock.chassis.errors import (
     Aborted,
     InvalidArgument,

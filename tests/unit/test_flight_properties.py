@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flights import END_EFFECTS, RUN_TIMES, LetterDetokenizer, generation_plan, lease, new_active_request
+from active_requests import END_EFFECTS, RUN_TIMES, LetterDetokenizer, generation_plan, lease, new_active_request
 from penstock.chassis.errors import (
     Aborted,
     InvalidArgument,

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forwards import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 from paths import REPO
 from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native, compiler
 from penstock.worker.engine.torch.model import Model
 from penstock.worker.engine.torch.runner import TorchRunner
+from random_models import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 
 SHAPES = {
     "plain": SHAPE,

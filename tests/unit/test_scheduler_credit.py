@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler.credit.credit_book import MAX_IDLE_CREDIT_TICKETS, CreditBook, CreditGrant, FreeCapacity
-from shard_heads import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
+from scheduler_calls import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
 
 
 def test_while_nothing_waits_every_shard_holds_credit_for_all_that_is_free():

@@ -1,13 +1,13 @@
 """The dispatcher by plain calls: what is offered is placed or goes back."""
 
 from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, ticket_of
-from dispatcher_calls import attach, credit_grants, offer, only
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import CatalogUpdate, Decline, Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
+from scheduler_calls import attach, credit_grants, offer, only
 
 
 def blame(fingerprint):

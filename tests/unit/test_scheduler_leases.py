@@ -1,9 +1,9 @@
 """The dispatcher's leases by plain calls: nothing placed is forgotten, whoever goes away."""
 
 from dispatch_mesh import LEASE_TTL_S, START_UNIX_S
-from dispatcher_calls import attach, credit_grants, free_capacity, offer, only, without_reports
 from penstock.chassis.clocks import StallFreeClock
 from penstock.scheduler.effects import CatalogUpdate, Decline, Place, Revoke
+from scheduler_calls import attach, credit_grants, free_capacity, offer, only, without_reports
 
 
 def test_a_lease_that_is_not_started_lapses(scheduler):

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.scheduler.credit.credit_book import CreditBook, CreditGrant, FreeCapacity
-from shard_heads import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
+from scheduler_calls import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
 
 
 def test_a_shard_that_was_idle_is_lifted_to_the_time_of_those_that_waited():

@@ -1,12 +1,12 @@
 """What the dispatcher tells the shards by plain calls: pace, service, releases, and again where it may be lost."""
 
 from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
-from dispatcher_calls import attach, offer, only, pool_stats, served, service_reports
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, RunningLease
 from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
 from penstock.scheduler.fleet.worker import MIN_REPORTED_STEPS
 from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S, RESEND_WINDOW_S
+from scheduler_calls import attach, offer, only, pool_stats, served, service_reports
 
 
 def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):

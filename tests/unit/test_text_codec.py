@@ -19,8 +19,8 @@ from penstock.edge.text.detokenizer import decode
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
 from penstock.edge.text.tokenizer import Tokenizer
 from penstock.mesh.v1.worker_pb2 import ModelCard
+from real_tokenizers import gpt2_json, stories_json
 from tiny_model import CHAT_TEMPLATE, tiny_tokenizer
-from tokenizers_at_hand import gpt2_json, stories_json
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 HI = ChatInput((Message("user", "hi"),))

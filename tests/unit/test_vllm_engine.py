@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from fake_vllm import VOCABULARY, engine_on_fake_vllm
 from penstock.worker.config import EngineKind, WorkerConfig
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.errors import StartInvalid
@@ -14,7 +15,6 @@ from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.vllm.build import VllmMissing, engine_arguments
 from penstock.worker.engine.vllm.params import EXTRA_ARGS_KEY, sampling_fields
 from tiny_model import write_tiny_model
-from vllm_double import VOCABULARY, engine_on_fake_vllm
 
 DRAWN = SamplingParams(temperature=0.7)
 

@@ -16,9 +16,9 @@ import structlog
 from grpc.aio import ServicerContext
 
 from penstock.chassis.errors import DeadlineExceeded, Internal, PenstockError
-from penstock.chassis.malformed import MessageMalformed, checked
 from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
 from penstock.chassis.server.call_metrics import CallCounter, CallMetrics
+from penstock.chassis.server.malformed import MessageMalformed, checked
 from penstock.chassis.server.write_timeout import ABORT_TIMEOUT_S, ClientTooSlow, write_responses
 from penstock.chassis.streams.endpoint import counters
 

@@ -1,6 +1,6 @@
 """From options to an engine: the object graph of the engine process. Loads what the chosen engine needs, no more."""
 
-from penstock.worker.engine.build_batch import build_batch
+from penstock.worker.engine.batching.build import build_batch
 from penstock.worker.engine.interface import Engine
 from penstock.worker.engine.loaders import load_card
 from penstock.worker.engine.machine.memory import fit_context

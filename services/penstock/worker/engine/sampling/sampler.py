@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from penstock.worker.engine.draw import RowDraw, Scores, draw_token
+from penstock.worker.engine.sampling.draw import RowDraw, Scores, draw_token
 from penstock.worker.engine.sampling.sampler_cuda import sample_batch
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.draw import MIN_TEMPERATURE, RowDraw, draw_token
+from penstock.worker.engine.sampling.draw import MIN_TEMPERATURE, RowDraw, draw_token
 
 _MULTIPLIERS = (0x7FEB352D, -0x7B935975)  # those of `noise`; the second is 0x846CA68B as int32
 

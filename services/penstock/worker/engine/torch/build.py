@@ -4,7 +4,7 @@ import structlog
 import torch
 
 from penstock.worker.engine.batching.batch import Batch
-from penstock.worker.engine.build_batch import build_batch
+from penstock.worker.engine.batching.build import build_batch
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.loaders.load import locate_model

@@ -4,8 +4,8 @@ import torch
 
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.plan import StepPlan
-from penstock.worker.engine.draw import RowDraw
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
+from penstock.worker.engine.sampling.draw import RowDraw
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.torch.runner import Runner
 
