@@ -22,12 +22,12 @@ def only(kind, effects):
 
 
 def held_credit(scheduler, queue="q"):
-    return scheduler.credits[MODEL].shards[queue].held
+    return scheduler.credit_books[MODEL].shards[queue].held_tickets
 
 
 def free_capacity(scheduler):
     pool = scheduler.fleet.pools[MODEL]
-    return pool.totals.available_leases, pool.largest
+    return pool.totals.available_leases, pool.max_ticket_tokens
 
 
 def service_reports(effects, kind=SendServiceReport):
@@ -84,4 +84,4 @@ def grants(book, room, largest, tokens=MANY_TOKENS):
 def offer_one(book, queue, then):
     """A shard uses one credit and tells its new head, as it does after every offer."""
     book.on_offer(queue, 10)
-    book.head(queue, then)
+    book.on_head(queue, then)

@@ -96,8 +96,8 @@ async def test_a_shard_hears_how_fast_the_workers_are():
 
 async def test_a_prompt_goes_where_its_beginning_is_cached():
     async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2") as second:
-        second.send(cache_news=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
-        second.send(report=scheduler_pb2.LoadReport(running=3))
+        second.send(prefix_cache_update=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
+        second.send(load_report=scheduler_pb2.LoadReport(running=3))
         while not (await shard.receive("pool_stats")).running:  # so it has heard of the cache as well
             pass
         shard.offer(ticket("a", prefix_hashes=[5, 6, 7]))
@@ -140,7 +140,7 @@ async def test_a_recall_frees_a_lease_that_was_not_started():
     async with one_of_each() as (shard, scheduler, worker):
         shard.offer(ticket("a"))
         lease_id = (await shard.receive("place")).lease.lease_id
-        shard.send(recalled=OfferWithdrawn(ticket_ids=["a"]))
+        shard.send(offer_withdrawn=OfferWithdrawn(ticket_ids=["a"]))
         assert (await worker.receive("revoke")).lease_id == lease_id
         assert scheduler.service.figures()["promised_blocks"] == 0
 
@@ -188,7 +188,7 @@ async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
         second.send(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
         asked = await second.receive("credit")
         assert (asked.tickets, asked.once) == (0, True), "standing credit is called in while several wait"
-        second.send(returned={"model": "m", "tickets": 1})
+        second.send(credit_returned={"model": "m", "tickets": 1})
         async with asyncio.timeout(TIMEOUT_S):  # for streams have no order among them, and with credit it is served
             while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110 - a turn of the loop, no wait
                 await asyncio.sleep(0)
@@ -220,11 +220,11 @@ async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
         call = SchedulerServiceStub(to_scheduler).Attach()
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
-        assert not (await shard.receive("catalog")).blames
+        assert not (await shard.receive("catalog")).poison_reports
         for blames in ([blame], []):
             await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=blames)))
             said = await shard.receive("catalog")
-            assert [each.fingerprint for each in said.blames] == [each.fingerprint for each in blames]
+            assert [each.fingerprint for each in said.poison_reports] == [each.fingerprint for each in blames]
         call.cancel()
 
 

@@ -209,7 +209,7 @@ class Mesh(RuleBasedStateMachine):
         stands = Counter()
         for model in MODELS:
             for each in book.model_queues[model].policy._classes.values():
-                stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.urgent, *each.line))
+                stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.urgent, *each.tenant_queue))
         stands.update(entry[-1].ticket_id for entry in book._transitions.expirations.pauses)
         for seat in book.schedulers.values():
             stands.update(seat.offered)
@@ -231,13 +231,13 @@ class Mesh(RuleBasedStateMachine):
     def each_line_counts_what_is_in_it(self):
         for model in MODELS:
             for each in self.shard.book.model_queues[model].policy._classes.values():
-                for line in (each.resumed, each.express, each.line):
+                for line in (each.resumed, each.express, each.tenant_queue):
                     tickets = list(line)
                     assert (line.tickets, line.work) == (len(tickets), sum(ticket.work for ticket in tickets))
-                for account in each.line._accounts.values():
-                    assert account.waits == bool(account.queue and account.queue.tickets)
+                for account in each.tenant_queue._accounts.values():
+                    assert account.is_waiting == bool(account.queue and account.queue.tickets)
                     costs = sum(predicted_cost(ticket) / ticket.weight for ticket in account.queue or ())
-                    assert account.virtual == pytest.approx(costs)
+                    assert account.queued_cost == pytest.approx(costs)
 
     @invariant()
     def nothing_that_waits_has_been_charged_for(self):

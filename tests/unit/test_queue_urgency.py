@@ -22,7 +22,7 @@ def ask(order, name, tenant, *, weight=1.0, **fields):
 
 
 def serve(order, tickets=1):
-    return [order.take(lambda _: Fit.NOW) for _ in range(tickets)]
+    return [order.pop_fitting(lambda _: Fit.NOW) for _ in range(tickets)]
 
 
 def beside_a_backlog(served=40):
