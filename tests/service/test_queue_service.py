@@ -75,7 +75,7 @@ async def test_a_ticket_is_queued_offered_placed_and_leased():
         assert (await edge.receive("queued")).ticket_id == "a"
         assert (await scheduler.receive("head")).waiting == 1
         shard.time += 1.5
-        scheduler.credit(1, max_tokens=100)
+        scheduler.credit(1, max_ticket_tokens=100)
         offer = (await scheduler.receive("offer")).ticket
         sent = ticket("a", traceparent=f"00-{1:032x}-{2:016x}-01", prefix_hashes=[1, 2], predicted_output_tokens=10)
         assert offer == sent
@@ -137,7 +137,7 @@ async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for
         AsyncExitStack() as stack,
     ):
         coming = asyncio.create_task(stack.enter_async_context(edge_at(shard.address)))
-        while shard.calls.working < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count is asked, it does not tell
+        while shard.calls.in_flight < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count is asked, it does not tell
             await asyncio.sleep(0)
         scheduler.credit(1, return_unused=True)
         await scheduler.receive("credit_returned")

@@ -41,7 +41,7 @@ async def test_a_worker_that_attaches_makes_its_model_known_and_brings_credit():
             (entry,) = (await shard.receive("catalog")).entries
             assert (entry.model, entry.worker_address, entry.workers_hint) == ("m", "w1:1", 1)
             credit = await shard.receive("credit")
-            assert (credit.model, credit.tickets, credit.max_tokens) == ("m", 2, 160)
+            assert (credit.model, credit.tickets, credit.max_ticket_tokens) == ("m", 2, 160)
         await shard.catalog_of()
 
 
@@ -53,7 +53,7 @@ async def test_an_offer_becomes_a_lease_that_its_worker_expects():
         assert (placed.lease_id, placed.ticket_id) == (expected.lease_id, "a")
         assert (placed.worker_id, placed.worker_address) == ("w1", "w1:1")
         assert placed.ttl.ToTimedelta().total_seconds() == 5.0
-        assert placed.placement.ToTimedelta().total_seconds() > 0
+        assert placed.placement_time.ToTimedelta().total_seconds() > 0
         assert scheduler.service.figures()["promised_blocks"] == 7
 
 
@@ -87,7 +87,7 @@ async def test_a_shard_hears_how_fast_the_workers_are():
     async with one_of_each() as (shard, _, worker):
         assert (await shard.receive("pool_stats")).slots == 2
         worker.send(
-            report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0)
+            load_report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0)
         )
         while not (pace := await shard.receive("pool_stats")).running:
             pass
@@ -187,7 +187,7 @@ async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
         first.send(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
         second.send(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
         asked = await second.receive("credit")
-        assert (asked.tickets, asked.once) == (0, True), "standing credit is called in while several wait"
+        assert (asked.tickets, asked.return_unused) == (0, True), "standing credit is called in while several wait"
         second.send(credit_returned={"model": "m", "tickets": 1})
         async with asyncio.timeout(TIMEOUT_S):  # for streams have no order among them, and with credit it is served
             while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110 - a turn of the loop, no wait

@@ -158,7 +158,7 @@ async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promis
         assert (lease.lease_id, lease.worker_id, lease.worker_address) == ("s-1", "worker-1", "worker-1:1")
         assert expect.lease.lease_id == "s-1"
         assert lease.HasField("queue_wait")
-        assert 0 < lease.placement.nanos < 1_000_000_000
+        assert 0 < lease.placement_time.nanos < 1_000_000_000
         worker.send(started=Started(lease_id="s-1"))
         await scheduler.until(leases=1, leases_unstarted=0, promised_blocks=7)
         worker.released("s-1")

@@ -314,18 +314,18 @@ def test_service_of_unknown_tickets_is_ignored():
 def test_no_more_is_offered_than_fits_together():
     shard = shard_at_full_speed()
     enqueue_many(shard, 5)
-    assert shard.credit(5, room=250) == ["t0", "t1"]
-    assert shard.credit(0, room=50) == ["t2"]
+    assert shard.credit(5, total_tokens=250) == ["t0", "t1"]
+    assert shard.credit(0, total_tokens=50) == ["t2"]
     assert shard.credit(0) == []
 
 
 def test_room_goes_with_the_credit_that_was_void():
     shard = shard_at_full_speed()
     enqueue_many(shard, 5)
-    assert shard.credit(2, room=10_000) == ["t0", "t1"]
+    assert shard.credit(2, total_tokens=10_000) == ["t0", "t1"]
     shard.decline("t0")
     assert shard.credit(3) == [], "no room is left"
-    assert shard.credit(0, room=100) == ["t0"]
+    assert shard.credit(0, total_tokens=100) == ["t0"]
 
 
 def test_credit_that_names_no_room_is_for_any():

@@ -107,14 +107,14 @@ def test_credit_for_one_model_is_for_no_other(shard):
 
 def test_credit_given_once_comes_back_where_it_finds_no_ticket(shard):
     shard.enqueue("a")
-    assert shard.credit(3, once=True) == ["a"]
+    assert shard.credit(3, return_unused=True) == ["a"]
     assert shard.effects[-1] == out.CreditReturned("s", "m", 2)
     assert offered(shard.enqueue("b")) == []
 
 
 def test_once_is_answered_even_when_all_was_used(shard):
     shard.enqueue("a")
-    shard.credit(1, once=True)
+    shard.credit(1, return_unused=True)
     assert shard.effects[-1] == out.CreditReturned("s", "m", 0)
 
 
