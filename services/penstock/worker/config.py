@@ -11,24 +11,24 @@ from penstock.worker.engine.simulated.step_time import StepTimeModel, read_step_
 
 
 class EngineKind(StrEnum):
-    TORCH = "torch"  # our own, on a CPU or a GPU
-    VLLM = "vllm"  # for models and hardware that ours does not run; resumes drawn texts less exactly
-    SIM = "sim"  # takes the time that a step would take, and makes up the tokens
+    TORCH = "torch"  # Penstock's own engine, on a CPU or a GPU
+    VLLM = "vllm"  # for models and hardware that Penstock's engine does not run; resumes sampled texts less exactly
+    SIM = "sim"  # simulated: takes the time of a step and makes up the tokens
 
 
 class BatchingKind(StrEnum):
     CONTINUOUS = "continuous"
-    STATIC = "naive"  # the baseline to measure against
+    STATIC = "static"  # a baseline for measurements
 
 
 class ComputeKind(StrEnum):
     AUTO = "auto"
-    NATIVE = "native"  # our own C++, made for the kind of processor; the start fails where it cannot be had
+    NATIVE = "native"  # Penstock's C++ code, built for the type of processor; the start fails if it cannot be built
     TORCH = "torch"
 
 
 class DType(StrEnum):
-    AUTO = "auto"  # bfloat16 on GPUs and on CPUs where texts stay exact with it, else float32
+    AUTO = "auto"  # bfloat16 on GPUs, and on CPUs with bfloat16 arithmetic; float32 otherwise
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
@@ -79,13 +79,13 @@ class WorkerConfig(ServiceConfig):
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
         if not self.schedulers:
-            raise ValueError("schedulers must name at least one, or nothing will ever be placed here")
+            raise ValueError("schedulers must name at least one scheduler, which places runs on this worker")
         for name in ("slots", "token_budget", "block_size", "max_outbox_frames"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.vllm_args and not isinstance(_parse_json(self.vllm_args), dict):
             raise ValueError('vllm_args must be a JSON object, such as {"enforce_eager": true}')
-        self._step_time_model()  # a file that is no law stops the start
+        self._step_time_model()  # an invalid file stops the start
         if self.engine_stall_timeout <= 0:
             raise ValueError("engine_stall_timeout must be above 0")
         for name in ("lease_announce_timeout", "kv_bytes", "kv_blocks", "threads"):
