@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from penstock.faults.run import forget
+from penstock.faults.run import collect_finished_worlds
 
 # Models here are tiny: torch's threads would only wait for one another. Read at its import, in child processes too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,4 +14,4 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def _broken_worlds_are_forgotten():
     """What is left of them would be told of as an error of some later test."""
     yield
-    forget()
+    collect_finished_worlds()

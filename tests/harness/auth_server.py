@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from penstock.auth import rows
-from penstock.auth.admin import AuthAdmin
+from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
-from penstock.auth.opening import edges_to_expect, recover
 from penstock.auth.service import AdmissionService
-from penstock.auth.sqlite_store import opened_store
+from penstock.auth.store import sql
+from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.sqlite import opened_store
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
-from penstock.chassis.server import serving
+from penstock.chassis.server.server import serving
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
 from penstock.v1 import admin_pb2 as pb
@@ -23,25 +23,25 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.stream_pb2 import Hello
 
 DEV_KEY = "pk_dev_" + "0123456789abcdef" * 2
-START = 1_800_000_000.0  # s
+START_UNIX_S = 1_800_000_000.0  # s
 SECRETS = {"pepper": "p" * 32, "mesh_secret": "m" * 32}
 
 
 @dataclass
-class Clock:
-    now: float = START
+class FakeClock:
+    now: float = START_UNIX_S
 
     def __call__(self) -> float:
         return self.now
 
 
 @dataclass
-class Auth:
+class AuthProcess:
     """One auth process, as its edges and operators see it."""
 
     service: AdmissionService
     address: str
-    clock: Clock
+    clock: FakeClock
     admin: AdminStub
     stub: AdmissionServiceStub
 
@@ -51,8 +51,8 @@ class Auth:
 
 
 @asynccontextmanager
-async def auth(path=":memory:", *, clock=None, **settings):
-    clock = clock or Clock()
+async def auth_process(path=":memory:", *, clock=None, **settings):
+    clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
     async with opened_store(config.store) as (store, books):
         desk = recover(config, books, clock())
@@ -66,23 +66,23 @@ async def auth(path=":memory:", *, clock=None, **settings):
             serving(config.listen, [(add_AdmissionServiceServicer_to_server, served)], admin=admin) as server,
             channel(server.address) as to_auth,
         ):
-            yield Auth(served, server.address, clock, AdminStub(to_auth), AdmissionServiceStub(to_auth))
+            yield AuthProcess(served, server.address, clock, AdminStub(to_auth), AdmissionServiceStub(to_auth))
             await served.drain()
         sweeping.cancel()
 
 
 @dataclass
-class Edge:
+class AuthEdge:
     """One stream of an edge; answers come in the order auth gives them."""
 
     call: object
     instance_id: str = "edge-1"
     credential: Credential = field(default_factory=lambda: Credential(bearer=DEV_KEY, loopback=True))
 
-    async def say(self, **frame):
+    async def send(self, **frame):
         await self.call.write(AdmitRequest(**frame))
 
-    async def hear(self):
+    async def receive(self):
         while True:
             frame = await self.call.read()
             assert frame is not grpc.aio.EOF
@@ -92,54 +92,54 @@ class Edge:
 
     async def reserve(self, request_id="request-1", prompt=10, output=20, **more):
         ask = {"credential": self.credential, **more}
-        await self.say(
+        await self.send(
             reserve=Reserve(request_id=request_id, prompt_tokens=prompt, max_output_tokens=output, model="m", **ask)
         )
-        return await self.hear()
+        return await self.receive()
 
     async def settle(self, reservation_id, prompt=10, output=7, outcome="stop"):
-        await self.say(
+        await self.send(
             settle=Settle(reservation_id=reservation_id, prompt_tokens=prompt, output_tokens=output, outcome=outcome)
         )
-        return await self.hear()
+        return await self.receive()
 
     async def identify(self, credential, request_id="identify-1"):
-        await self.say(identify=Identify(request_id=request_id, credential=credential))
-        return await self.hear()
+        await self.send(identify=Identify(request_id=request_id, credential=credential))
+        return await self.receive()
 
 
 @asynccontextmanager
-async def edge(found: Auth, instance_id="edge-1"):
+async def edge(found: AuthProcess, instance_id="edge-1"):
     call = found.stub.Admit()
-    edge = Edge(call, instance_id)
-    await edge.say(hello=Hello(protocol=1, instance_id=instance_id, tier="edge"))
-    assert (await edge.hear()).tier == "auth"
+    edge = AuthEdge(call, instance_id)
+    await edge.send(hello=Hello(protocol=1, instance_id=instance_id, tier="edge"))
+    assert (await edge.receive()).tier == "auth"
     try:
         yield edge
     finally:
         call.cancel()
 
 
-async def figure(found: Auth, name: str, value: float) -> None:
+async def wait_for_figure(found: AuthProcess, name: str, value: float) -> None:
     """Return when a figure has come to `value`."""
     async with asyncio.timeout(10):
         while found.figures[name] != value:  # noqa: ASYNC110  # a figure is asked, it does not tell
             await asyncio.sleep(0)
 
 
-async def use_of(found: Auth, tenant_id="default") -> pb.TenantUse:
+async def tenant_use(found: AuthProcess, tenant_id="default") -> pb.TenantUse:
     listed = await found.admin.ListTenants(pb.ListTenantsRequest())
     return next(each for each in listed.uses if each.tenant_id == tenant_id)
 
 
-def refusal_of(answer):
+def rejection_of(answer):
     return error_from_failure(answer.failure)
 
 
-async def tenant_with_key(found: Auth, **limits) -> Credential:
+async def tenant_with_key(found: AuthProcess, **limits) -> Credential:
     await found.admin.PutTenant(pb.PutTenantRequest(tenant=pb.Tenant(tenant_id="acme", **limits)))
     return Credential(bearer=(await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="acme"))).secret)
 
 
-def disk_is_full(connection, change):
-    raise rows.sqlite3.OperationalError("database or disk is full")
+def raise_disk_full(connection, change):
+    raise sql.sqlite3.OperationalError("database or disk is full")

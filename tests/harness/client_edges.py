@@ -4,27 +4,27 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
+from inference_server import inference_server
 from penstock.chassis.errors import (
     Unavailable,
 )
-from penstock.chassis.streams import accept_stream
+from penstock.chassis.streams.link import accept_stream
 from penstock.client import Client, RetryPolicy
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import GenerateRequest, GenerateResponse, SessionResponse
 from penstock.v1.stream_pb2 import Hello
-from scripted import inference
 
 WORDS = ["Once", " upon", " a", " time", " there", " was"]
 SEED = 42
-HASTY = RetryPolicy(backoff=(0.001, 0.002))
+FAST_RETRIES = RetryPolicy(backoff=(0.001, 0.002))
 
 
-class Cut(Exception):
+class EdgeDied(Exception):
     """What an edge that dies looks like in the middle of an answer."""
 
 
 @dataclass
-class Edge:
+class ScriptedEdge:
     """Answers each request with WORDS, one token each; `script` says what happens at its nth attempt."""
 
     script: list = field(default_factory=list)  # number of tokens before the cut, or an error to refuse with
@@ -32,13 +32,13 @@ class Edge:
     metadata: list = field(default_factory=list)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def step(self):
+    def next_step(self):
         return self.script.pop(0) if self.script else len(WORDS) + 1
 
     async def generate(self, request: GenerateRequest, context):
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
-        step = self.step()
+        step = self.next_step()
         if isinstance(step, Exception):
             raise step
         start = len(request.resume.token_ids)
@@ -68,13 +68,13 @@ def finished_of(start) -> pb.Finished:
 
 
 @asynccontextmanager
-async def client_of(*edges, retries=HASTY, **methods):
+async def client_of(*edges, retries=FAST_RETRIES, **methods):
     """A client of one server for each of `edges`."""
     async with AsyncExitStack() as stack:
         targets = []
         for edge in edges:
-            served = {"Generate": edge.generate} if isinstance(edge, Edge) else {"Generate": edge}
-            _, server = await stack.enter_async_context(inference(**served, **methods))
+            served = {"Generate": edge.generate} if isinstance(edge, ScriptedEdge) else {"Generate": edge}
+            _, server = await stack.enter_async_context(inference_server(**served, **methods))
             targets.append(server.address)
         yield await stack.enter_async_context(Client(*targets, api_key="pk_test", retries=retries))
 
@@ -85,7 +85,7 @@ class SessionEdge:
 
     peers: list = field(default_factory=list)
     frames: asyncio.Queue = field(default_factory=asyncio.Queue)
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    session_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def session(self, request_iterator, context):
         async with accept_stream(
@@ -94,9 +94,9 @@ class SessionEdge:
             self.peers.append(peer)
             async for frame in peer:
                 self.frames.put_nowait(frame)
-            self.left.set()
+            self.session_ended.set()
 
-    async def next(self, kind):
+    async def next_frame(self, kind):
         async with asyncio.timeout(5):
             frame = await self.frames.get()
         assert frame.WhichOneof("frame") == kind
@@ -105,8 +105,8 @@ class SessionEdge:
     def send(self, **frame):
         assert self.peers[-1].send(SessionResponse(**frame))
 
-    def accept(self, asked):
-        self.send(accepted=pb.SessionAccepted(handle=asked.handle, accepted=accepted_of(asked.request)))
+    def accept(self, request):
+        self.send(accepted=pb.SessionAccepted(handle=request.handle, accepted=accepted_of(request.request)))
 
     def step(self, *parts):
         """One step of many requests: (handle, index of its token)."""
@@ -127,35 +127,35 @@ class SessionEdge:
 @asynccontextmanager
 async def session_of(edge):
     async with (
-        inference(Session=edge.session) as (_, server),
-        Client(server.address, retries=HASTY) as client,
+        inference_server(Session=edge.session) as (_, server),
+        Client(server.address, retries=FAST_RETRIES) as client,
         client.session() as session,
     ):
         yield session
 
 
 @asynccontextmanager
-async def session_over(*edges):
+async def session_across(*edges):
     """A session that may move between `edges`; the first of them takes it first."""
     async with AsyncExitStack() as stack:
-        served = [await stack.enter_async_context(inference(Session=edge.session)) for edge in edges]
+        served = [await stack.enter_async_context(inference_server(Session=edge.session)) for edge in edges]
         targets = [server.address for _, server in served]
-        client = await stack.enter_async_context(Client(*targets, retries=HASTY))
+        client = await stack.enter_async_context(Client(*targets, retries=FAST_RETRIES))
         yield await stack.enter_async_context(client.session())
 
 
-def refusal(asked, reason, retry_after=0.01):
+def rejection(request, reason, retry_after=0.01):
     failure = Unavailable("not here", reason=reason, retry_after=retry_after).failure()
-    return {"failed": pb.SessionFailed(handle=asked.handle, failure=failure)}
+    return {"failed": pb.SessionFailed(handle=request.handle, failure=failure)}
 
 
-async def answer_on(edge, asked, start=0):
+async def answer_request(edge, request, start=0):
     for index in range(start, len(WORDS)):
-        edge.step((asked.handle, index))
-    edge.finish(asked.handle, start=start)
+        edge.step((request.handle, index))
+    edge.finish(request.handle, start=start)
 
 
-async def next_asked(edge):
+async def next_request(edge):
     """The next request, past the ends of streams that were left."""
     while True:
         async with asyncio.timeout(5):

@@ -4,10 +4,10 @@ import asyncio
 import os
 import sys
 
-BOUND = 60.0  # s
+TIMEOUT_S = 60.0  # s
 
 
-async def penstock(*arguments, **environment):
+async def run_penstock(*arguments, **environment):
     """Run a command to its end; returns exit code, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.cli", *arguments),
@@ -15,6 +15,6 @@ async def penstock(*arguments, **environment):
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(BOUND):
+    async with asyncio.timeout(TIMEOUT_S):
         out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()

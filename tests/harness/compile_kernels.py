@@ -43,7 +43,7 @@ KERNELS = [
 ]
 
 
-def compiled(kernel, sizes):
+def compile_kernel(kernel, sizes):
     names = kernel.arg_names
     constants = {name: value for name, value in (LLAMA_1B | sizes).items() if name in names}
     signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in names}
@@ -54,5 +54,5 @@ def compiled(kernel, sizes):
 
 if __name__ == "__main__":
     for kernel, sizes in KERNELS:
-        result = compiled(kernel, sizes)
+        result = compile_kernel(kernel, sizes)
         print(kernel.__name__, len(result.asm["cubin"]), "mma" in result.asm["ptx"], result.metadata.shared)  # noqa: T201 - the test reads it

@@ -12,26 +12,28 @@ from penstock.mesh.v1.scheduler_pb2 import Profile, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as queue_effects
 from penstock.queue import frames as queue_frames
-from penstock.queue.book import TicketBook
-from penstock.queue.bounds import QueueLimits
-from penstock.queue.placed import RecentLeases
-from penstock.queue.policies.class_fifo import ClassFifo
-from penstock.queue.presence import ModelAvailability
-from penstock.queue.waiting import from_frame
+from penstock.queue.admission.limits import QueueLimits
+from penstock.queue.models.availability import ModelAvailability
+from penstock.queue.policies.priority_classes import ClassFifo
+from penstock.queue.ticket import from_frame
+from penstock.queue.tickets.book import TicketBook
+from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.scheduler import effects as scheduler_effects
 from penstock.scheduler import frames as scheduler_frames
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 
 MODEL = "m"
-TTL = 5.0  # s
-SILENCE = 2.0  # s
-PATIENCE = 10.0  # s
-START = 1_000_000.0  # s; any unix time
-BLOCK = 16  # tokens
+LEASE_TTL_S = 5.0  # s
+STREAM_TIMEOUT_S = 2.0  # s
+PATIENCE_S = 10.0  # s
+START_UNIX_S = 1_000_000.0  # s; any unix time
+BLOCK_TOKENS = 16  # tokens
 
 
-def ticket_of(name, *, priority=2, tokens=32, at=START, attempt=1, avoid=(), model=MODEL, deadline=0.0, **fields):
+def ticket_of(
+    name, *, priority=2, tokens=32, at=START_UNIX_S, attempt=1, avoid=(), model=MODEL, deadline=0.0, **fields
+):
     return Ticket(
         ticket_id=name,
         priority=priority,
@@ -52,17 +54,17 @@ def profile_of(*, slots=2, kv_blocks=8, running=(), model=MODEL, context=10_000)
         card_digest="d",
         slots=slots,
         kv_blocks=kv_blocks,
-        block_size=BLOCK,
+        block_size=BLOCK_TOKENS,
         context_length=context,
         running=[RunningLease(lease_id=each, kv_blocks=blocks) for each, blocks in dict(running).items()],
     )
 
 
-def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE, warm_up=0.0, new_order=ClassFifo):
+def book_of(*, max_depth=1_000, max_tokens=1_000_000, patience=PATIENCE_S, warm_up=0.0, new_order=ClassFifo):
     """`new_order`: by default one whose keys need no history to be compared."""
     return TicketBook(
         limits=QueueLimits(max_depth, max_tokens),
-        availability=ModelAvailability(timeout=patience, warm_up=warm_up, started_at=START),
+        availability=ModelAvailability(timeout=patience, warm_up=warm_up, started_at=START_UNIX_S),
         recent_leases=RecentLeases(10.0),
         new_policy=new_order,
     )
@@ -77,20 +79,20 @@ class Stream:
 
 
 @dataclass
-class Mesh:
+class CoreMesh:
     """Shards, schedulers and workers by name. Every ticket's endings are in `endings`, in order."""
 
     shards: dict[str, TicketBook] = field(default_factory=dict)
     schedulers: dict[str, Dispatcher] = field(default_factory=dict)
     streams: dict[tuple[str, str], Stream] = field(default_factory=dict)  # scheduler, shard
-    now: float = START
+    now: float = START_UNIX_S
     endings: dict[str, list[str]] = field(default_factory=dict)
-    granted: list[str] = field(default_factory=list)  # ticket ids, as edges heard of their leases
+    leased_tickets: list[str] = field(default_factory=list)  # ticket ids, as edges heard of their leases
     expected: dict[str, dict[str, str]] = field(default_factory=dict)  # worker: lease: ticket, not started
     running: dict[str, dict[str, str]] = field(default_factory=dict)  # worker: lease: ticket
-    homes: dict[str, str] = field(default_factory=dict)  # worker: scheduler
-    delivered: int = 0
-    reserve_share: float = 0.0  # of slots, kept for what is urgent
+    scheduler_by_worker: dict[str, str] = field(default_factory=dict)  # worker: scheduler
+    frames_delivered: int = 0
+    express_slot_share: float = 0.0  # of slots, kept for what is urgent
 
     @classmethod
     def of(cls, shards=1, schedulers=1, **bounds):
@@ -110,8 +112,8 @@ class Mesh:
             self.connect(scheduler, name)
 
     def add_scheduler(self, name):
-        leases = LeaseBook(ttl=TTL, prefix=name)
-        self.schedulers[name] = Dispatcher(leases=leases, look_ahead=0, express_slot_share=self.reserve_share)
+        leases = LeaseBook(ttl=LEASE_TTL_S, prefix=name)
+        self.schedulers[name] = Dispatcher(leases=leases, look_ahead=0, express_slot_share=self.express_slot_share)
         for shard in self.shards:
             self.connect(name, shard)
 
@@ -141,7 +143,7 @@ class Mesh:
         self._perform_scheduler(scheduler, self.schedulers[scheduler].on_queue_disconnected(shard))
 
     def attach(self, worker, scheduler="s0", **profile):
-        self.homes[worker] = scheduler
+        self.scheduler_by_worker[worker] = scheduler
         self.expected.setdefault(worker, {})
         self.running.setdefault(worker, {})
         self._perform_scheduler(
@@ -151,7 +153,7 @@ class Mesh:
 
     def detach(self, worker):
         """Lose a worker with all it had."""
-        scheduler = self.homes.pop(worker)
+        scheduler = self.scheduler_by_worker.pop(worker)
         self.expected.pop(worker)
         self.running.pop(worker)
         self._perform_scheduler(scheduler, self.schedulers[scheduler].on_worker_lost(worker))
@@ -168,18 +170,18 @@ class Mesh:
 
     def start(self, worker, lease_id):
         self.running[worker][lease_id] = self.expected[worker].pop(lease_id)
-        self.schedulers[self.homes[worker]].on_lease_started(worker, lease_id)
+        self.schedulers[self.scheduler_by_worker[worker]].on_lease_started(worker, lease_id)
 
     def finish(self, worker, lease_id, *, prompt=0, output=0):
         """End a lease; `prompt` and `output` are the tokens it was served."""
         self.running[worker].pop(lease_id, None) or self.expected[worker].pop(lease_id)
-        scheduler = self.homes[worker]
+        scheduler = self.scheduler_by_worker[worker]
         served = [ServedLease(lease_id=lease_id, prompt_tokens=prompt, output_tokens=output)]
         self._perform_scheduler(scheduler, self.schedulers[scheduler].on_leases_released(worker, [lease_id], served))
 
     def pass_time(self, seconds):
         """Let time pass; what is under way for longer than a stream may be silent arrives first, or it would be cut."""
-        if seconds > SILENCE:
+        if seconds > STREAM_TIMEOUT_S:
             self.settle()
         self.now += seconds
         for name, book in self.shards.items():
@@ -190,28 +192,28 @@ class Mesh:
     # Delivery.
 
     @property
-    def moving(self):
+    def pending_directions(self):
         """Every stream's direction that has a frame under way."""
         return [(key, way) for key, stream in self.streams.items() for way in ("up", "down") if getattr(stream, way)]
 
-    def deliver(self, key, way):
+    def deliver(self, key, direction):
         """Deliver the oldest frame of one stream in one direction."""
-        self.delivered += 1
+        self.frames_delivered += 1
         scheduler, shard = key
-        frame = getattr(self.streams[key], way).popleft()
-        if way == "up":
+        frame = getattr(self.streams[key], direction).popleft()
+        if direction == "up":
             self._perform_shard(shard, self._from_scheduler(shard, scheduler, frame))
         else:
             self._perform_scheduler(scheduler, self._from_shard(scheduler, shard, frame))
 
     def settle(self, limit=20_000):
         """Deliver all that is under way; frames must not breed for ever."""
-        until = self.delivered + limit
-        while moving := self.moving:
+        until = self.frames_delivered + limit
+        while moving := self.pending_directions:
             self.deliver(*moving[0])
-            assert self.delivered < until, "frames go round in circles"
+            assert self.frames_delivered < until, "frames go round in circles"
 
-    def run_dry(self, seconds=30.0, step=0.1):
+    def run_to_end(self, seconds=30.0, step=0.1):
         """Let everything run to its end: leases start and finish, time passes, frames arrive."""
         until = self.now + seconds
         while self.now < until and any(book.tickets for book in self.shards.values()):
@@ -221,11 +223,11 @@ class Mesh:
             self.pass_time(step)
         self.finish_all()
         self.settle()
-        self.pass_time(TTL)
+        self.pass_time(LEASE_TTL_S)
         self.settle()
 
     def finish_all(self):
-        for worker in list(self.homes):
+        for worker in list(self.scheduler_by_worker):
             for lease_id in [*self.expected[worker], *self.running[worker]]:
                 self.finish(worker, lease_id)
 
@@ -253,7 +255,7 @@ class Mesh:
         kind = frame.WhichOneof("frame")
         if kind == "offer":
             offer = frame.offer
-            return dispatcher.on_offer(shard, offer.ticket, self.now, uses_express_credit=offer.uses_urgent_credit)
+            return dispatcher.on_offer(shard, offer.ticket, self.now, uses_express_credit=offer.uses_express_credit)
         if kind == "offer_withdrawn":
             return dispatcher.on_offer_withdrawn(shard, frame.recalled.ticket_ids)
         if kind == "head":
@@ -269,7 +271,7 @@ class Mesh:
                     stream.down.append(queue_frames.to_scheduler(effect))
             elif isinstance(effect, queue_effects.Leased):
                 self.endings[effect.lease.ticket_id].append("leased")
-                self.granted.append(effect.lease.ticket_id)
+                self.leased_tickets.append(effect.lease.ticket_id)
             elif isinstance(effect, queue_effects.Shed):
                 self.endings[effect.ticket_id].append(effect.error.reason)
 

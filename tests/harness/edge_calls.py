@@ -6,7 +6,7 @@ import pytest
 from penstock.chassis.errors import error_from_rpc
 
 
-async def read(call):
+async def read_answer(call):
     """Whole answer: accepted, text, ids, finished; indexes must be contiguous."""
     accepted, text, ids, finished, first = None, "", [], None, None
     while (frame := await call.read()) is not grpc.aio.EOF:
@@ -23,7 +23,7 @@ async def read(call):
     return accepted, text, ids, finished
 
 
-async def some_tokens(call, count):
+async def read_tokens(call, count):
     """The first `count` tokens of an answer that goes no further for now."""
     ids = []
     while len(ids) < count:
@@ -31,7 +31,7 @@ async def some_tokens(call, count):
     return ids
 
 
-async def refusing(mesh):
+async def wait_rejecting(mesh):
     """Return once the edge takes no new calls."""
     while True:
         try:
@@ -40,13 +40,13 @@ async def refusing(mesh):
             return
 
 
-async def refused(call):
+async def rejected_call(call):
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await read(call)
+        await read_answer(call)
     return error_from_rpc(failure.value)
 
 
-async def at_rest(mesh):
+async def wait_at_rest(mesh):
     figures = await mesh.figures()
     while figures["active_requests"] or figures["reservations_open"]:
         figures = await mesh.figures()

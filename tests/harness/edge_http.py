@@ -9,17 +9,17 @@ import httpx2
 import openai
 
 from penstock.chassis.errors import PenstockError
-from penstock.edge.flight.effects import Emit
-from penstock.edge.http.front import OpenAIApp
-from penstock.edge.http.server import serving_http
-from penstock.edge.outlets.outlet import ResponseStream
-from penstock.edge.request.outline import AdmissionResult
+from penstock.edge.api.http.app import OpenAIApp
+from penstock.edge.api.http.server import serving_http
+from penstock.edge.lifecycle.effects import Emit
+from penstock.edge.lifecycle.sinks import ResponseStream
+from penstock.edge.request.estimate import AdmissionResult
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
 
-PATIENCE = 30.0  # s; a bound for what must happen
+TIMEOUT_S = 30.0  # s; a bound for what must happen
 
 
-class Call:
+class GatewayCall:
     """One request as the gateway got it; says what the test says."""
 
     def __init__(self, spec, credential, traceparent):
@@ -27,29 +27,29 @@ class Call:
         self.credential = credential
         self.traceparent = traceparent
         self.stream = ResponseStream()
-        self.left = asyncio.Event()
-        self.stream.cancel = lambda: self.told.append(self.left.is_set())
-        self.told = []  # that the client has left, each time: whether the block had been left by then
-        self.said = 0
+        self.was_left = asyncio.Event()
+        self.stream.cancel = lambda: self.disconnects.append(self.was_left.is_set())
+        self.disconnects = []  # that the client has left, each time: whether the block had been left by then
+        self.tokens_sent = 0
 
     def accept(self):
         self.stream.send_accepted(Accepted(request_id=self.spec.request_id, model="tiny", prompt_tokens=3))
 
-    def say(self, *texts):
+    def send(self, *texts):
         for text in texts:
-            self.stream.send_delta(Emit(text, [self.said], self.said, ()))
-            self.said += 1
+            self.stream.send_delta(Emit(text, [self.tokens_sent], self.tokens_sent, ()))
+            self.tokens_sent += 1
 
     def finish(self, reason=FINISH_REASON_STOP):
-        usage = Usage(prompt_tokens=3, output_tokens=self.said, cached_prompt_tokens=2)
+        usage = Usage(prompt_tokens=3, output_tokens=self.tokens_sent, cached_prompt_tokens=2)
         self.stream.send_finished(Finished(reason=reason, usage=usage))
 
     def fail(self, error: PenstockError):
         self.stream.send_failed(error)
 
-    async def is_left(self):
-        async with asyncio.timeout(PATIENCE):
-            await self.left.wait()
+    async def wait_left(self):
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.was_left.wait()
 
 
 class FakeGateway:
@@ -57,7 +57,7 @@ class FakeGateway:
 
     def __init__(self):
         self._calls = asyncio.Queue()
-        self.refusal: Exception | None = None
+        self.rejection: Exception | None = None
         self.credentials = []
 
     def name_caller(self, error, credential):
@@ -67,22 +67,22 @@ class FakeGateway:
         return parse()
 
     def admit(self, estimate, credential, *, traceparent=""):
-        if self.refusal:
-            raise self.refusal
+        if self.rejection:
+            raise self.rejection
         return AdmissionResult(0.0, 60.0)
 
     @asynccontextmanager
     async def generate(self, spec, credential, arrival, *, traceparent=""):
-        call = Call(spec, credential, traceparent)
+        call = GatewayCall(spec, credential, traceparent)
         self._calls.put_nowait(call)
         try:
             yield call.stream
         finally:
-            call.left.set()
+            call.was_left.set()
 
     async def list_models(self, credential):
-        if self.refusal:
-            raise self.refusal
+        if self.rejection:
+            raise self.rejection
         self.credentials.append(credential)
         return [Model(name="org/tiny", context_length=64), Model(name="tiny", context_length=512)]
 
@@ -90,12 +90,12 @@ class FakeGateway:
     def was_called(self):
         return not self._calls.empty()
 
-    async def call(self) -> Call:
-        async with asyncio.timeout(PATIENCE):
+    async def call(self) -> GatewayCall:
+        async with asyncio.timeout(TIMEOUT_S):
             return await self._calls.get()
 
 
-class Edge:
+class HttpEdge:
     """What a test holds of the served front."""
 
     def __init__(self, front, gateway, address, http, api):
@@ -112,9 +112,9 @@ class Edge:
         host, port = self.address.split(":")
         return await asyncio.open_connection(host, int(port))
 
-    async def refuses_connections(self):
+    async def wait_connections_refused(self):
         """Wait until nobody listens any more."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
                 try:
                     _, writer = await self.connect()
@@ -124,7 +124,7 @@ class Edge:
                     return
 
     @asynccontextmanager
-    async def reading(self, **body):
+    async def accepted_stream(self, **body):
         """A stream that was accepted: the response as it comes, and the call behind it."""
         request = self.http.build_request("POST", "/v1/completions", json={"prompt": "hi", "stream": True, **body})
         sent = asyncio.create_task(self.http.send(request, stream=True))
@@ -137,7 +137,7 @@ class Edge:
             await response.aclose()
 
     @asynccontextmanager
-    async def blind(self):
+    async def unread_stream(self):
         """A stream whose client sends its request and then reads only what the test reads."""
         reader, writer = await self.connect()
         try:
@@ -154,15 +154,15 @@ class Edge:
 
 
 @asynccontextmanager
-async def http_edge(*, drain_grace=5.0, is_ready=lambda: True, **front) -> AsyncIterator[Edge]:
+async def http_edge(*, drain_grace=5.0, is_ready=lambda: True, **front) -> AsyncIterator[HttpEdge]:
     gateway = FakeGateway()
     served = OpenAIApp(gateway, is_ready, **front)
     async with serving_http("127.0.0.1:0", served, drain_grace) as address:
         base = f"http://{address}"
         async with (
-            httpx.AsyncClient(base_url=base, timeout=PATIENCE) as http,
+            httpx.AsyncClient(base_url=base, timeout=TIMEOUT_S) as http,
             openai.AsyncOpenAI(
-                base_url=f"{base}/v1", api_key="k", max_retries=0, http_client=httpx2.AsyncClient(timeout=PATIENCE)
+                base_url=f"{base}/v1", api_key="k", max_retries=0, http_client=httpx2.AsyncClient(timeout=TIMEOUT_S)
             ) as api,
         ):
-            yield Edge(served, gateway, address, http, api)
+            yield HttpEdge(served, gateway, address, http, api)

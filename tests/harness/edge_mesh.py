@@ -11,7 +11,7 @@ import grpc
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import PenstockError, Unauthenticated
-from penstock.chassis.streams import PROTOCOL_VERSION, accept_stream
+from penstock.chassis.streams.link import PROTOCOL_VERSION, accept_stream
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Refused, Settled
@@ -41,7 +41,7 @@ VOCABULARY = 304
 CONTEXT = 512
 TOKENIZER = tiny_tokenizer(VOCABULARY)
 KV_BLOCKS = 7
-PATIENCE = 30.0  # s; a bound for what must happen
+TIMEOUT_S = 30.0  # s; a bound for what must happen
 
 
 def token_at(index: int) -> int:
@@ -64,7 +64,7 @@ class FakeAuth(AdmissionServiceServicer):
         self.reserves = []
         self.refusals: list[PenstockError] = []  # for who reserves next, though its key is good
         self.settles = asyncio.Queue()
-        self.open = set()
+        self.open_reservations = set()
         self.peers = set()
 
     async def Admit(self, request_iterator, context):
@@ -80,7 +80,7 @@ class FakeAuth(AdmissionServiceServicer):
     def answer(self, frame):
         kind = frame.WhichOneof("frame")
         if kind == "settle":
-            self.open.discard(frame.settle.reservation_id)
+            self.open_reservations.discard(frame.settle.reservation_id)
             self.settles.put_nowait(frame.settle)
             return AdmitResponse(settled=Settled(reservation_id=frame.settle.reservation_id))
         asked = frame.identify if kind == "identify" else frame.reserve
@@ -97,7 +97,7 @@ class FakeAuth(AdmissionServiceServicer):
             rejected = Refused(request_id=asked.request_id, failure=failure, tenant_id="acme", key_id="key-1")
             return AdmitResponse(rejected=rejected)
         self.reserves.append(asked)
-        self.open.add(f"r-{asked.request_id}")
+        self.open_reservations.add(f"r-{asked.request_id}")
         admitted = Admitted(request_id=asked.request_id, reservation_id=f"r-{asked.request_id}", identity=identity)
         return AdmitResponse(admitted=admitted)
 
@@ -108,16 +108,16 @@ class FakeQueue(QueueServiceServicer):
     def __init__(self, workers):
         self.workers = workers
         self.tickets = []
-        self.knocks = []
-        self.is_deaf = False  # to those that ask first: they are kept in `unheard`
-        self.unheard = asyncio.Queue()  # their streams and what they ask
+        self.probes = []
+        self.holds_probes = False  # to those that ask first: they are kept in `unheard`
+        self.held_probes = asyncio.Queue()  # their streams and what they ask
         self.withdrawn = asyncio.Queue()
         self.withdrawals = []
         self.sheds: list[PenstockError] = []
-        self.closed = []  # Closed, what a shed says of others
-        self.closed_behind = []  # the same, what is said to those that wait
-        self.is_holding = False  # tickets wait for ever
-        self.held = asyncio.Queue()
+        self.shed_windows = []  # Closed, what a shed says of others
+        self.queued_windows = []  # the same, what is said to those that wait
+        self.holds_tickets = False  # tickets wait for ever
+        self.held_tickets = asyncio.Queue()
         self.peers = set()
 
     async def Submit(self, request_iterator, context):
@@ -129,25 +129,25 @@ class FakeQueue(QueueServiceServicer):
             peer.send(SubmitResponse(catalog=Catalog(entries=[entry])))
             try:
                 async for frame in peer:
-                    self.take(peer, frame)
+                    self.on_frame(peer, frame)
             finally:
                 self.peers.discard(peer)
 
-    def take(self, peer, frame):
+    def on_frame(self, peer, frame):
         if frame.WhichOneof("frame") == "probe":
-            if self.is_deaf:
-                self.unheard.put_nowait((peer, frame.knock.ticket))
+            if self.holds_probes:
+                self.held_probes.put_nowait((peer, frame.knock.ticket))
             else:
-                self.knocks.append(frame.knock.ticket)
-                self.answer(peer, frame.knock.ticket, self.sheds.pop(0) if self.sheds else None)
+                self.probes.append(frame.knock.ticket)
+                self.answer_probe(peer, frame.knock.ticket, self.sheds.pop(0) if self.sheds else None)
         for ticket in frame.enqueue.tickets:
             self.tickets.append(ticket)
             if self.sheds:
                 peer.send(self.shed(ticket, self.sheds.pop(0)))
                 continue
-            peer.send(SubmitResponse(queued=Queued(ticket_id=ticket.ticket_id, rejection_windows=self.closed_behind)))
-            if self.is_holding:
-                self.held.put_nowait(ticket)
+            peer.send(SubmitResponse(queued=Queued(ticket_id=ticket.ticket_id, rejection_windows=self.queued_windows)))
+            if self.holds_tickets:
+                self.held_tickets.put_nowait(ticket)
             else:
                 peer.send(self.lease(ticket))
         if frame.withdraw.ticket_ids:
@@ -155,14 +155,14 @@ class FakeQueue(QueueServiceServicer):
             self.withdrawn.put_nowait(list(frame.withdraw.ticket_ids))
             peer.send(SubmitResponse(withdrawn=Withdrawn(ticket_ids=frame.withdraw.ticket_ids)))
 
-    def answer(self, peer, asked, error=None):
+    def answer_probe(self, peer, ticket, error=None):
         """Tell one that asked first."""
-        welcome = SubmitResponse(would_admit=WouldAdmit(ticket_id=asked.ticket_id))
-        peer.send(self.shed(asked, error) if error else welcome)
+        welcome = SubmitResponse(would_admit=WouldAdmit(ticket_id=ticket.ticket_id))
+        peer.send(self.shed(ticket, error) if error else welcome)
 
     def shed(self, ticket, error):
         return SubmitResponse(
-            shed=Shed(ticket_id=ticket.ticket_id, failure=error.failure(), rejection_windows=self.closed)
+            shed=Shed(ticket_id=ticket.ticket_id, failure=error.failure(), rejection_windows=self.shed_windows)
         )
 
     def lease(self, ticket):
@@ -184,8 +184,8 @@ class FakeWorker(WorkerServiceServicer):
 
     name: str
     address: str = ""
-    pause_at: int | None = None
-    is_bursting: bool = False  # all tokens in one frame
+    pause_at_index: int | None = None
+    sends_one_frame: bool = False  # all tokens in one frame
     starts: list = field(default_factory=list)
     paused: asyncio.Queue = field(default_factory=asyncio.Queue)
     cancels: asyncio.Queue = field(default_factory=asyncio.Queue)
@@ -210,16 +210,16 @@ class FakeWorker(WorkerServiceServicer):
             self.peers.add(peer)
             try:
                 async for frame in peer:
-                    self.take(peer, frame)
+                    self.on_frame(peer, frame)
             finally:
                 self.peers.discard(peer)
 
-    def take(self, peer, frame):
+    def on_frame(self, peer, frame):
         kind = frame.WhichOneof("frame")
         if kind == "start":
             self.starts.append(frame.start)
             self.runs[frame.start.handle] = [peer, frame.start, 0]
-            self.go_on(frame.start.handle, self.pause_at)
+            self.send_tokens(frame.start.handle, self.pause_at_index)
         elif kind == "cancel":
             self.cancels.put_nowait(frame.cancel.handle)
             if frame.cancel.handle in self.runs:
@@ -229,12 +229,12 @@ class FakeWorker(WorkerServiceServicer):
                 )
                 peer.send(ExecuteResponse(cancelled=stopped))
 
-    def go_on(self, handle, pause_at=None):
+    def send_tokens(self, handle, pause_at=None):
         """Send tokens up to index `pause_at`, or to the end of the run."""
         peer, start, made = self.runs[handle]
         end = start.emitted + start.max_output_tokens
         indexes = range(start.emitted + made, end if pause_at is None else min(end, pause_at))
-        for part in [indexes] if self.is_bursting else [[index] for index in indexes]:
+        for part in [indexes] if self.sends_one_frame else [[index] for index in indexes]:
             step = Step(handles=[handle] * len(part), token_ids=map(token_at, part), indexes=part, step=made + 1)
             if start.sampling.logprobs:
                 step.logprobs.extend([-0.5] * len(part))
@@ -249,7 +249,7 @@ class FakeWorker(WorkerServiceServicer):
         finished = RunFinished(handle=handle, reason=FINISH_REASON_LENGTH, output_tokens=made, times=times)
         peer.send(ExecuteResponse(finished=finished))
 
-    def die(self):
+    def cut_streams(self):
         """Cut every stream without a word."""
         self.runs.clear()
         for peer in list(self.peers):
@@ -271,7 +271,7 @@ class EdgeMesh:
         return self.queues[0]
 
     def generate(self, text="hi", metadata=KEY, **fields):
-        return self.inference.Generate(GenerateRequest(text=text, **fields), metadata=metadata, timeout=PATIENCE)
+        return self.inference.Generate(GenerateRequest(text=text, **fields), metadata=metadata, timeout=TIMEOUT_S)
 
     async def figures(self):
         return dict((await self.admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures)

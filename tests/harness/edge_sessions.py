@@ -5,11 +5,11 @@ from collections import defaultdict
 from contextlib import asynccontextmanager
 
 from edge_mesh import KEY, hello
-from penstock.chassis.streams import Link
+from penstock.chassis.streams.link import Link
 from penstock.v1.inference_pb2 import GenerateRequest, SessionCancel, SessionGenerate, SessionRequest, SessionResponse
 
 
-class Client:
+class SessionClient:
     """The client's end of a session: what came, by handle."""
 
     def __init__(self, link):
@@ -18,12 +18,12 @@ class Client:
         self.ids = defaultdict(list)
         self.logprobs = defaultdict(list)
         self.steps = 0
-        self.news = asyncio.Queue()
+        self.frames = asyncio.Queue()
 
-    def take(self, frame):
+    def on_frame(self, frame):
         kind = frame.WhichOneof("frame")
         if kind != "step":
-            self.news.put_nowait((kind, getattr(frame, kind)))
+            self.frames.put_nowait((kind, getattr(frame, kind)))
             return
         step, at = frame.step, 0
         self.steps += 1
@@ -42,10 +42,10 @@ class Client:
     def cancel(self, handle):
         self.link.send(SessionRequest(cancel=SessionCancel(handle=handle)))
 
-    async def next(self, kind):
+    async def next_frame(self, kind):
         """The next frame of `kind`, passing over others."""
         while True:
-            got, value = await self.news.get()
+            got, value = await self.frames.get()
             if got == kind:
                 return value
 
@@ -53,15 +53,15 @@ class Client:
 @asynccontextmanager
 async def session(mesh, metadata=KEY):
     up = asyncio.Event()
-    client = Client(None)
+    client = SessionClient(None)
     link = client.link = Link[SessionRequest, SessionResponse](
         "session",
         lambda: mesh.inference.Session(metadata=metadata),
         SessionRequest,
         hello("client", "c1"),
-        on_frame=client.take,
+        on_frame=client.on_frame,
         on_up=lambda _: up.set(),
-        on_down=lambda reason: client.news.put_nowait(("down", reason)),
+        on_down=lambda reason: client.frames.put_nowait(("down", reason)),
     )
     running = asyncio.create_task(link.run())
     await up.wait()

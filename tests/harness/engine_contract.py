@@ -14,13 +14,13 @@ from penstock.worker.engine.errors import PromptTooLong, StartInvalid
 from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, FinishReason, SamplingParams, SequenceSpec
 
 PROMPT = (5, 9, 30, 31, 40, 41, 42, 7, 8, 90, 91, 92, 93, 17, 18, 19, 20, 21, 60, 61)
-DRAWN = SamplingParams(temperature=1.0)
+SAMPLED = SamplingParams(temperature=1.0)
 
 
 @dataclass
 class Subject:
     engine: object
-    computes: bool = True  # tokens come from a model's scores, so that biases and penalties show
+    uses_model_scores: bool = True  # tokens come from a model's scores, so that biases and penalties show
     resumes_draws: bool = True  # a drawn text goes on with the very tokens it would have had
     eos_ids: tuple[int, ...] = ()  # of its model
     seq_ids: itertools.count = field(default_factory=lambda: itertools.count(1))
@@ -32,7 +32,7 @@ class Subject:
         self.engine.add(spec)
         return spec.seq_id
 
-    def run_out(self):
+    def run_to_end(self):
         results = []
         while self.engine.has_work:
             results.append(self.engine.step())
@@ -40,7 +40,7 @@ class Subject:
 
     def text(self, prompt=PROMPT, **fields):
         seq_id = self.add(prompt, **fields)
-        return tokens_of(self.run_out(), seq_id)
+        return tokens_of(self.run_to_end(), seq_id)
 
 
 def tokens_of(results, seq_id):
@@ -51,7 +51,7 @@ def indexes_of(results, seq_id):
     return [index for each in results for seq, index in zip(each.seq_ids, each.indexes, strict=True) if seq == seq_id]
 
 
-def refusal(add, error):
+def raised_error(add, error):
     """The error that `add` ends with."""
     try:
         add()
@@ -60,7 +60,7 @@ def refusal(add, error):
     raise AssertionError(f"was taken, though {error.__name__} was due")
 
 
-def steps_count_up_and_tokens_have_their_place(subject):
+def steps_are_numbered_and_tokens_are_indexed(subject):
     first, second = subject.add(max_output_tokens=3), subject.add(PROMPT[:7], max_output_tokens=5)
     results = subject.run_out()
     steps = [each.step for each in results]
@@ -83,7 +83,7 @@ def a_stop_id_is_the_last_token(subject):
     assert done[:3] == (seq_id, FinishReason.STOP, whole.index(stop) + 1)
 
 
-def the_end_of_sequence_ends_unless_it_is_to_be_ignored(subject):
+def the_eos_token_ends_a_sequence_unless_ignored(subject):
     if not subject.computes:
         return
     for eos_id in subject.eos_ids:
@@ -94,13 +94,13 @@ def the_end_of_sequence_ends_unless_it_is_to_be_ignored(subject):
 
 def the_same_request_has_the_same_text(subject):
     assert subject.text() == subject.text()
-    drawn = subject.text(sampling=DRAWN, seed=11)
-    assert subject.text(sampling=DRAWN, seed=11) == drawn
+    drawn = subject.text(sampling=SAMPLED, seed=11)
+    assert subject.text(sampling=SAMPLED, seed=11) == drawn
     if subject.computes:
-        assert subject.text(sampling=DRAWN, seed=12) != drawn
+        assert subject.text(sampling=SAMPLED, seed=12) != drawn
 
 
-def a_resumed_greedy_text_goes_on_as_it_would_have(subject):
+def a_resumed_greedy_text_continues_identically(subject):
     whole = subject.text()
     seq_id = subject.add([*PROMPT, *whole[:3]], emitted=3, max_output_tokens=5)
     results = subject.run_out()
@@ -109,16 +109,16 @@ def a_resumed_greedy_text_goes_on_as_it_would_have(subject):
     assert results[-1].finished[0].output_tokens == 5
 
 
-def a_resumed_drawn_text_goes_on_from_its_place(subject):
-    whole = subject.text(sampling=DRAWN, seed=3)
-    seq_id = subject.add([*PROMPT, *whole[:3]], emitted=3, max_output_tokens=5, sampling=DRAWN, seed=3)
+def a_resumed_sampled_text_continues_at_its_index(subject):
+    whole = subject.text(sampling=SAMPLED, seed=3)
+    seq_id = subject.add([*PROMPT, *whole[:3]], emitted=3, max_output_tokens=5, sampling=SAMPLED, seed=3)
     results = subject.run_out()
     assert indexes_of(results, seq_id) == [3, 4, 5, 6, 7]
     if subject.resumes_draws:
         assert tokens_of(results, seq_id) == whole[3:]
 
 
-def penalties_count_all_output_that_of_earlier_runs_too(subject):
+def penalties_count_all_output_including_earlier_runs(subject):
     if not subject.computes:
         return
     plain = subject.text(max_output_tokens=24)
@@ -133,7 +133,7 @@ def penalties_count_all_output_that_of_earlier_runs_too(subject):
         assert subject.text(resumed, emitted=10, max_output_tokens=14, sampling=penalty) == whole[10:]
 
 
-def biases_and_forms_hold_the_text(subject):
+def biases_and_constraints_restrict_the_output(subject):
     if not subject.computes:
         return
     assert subject.text(sampling=SamplingParams(logit_bias=((77, 90.0),)), max_output_tokens=3) == [77] * 3
@@ -148,7 +148,7 @@ def biases_and_forms_hold_the_text(subject):
     assert subject.text([*PROMPT, *chosen[:1]], emitted=1, **held) == chosen[1:]
 
 
-def logprobs_come_to_those_who_ask(subject):
+def logprobs_are_returned_on_request(subject):
     asked = subject.add(sampling=SamplingParams(logprobs=True))
     silent = subject.add()
     for result in subject.run_out():
@@ -157,7 +157,7 @@ def logprobs_come_to_those_who_ask(subject):
             assert not subject.computes or seq_id != asked or logprob < 0.0
 
 
-def a_cancel_is_answered_by_the_next_step_which_spends_nothing_on_it(subject):
+def the_next_step_reports_a_cancel_and_computes_nothing_for_it(subject):
     gone, stays = subject.add(max_output_tokens=40), subject.add(max_output_tokens=6)
     before = [subject.engine.step() for _ in range(3)]
     assert subject.engine.cancel(gone)
@@ -172,7 +172,7 @@ def a_cancel_is_answered_by_the_next_step_which_spends_nothing_on_it(subject):
     assert not subject.engine.cancel(stays)
 
 
-def a_cancel_of_the_only_sequence_still_has_its_receipt(subject):
+def a_cancel_of_the_only_sequence_is_reported(subject):
     seq_id = subject.add()
     assert subject.engine.cancel(seq_id)
     assert subject.engine.has_work
@@ -180,7 +180,7 @@ def a_cancel_of_the_only_sequence_still_has_its_receipt(subject):
     assert (result.cancelled[0][:2], result.tokens) == ((seq_id, 0), [])
 
 
-def capacity_is_given_back_in_full(subject):
+def capacity_is_returned_in_full(subject):
     idle = subject.engine.capacity()
     assert (idle.running, idle.waiting, idle.prefill_backlog_tokens, idle.blocks_promised) == (0, 0, 0, 0)
     assert (idle.slots_free, idle.blocks_free) == (idle.slots, idle.blocks)
@@ -200,7 +200,7 @@ def capacity_is_given_back_in_full(subject):
     assert (after.slots_free, after.blocks_free, after.blocks_promised) == (idle.slots, idle.blocks, 0)
 
 
-def what_a_step_did_adds_up(subject):
+def step_counts_add_up(subject):
     prompts = [PROMPT, PROMPT[:11], PROMPT[:3]]
     for prompt in prompts:
         subject.add(prompt, max_output_tokens=4)
@@ -210,7 +210,7 @@ def what_a_step_did_adds_up(subject):
     assert sum(each.preempted for each in results) == 0
 
 
-def each_is_admitted_once_with_what_its_tenant_had_cached(subject):
+def each_sequence_is_admitted_once_with_its_tenants_cached_prefix(subject):
     prompt = [100 + place % 150 for place in range(80)]
     cached = []
     for salt in (b"one", b"one", b"two", b"", b""):
@@ -225,7 +225,7 @@ def each_is_admitted_once_with_what_its_tenant_had_cached(subject):
     assert 32 <= cached[1] < 80
 
 
-def who_finds_no_slot_waits_and_all_come_to_their_end(subject):
+def sequences_without_a_slot_wait_and_all_finish(subject):
     slots = subject.engine.capacity().slots
     ids = [subject.add(PROMPT[:5], max_output_tokens=6) for _ in range(slots + 3)]
     results = [subject.engine.step()]
@@ -236,34 +236,34 @@ def who_finds_no_slot_waits_and_all_come_to_their_end(subject):
     assert sorted(done.seq_id for each in results for done in each.finished) == ids
 
 
-def what_cannot_run_is_refused_and_forgotten(subject):
+def invalid_sequences_are_rejected_and_discarded(subject):
     known = subject.add()
-    assert refusal(lambda: subject.add(max_output_tokens=100_000), PromptTooLong).metadata
+    assert raised_error(lambda: subject.add(max_output_tokens=100_000), PromptTooLong).metadata
     subject.seq_ids = itertools.chain([known], subject.seq_ids)
-    refusal(subject.add, StartInvalid)
-    refusal(lambda: subject.add(PROMPT, emitted=len(PROMPT)), StartInvalid)
-    refusal(lambda: subject.add(PROMPT, max_output_tokens=0), StartInvalid)
+    raised_error(subject.add, StartInvalid)
+    raised_error(lambda: subject.add(PROMPT, emitted=len(PROMPT)), StartInvalid)
+    raised_error(lambda: subject.add(PROMPT, max_output_tokens=0), StartInvalid)
     results = subject.run_out()
     assert {seq_id for each in results for seq_id in each.seq_ids} == {known}
 
 
 CONTRACT = (
-    steps_count_up_and_tokens_have_their_place,
+    steps_are_numbered_and_tokens_are_indexed,
     a_stop_id_is_the_last_token,
-    the_end_of_sequence_ends_unless_it_is_to_be_ignored,
+    the_eos_token_ends_a_sequence_unless_ignored,
     the_same_request_has_the_same_text,
-    a_resumed_greedy_text_goes_on_as_it_would_have,
-    a_resumed_drawn_text_goes_on_from_its_place,
-    penalties_count_all_output_that_of_earlier_runs_too,
-    biases_and_forms_hold_the_text,
-    logprobs_come_to_those_who_ask,
-    a_cancel_is_answered_by_the_next_step_which_spends_nothing_on_it,
-    a_cancel_of_the_only_sequence_still_has_its_receipt,
-    capacity_is_given_back_in_full,
-    what_a_step_did_adds_up,
-    each_is_admitted_once_with_what_its_tenant_had_cached,
-    who_finds_no_slot_waits_and_all_come_to_their_end,
-    what_cannot_run_is_refused_and_forgotten,
+    a_resumed_greedy_text_continues_identically,
+    a_resumed_sampled_text_continues_at_its_index,
+    penalties_count_all_output_including_earlier_runs,
+    biases_and_constraints_restrict_the_output,
+    logprobs_are_returned_on_request,
+    the_next_step_reports_a_cancel_and_computes_nothing_for_it,
+    a_cancel_of_the_only_sequence_is_reported,
+    capacity_is_returned_in_full,
+    step_counts_add_up,
+    each_sequence_is_admitted_once_with_its_tenants_cached_prefix,
+    sequences_without_a_slot_wait_and_all_finish,
+    invalid_sequences_are_rejected_and_discarded,
 )
 
 
@@ -288,7 +288,7 @@ def main(model: str) -> None:
             outcome = "BROKEN"
             broken += 1
             traceback.print_exc()
-            subject.run_out()
+            subject.run_to_end()
         sys.stdout.write(f"{outcome} {promise.__name__}\n")
     sys.stdout.flush()
     sys.exit(broken)

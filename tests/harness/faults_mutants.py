@@ -3,60 +3,60 @@
 import dataclasses
 from unittest.mock import patch
 
-from faults_planting import (
+from mutant_registry import (
     ADMIT,
     DISPATCH,
     EXECUTE,
     MUTANTS,
     SESSION,
     SUBMIT,
-    edges_die_of_poison,
-    edges_stand_still_while_auth_starts_again,
-    hurries_off,
-    leaves_midway,
+    cancels_early,
+    cancels_midway,
+    edge_freeze_during_auth_restart,
     mutant,
-    nobody_hears_of_poison,
-    poison_comes_twice,
-    poison_goes_on_by_an_edge_that_knows_of_no_loss,
-    poison_goes_on_while_its_scheduler_hears_nobody,
-    stays,
+    poison_resumed_by_another_edge,
+    poison_sent_twice,
+    poison_with_edge_kills,
+    poison_with_scheduler_unreachable,
+    poison_without_schedulers,
+    unchanged,
 )
-from penstock.auth.accounts import ReservationTable
-from penstock.auth.edges import EdgeSessions
-from penstock.chassis import writing
-from penstock.chassis.own_time import StallFreeClock
+from penstock.auth.edge_sessions import EdgeSessions
+from penstock.auth.quota.reservation_table import ReservationTable
+from penstock.chassis.clocks import StallFreeClock
+from penstock.chassis.server import write_timeout
 from penstock.client.progress import Progress
 from penstock.client.stream import EdgeStream
 from penstock.edge import gateway
-from penstock.edge.flight.answer import OutputStream
-from penstock.edge.flight.flight import ActiveRequest
-from penstock.edge.links import frames as edge_frames
-from penstock.edge.links.queues import QueueClient
-from penstock.edge.links.worker import WorkerConnection
-from penstock.edge.tower import RequestRunner
-from penstock.faults.grpc.network import TO_CLIENT, Point
+from penstock.edge.lifecycle.active_request import ActiveRequest
+from penstock.edge.lifecycle.output import OutputStream
+from penstock.edge.runner import RequestRunner
+from penstock.edge.upstreams import frames as edge_frames
+from penstock.edge.upstreams.queue import QueueClient
+from penstock.edge.upstreams.worker import WorkerConnection
+from penstock.faults.grpc.network import TO_CLIENT, Failpoint
 from penstock.faults.mutations import with_poison, with_slow_reader
-from penstock.faults.plan import Act
-from penstock.queue.blames import PoisonRequests
-from penstock.queue.book import TicketBook
-from penstock.queue.placed import RecentLeases
-from penstock.scheduler.blames import PoisonReports
-from penstock.scheduler.credit import CreditBook
+from penstock.faults.plan import FaultKind
+from penstock.queue.poison import PoisonRequests
+from penstock.queue.tickets.book import TicketBook
+from penstock.queue.tickets.recent_leases import RecentLeases
+from penstock.scheduler.credit.credit_book import CreditBook
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.worker import refusals
-from penstock.worker.attachment import SchedulerClient
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.outcry import PoisonBroadcast
-from penstock.worker.probation import SuspectIsolation
-from penstock.worker.runs import RunTable
+from penstock.scheduler.poison import PoisonReports
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.quarantine.broadcast import PoisonBroadcast
+from penstock.worker.quarantine.quarantine import SuspectIsolation
+from penstock.worker.runs import errors
+from penstock.worker.runs.table import RunTable
+from penstock.worker.scheduler_session.client import SchedulerClient
 
 __all__ = ["MUTANTS"]
 
 # Edge.
 
 
-@mutant(edge_frames, "start", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_run_forgets_the_seed(start, passage, handle, lease):
     frame = start(passage, handle, lease)
     if frame.start.emitted:
@@ -64,101 +64,101 @@ def a_resumed_run_forgets_the_seed(start, passage, handle, lease):
     return frame
 
 
-@mutant(edge_frames, "start", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_run_forgets_its_position(start, passage, handle, lease):
     frame = start(passage, handle, lease)
     frame.start.emitted = 0
     return frame
 
 
-@mutant(edge_frames, "start", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_run_may_be_as_long_as_the_first(start, passage, handle, lease):
     frame = start(passage, handle, lease)
     frame.start.max_output_tokens = passage.flight.plan.max_output_tokens
     return frame
 
 
-@mutant(edge_frames, "enqueue", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(edge_frames, "enqueue", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_lost_run_is_enqueued_at_the_tail(enqueue, passage):
     if passage.flight.attempt > 1:
         passage.flight.enqueued_at += 1.0
     return enqueue(passage)
 
 
-@mutant(edge_frames, "_ticket", world=poison_goes_on_by_an_edge_that_knows_of_no_loss)
-def an_answer_goes_on_as_if_it_had_never_run(ticket, passage):
+@mutant(edge_frames, "_ticket", mutate_plan=poison_resumed_by_another_edge)
+def a_resumed_ticket_hides_that_it_may_have_run(ticket, passage):
     found = ticket(passage)
     found.may_have_run = False
     return found
 
 
-@mutant(OutputStream, "flush", leaves=stays)
-def the_text_that_was_held_back_is_lost(rest, self):
+@mutant(OutputStream, "flush", cancel_mode=unchanged)
+def held_back_text_is_lost(rest, self):
     return []
 
 
-@mutant(QueueClient, "_on_down", break_at=(Act.KILL, "queue", Point(SUBMIT, TO_CLIENT, "queued")))
+@mutant(QueueClient, "_on_down", fault=(FaultKind.KILL, "queue", Failpoint(SUBMIT, TO_CLIENT, "queued")))
 def tickets_of_a_lost_shard_are_forgotten(on_down, self, address):
     return None
 
 
-@mutant(WorkerConnection, "cancel", leaves=leaves_midway)
+@mutant(WorkerConnection, "cancel", cancel_mode=cancels_midway)
 def a_cancel_never_reaches_the_worker(cancel, self, handle):
     return None
 
 
-@mutant(ActiveRequest, "on_worker_lost", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
-def a_lost_run_is_waited_for(worker_lost, self, now, *, died):
+@mutant(ActiveRequest, "on_worker_lost", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
+def a_lost_run_is_never_retried(worker_lost, self, now, *, died):
     return []
 
 
-@mutant(gateway, "plan_generation", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(gateway, "plan_generation", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_answer_forgets_its_text(plan_for, spec, model, **given):
     plan = plan_for(spec, model, **given)
     fresh = model.codec.transcript(spec.input, plan.prompt_ids, spec.stop)
     return dataclasses.replace(plan, transcript=fresh)
 
 
-@mutant(RequestRunner, "_emit", world=with_slow_reader)
-def whatever_a_slow_client_has_not_read_is_kept(emit, self, passage, piece):
+@mutant(RequestRunner, "_emit", mutate_plan=with_slow_reader)
+def unread_output_of_a_slow_client_is_unbounded(emit, self, passage, piece):
     passage.outlet.emit(piece)
 
 
-@mutant(writing._WriteWatchdog, "_check", world=with_slow_reader)
-def a_client_that_takes_nothing_is_waited_for(look, self):
+@mutant(write_timeout._WriteWatchdog, "_check", mutate_plan=with_slow_reader)
+def a_stalled_client_never_times_out(look, self):
     return None
 
 
-@mutant(StallFreeClock, "at", world=edges_stand_still_while_auth_starts_again)
-def an_edge_takes_its_own_standstill_for_that_of_auth(at, self, now):
+@mutant(StallFreeClock, "at", mutate_plan=edge_freeze_during_auth_restart)
+def an_edge_mistakes_its_own_stall_for_an_auth_outage(at, self, now):
     return now
 
 
 # Client.
 
 
-@mutant(Progress, "next_request", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
-def the_client_lets_the_next_edge_draw_a_seed(request, self):
+@mutant(Progress, "next_request", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
+def the_client_omits_the_seed_when_it_resumes(request, self):
     found = request(self)
     if self.token_ids and not self._request.sampling.HasField("seed"):
         found.sampling.ClearField("seed")
     return found
 
 
-@mutant(EdgeStream, "_on_down", break_at=(Act.CUT, "edge", Point(SESSION, TO_CLIENT, "step")))
+@mutant(EdgeStream, "_on_down", fault=(FaultKind.RESET, "edge", Failpoint(SESSION, TO_CLIENT, "step")))
 def a_lost_session_leaves_its_requests_waiting(on_down, self, reason):
-    self._cease()
+    self._stop_accepting()
 
 
 # Auth.
 
 
-@mutant(ReservationTable, "find", break_at=(Act.CUT, "auth", Point(ADMIT, TO_CLIENT, "admitted")))
+@mutant(ReservationTable, "find", fault=(FaultKind.RESET, "auth", Failpoint(ADMIT, TO_CLIENT, "admitted")))
 def a_reservation_asked_for_again_is_made_again(find, self, tenant_id, request_id):
     return None
 
 
-@mutant(EdgeSessions, "pop_expired", break_at=(Act.KILL, "edge", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(EdgeSessions, "pop_expired", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def an_edge_that_stays_away_keeps_its_reservations(lapsed, self, now):
     return []
 
@@ -166,14 +166,18 @@ def an_edge_that_stays_away_keeps_its_reservations(lapsed, self, now):
 # Queue.
 
 
-@mutant(TicketBook, "on_scheduler_disconnected", break_at=(Act.KILL, "scheduler", Point(DISPATCH, TO_CLIENT, "offer")))
-def what_a_dead_scheduler_was_offered_is_lost(scheduler_lost, self, scheduler, now):
-    self.seats[scheduler].offered.clear()
+@mutant(
+    TicketBook,
+    "on_scheduler_disconnected",
+    fault=(FaultKind.KILL, "scheduler", Failpoint(DISPATCH, TO_CLIENT, "offer")),
+)
+def offers_to_a_dead_scheduler_are_lost(scheduler_lost, self, scheduler, now):
+    self.schedulers[scheduler].offered.clear()
     return scheduler_lost(self, scheduler, now)
 
 
-@mutant(RecentLeases, "with_fingerprints", world=poison_comes_twice)
-def suspects_that_have_a_lease_may_start_elsewhere(*_):
+@mutant(RecentLeases, "with_fingerprints", mutate_plan=poison_sent_twice)
+def leased_suspects_may_start_on_another_worker(*_):
     return []
 
 
@@ -181,11 +185,11 @@ def suspects_that_have_a_lease_may_start_elsewhere(*_):
 
 
 @mutant(CreditBook, "on_credit_voided")
-def credit_is_not_given_back_with_a_decline(voided, self, queue):
+def credit_is_not_returned_with_a_decline(voided, self, queue):
     return None
 
 
-@mutant(Dispatcher, "_remove_worker", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
+@mutant(Dispatcher, "_remove_worker", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def leases_of_a_lost_worker_are_kept(forget, self, worker):
     self.fleet.remove(worker)
 
@@ -193,50 +197,50 @@ def leases_of_a_lost_worker_are_kept(forget, self, worker):
 # Worker.
 
 
-@mutant(SchedulerClient, "send_released", leaves=hurries_off)
-def the_end_of_a_cancelled_run_is_not_told(released, self, message):
+@mutant(SchedulerClient, "send_released", cancel_mode=cancels_early)
+def the_end_of_a_cancelled_run_is_not_reported(released, self, message):
     if any(each.output_tokens for each in message.served):
         released(self, message)
 
 
 @mutant(RunTable, "on_engine_lost")
-def runs_of_a_dead_engine_are_waited_for(engine_lost, self, error, *rest, **given):
+def runs_of_a_dead_engine_never_end(engine_lost, self, error, *rest, **given):
     self.closed = error
     return []
 
 
-@mutant(RunTable, "on_engine_lost", world=with_poison)
-def nobody_is_put_on_probation(engine_lost, self, error, now, *, crashed=False):
+@mutant(RunTable, "on_engine_lost", mutate_plan=with_poison)
+def suspects_are_not_quarantined(engine_lost, self, error, now, *, crashed=False):
     return engine_lost(self, error, now)
 
 
-@mutant(SuspectIsolation, "clear_isolated", world=with_poison)
-def acquitted_runs_go_on_beside_the_next_suspect(_, self):
+@mutant(SuspectIsolation, "clear_isolated", mutate_plan=with_poison)
+def cleared_runs_continue_beside_the_next_suspect(_, self):
     if self.tried and self.tried.tokens > self._mark:
         self.tried = None
 
 
-@mutant(PoisonReports, "merged", world=edges_die_of_poison)
-def queues_do_not_hear_of_suspects(*_):
+@mutant(PoisonReports, "merged", mutate_plan=poison_with_edge_kills)
+def suspects_are_not_reported_to_queues(*_):
     return ()
 
 
-@mutant(PoisonRequests, "is_blocked", world=nobody_hears_of_poison)
-def lost_runs_do_not_wait_for_workers_that_nobody_heard(_, self, ticket, now):
+@mutant(PoisonRequests, "is_blocked", mutate_plan=poison_without_schedulers)
+def lost_runs_start_before_poison_reports_arrive(_, self, ticket, now):
     return self.refusal(ticket.fingerprint, now) is not None
 
 
-@mutant(PoisonBroadcast, "send_changes", world=poison_goes_on_while_its_scheduler_hears_nobody)
-def a_workers_own_scheduler_alone_hears_of_suspects(*_):
+@mutant(PoisonBroadcast, "send_changes", mutate_plan=poison_with_scheduler_unreachable)
+def suspects_are_reported_to_one_scheduler_only(*_):
     pass
 
 
-@mutant(RunTable, "_leave_orphan", world=edges_die_of_poison)
-def trials_end_with_their_clients(_, self, run, now):
-    return self._end(run, refusals.deadline_passed(), now)
+@mutant(RunTable, "_leave_orphan", mutate_plan=poison_with_edge_kills)
+def isolation_ends_when_the_client_disconnects(_, self, run, now):
+    return self._end(run, errors.deadline_passed(), now)
 
 
-@mutant(Batch, "_release_cancelled", leaves=hurries_off)
+@mutant(Batch, "_release_cancelled", cancel_mode=cancels_early)
 def blocks_of_a_cancelled_prefill_are_kept(let_go, self):
     prefilling = {each.spec.seq_id for each in self.running if each.remaining > 1}
     release = BlockPool.release
@@ -246,8 +250,8 @@ def blocks_of_a_cancelled_prefill_are_kept(let_go, self):
         return let_go(self)
 
 
-@mutant(Batch, "_emit", break_at=(Act.KILL, "worker", Point(EXECUTE, TO_CLIENT, "step")))
-def tokens_of_a_resumed_run_are_numbered_from_nought(emit, self, sampled, *rest):
+@mutant(Batch, "_emit", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
+def tokens_of_a_resumed_run_are_numbered_from_zero(emit, self, sampled, *rest):
     emit(self, sampled, *rest)
     result = rest[-1]
     result.indexes = [index - sequence.spec.emitted for index, sequence in zip(result.indexes, sampled, strict=True)]

@@ -7,17 +7,17 @@ was lost or a worker died. Workers take what runs along when they attach to anot
 from dataclasses import dataclass, field
 from itertools import count
 
-from dispatch_mesh import BLOCK, MODEL, Mesh, profile_of, ticket_of
-from penstock.edge.links.shards import shard_for
+from dispatch_mesh import BLOCK_TOKENS, MODEL, CoreMesh, profile_of, ticket_of
+from penstock.edge.upstreams.hashing import shard_for
 from penstock.mesh.v1.scheduler_pb2 import RunningLease
 from penstock.queue import effects as queue_effects
-from penstock.queue.waiting import from_frame
+from penstock.queue.ticket import from_frame
 
 SLOTS, KV_BLOCKS = 2, 8
 
 
 @dataclass
-class Request:
+class FleetRequest:
     """What the edge knows of one; its lease is a worker's name and the lease's id."""
 
     name: str
@@ -33,9 +33,9 @@ class Request:
 
 
 @dataclass
-class Fleet(Mesh):
-    reserve_share: float = 0.5
-    requests: dict[str, Request] = field(default_factory=dict)
+class FleetMesh(CoreMesh):
+    express_slot_share: float = 0.5
+    requests: dict[str, FleetRequest] = field(default_factory=dict)
     edges: dict[str, str] = field(default_factory=dict)  # the edge's present stream to each shard
     names: count = field(default_factory=lambda: count(1))
 
@@ -57,7 +57,7 @@ class Fleet(Mesh):
             self.send(request)
         return moved
 
-    def break_edge_stream(self, shard):
+    def reconnect_edge(self, shard):
         """The edge is back on a new stream before the old one's loss is noticed; it says all that it said before."""
         former, self.edges[shard] = self.edges[shard], f"edge/{next(self.names)}"
         self._perform_shard(shard, self.shards[shard].on_edge_connected(self.edges[shard]))
@@ -78,27 +78,29 @@ class Fleet(Mesh):
     def lose_scheduler(self, name):
         """Its workers go to another with what runs; what nobody has started is lost, and refused to whoever tries."""
         self.remove_scheduler(name)
-        for worker in [each for each, scheduler in self.homes.items() if scheduler == name]:
+        for worker in [each for each, scheduler in self.scheduler_by_worker.items() if scheduler == name]:
             self.expected[worker].clear()
-            self.homes[worker] = min(self.schedulers)
+            self.scheduler_by_worker[worker] = min(self.schedulers)
             running = self.running[worker]
             profile = profile_of(slots=SLOTS, kv_blocks=KV_BLOCKS)
             profile.running.extend(self._running(lease_id, each) for lease_id, each in running.items())
-            core = self.schedulers[self.homes[worker]]
-            self._perform_scheduler(self.homes[worker], core.on_worker_attached(worker, worker, f"{worker}:1", profile))
+            core = self.schedulers[self.scheduler_by_worker[worker]]
+            self._perform_scheduler(
+                self.scheduler_by_worker[worker], core.on_worker_attached(worker, worker, f"{worker}:1", profile)
+            )
 
     def _running(self, lease_id, name):
         request = self.requests[name]
         fields = {"ticket_id": name, "attempt": request.attempt, "queue_id": request.shard}
-        return RunningLease(lease_id=lease_id, kv_blocks=-(-request.tokens // BLOCK), **fields)
+        return RunningLease(lease_id=lease_id, kv_blocks=-(-request.tokens // BLOCK_TOKENS), **fields)
 
     # What the edge does.
 
     def in_state(self, state):
         return [request for request in self.requests.values() if request.state == state]
 
-    def ask(self, name, **fields):
-        self.requests[name] = Request(name, at=self.now, **fields)
+    def add_request(self, name, **fields):
+        self.requests[name] = FleetRequest(name, at=self.now, **fields)
         self.send(self.requests[name])
 
     def send(self, request):
@@ -118,7 +120,7 @@ class Fleet(Mesh):
         request.avoid = [*request.avoid, *avoid][-2:]
         self.send(request)
 
-    def leave(self, request):
+    def cancel(self, request):
         if request.state == "runs":
             self.finish(*request.lease)
         elif request.shard in self.shards:
@@ -126,7 +128,7 @@ class Fleet(Mesh):
             self._perform_shard(request.shard, self.shards[request.shard].withdraw(edge, [request.name]))
         request.state = "left"
 
-    def begin(self, request):
+    def start_lease(self, request):
         """Start a lease; a worker that does not know it refuses, and the edge asks again."""
         worker, lease_id = request.lease
         if lease_id in self.expected.get(worker, {}):
@@ -140,12 +142,12 @@ class Fleet(Mesh):
         self.finish(worker, lease_id, prompt=request.tokens - 1, output=1)
         request.state = "done"
 
-    def run_dry(self, seconds=60.0, step=0.1):
+    def run_to_end(self, seconds=60.0, step=0.1):
         until = self.now + seconds
         while self.now < until and any(map(self.in_state, ("waits", "holds", "runs"))):
             self.settle()
             for request in self.in_state("holds"):
-                self.begin(request)
+                self.start_lease(request)
             for request in self.in_state("runs"):
                 self.complete(request)
             self.settle()
@@ -158,9 +160,9 @@ class Fleet(Mesh):
         super()._perform_shard(shard, [each for each in effects if isinstance(each, queue_effects.ToScheduler)])
         for effect in effects:
             if isinstance(effect, queue_effects.Leased | queue_effects.Shed) and effect.edge == self.edges.get(shard):
-                self._hear(shard, effect)
+                self._on_effect(shard, effect)
 
-    def _hear(self, shard, effect):
+    def _on_effect(self, shard, effect):
         if isinstance(effect, queue_effects.Shed):
             request = self.requests[effect.ticket_id]
             if request.state == "waits" and request.shard == shard:

@@ -10,27 +10,38 @@ from collections import Counter
 from itertools import chain
 
 from penstock.chassis.config import ConfigError, load, variable_prefix
-from penstock.chassis.health import LIVENESS
+from penstock.chassis.server.health import LIVENESS
 
-MARGIN_S = 5  # between the end of a drain and the kill
+KILL_MARGIN_S = 5  # between the end of a drain and the kill
 ADDRESS = re.compile(r"(?P<dns>dns:///)?(?P<host>[a-z][a-z0-9-]*):(?P<ports>\d+(?:/\d+)*)")
 LISTENERS = {"listen": "grpc", "http_listen": "http", "metrics_listen": "metrics"}  # setting -> name of its port
-TOLD_CALLS = [("envoy", "edge", 7001), ("envoy", "edge", 7080), ("edge", "worker", 7005)]  # by xDS and by lease
+DYNAMIC_CALLS = [("envoy", "edge", 7001), ("envoy", "edge", 7080), ("edge", "worker", 7005)]  # by xDS and by lease
 
 
-def faults(objects, configs):
+def manifest_faults(objects, configs):
     """Every fault found; `configs` maps a tier to the class of its settings."""
-    found = [*_names(objects), *_calls(objects)]
-    for pods in _of(objects, "Deployment"):
-        found += _at(pods, chain(_account(pods, objects), _hardening(pods), _mounts(pods, objects), _roll(pods)))
-        found += _at(pods, chain(_labelled(pods), _probes(pods)))
-        found += _at(pods, _tier(pods, configs[pods["metadata"]["name"]]) if _is_tier(pods, configs) else _envoy(pods))
-    for service in _of(objects, "Service"):
-        found += _at(service, _service(service, objects))
-    for budget in _of(objects, "PodDisruptionBudget"):
-        found += _at(budget, _selects_one(budget["spec"]["selector"]["matchLabels"], objects))
-    for policy in _of(objects, "NetworkPolicy"):
-        found += _at(policy, _policy(policy, objects))
+    found = [*_check_names(objects), *_check_calls(objects)]
+    for pods in _objects_of_kind(objects, "Deployment"):
+        found += _with_object_name(
+            pods,
+            chain(
+                _check_service_account(pods, objects),
+                _check_hardening(pods),
+                _check_mounts(pods, objects),
+                _check_rollout(pods),
+            ),
+        )
+        found += _with_object_name(pods, chain(_check_labels(pods), _check_probes(pods)))
+        found += _with_object_name(
+            pods,
+            _check_tier(pods, configs[pods["metadata"]["name"]]) if _is_tier(pods, configs) else _check_envoy(pods),
+        )
+    for service in _objects_of_kind(objects, "Service"):
+        found += _with_object_name(service, _check_service(service, objects))
+    for budget in _objects_of_kind(objects, "PodDisruptionBudget"):
+        found += _with_object_name(budget, _selects_one(budget["spec"]["selector"]["matchLabels"], objects))
+    for policy in _objects_of_kind(objects, "NetworkPolicy"):
+        found += _with_object_name(policy, _check_network_policy(policy, objects))
     return found
 
 
@@ -64,15 +75,15 @@ def _pod(pods):
     return pods["spec"]["template"]["spec"]
 
 
-def _of(objects, kind):
+def _objects_of_kind(objects, kind):
     return [each for each in objects if each["kind"] == kind]
 
 
-def _named(objects, kind, name):
-    return next((each for each in _of(objects, kind) if each["metadata"]["name"] == name), None)
+def _find_object(objects, kind, name):
+    return next((each for each in _objects_of_kind(objects, kind) if each["metadata"]["name"] == name), None)
 
 
-def _at(thing, texts):
+def _with_object_name(thing, texts):
     return [f"{thing['kind']} {thing['metadata']['name']}: {text}" for text in texts]
 
 
@@ -82,7 +93,9 @@ def _is_tier(pods, configs):
 
 def _selected(selector, objects):
     return [
-        each["metadata"]["name"] for each in _of(objects, "Deployment") if selector.items() <= _labels(each).items()
+        each["metadata"]["name"]
+        for each in _objects_of_kind(objects, "Deployment")
+        if selector.items() <= _labels(each).items()
     ]
 
 
@@ -93,30 +106,30 @@ def _labels(pods):
 # One object
 
 
-def _names(objects):
+def _check_names(objects):
     names = Counter((each["kind"], each["metadata"]["name"]) for each in objects)
     yield from (f"{kind} {name} is there {times} times" for (kind, name), times in names.items() if times > 1)
     places = {each["metadata"].get("namespace") for each in objects if each["kind"] != "Namespace"}
-    if places != {each["metadata"]["name"] for each in _of(objects, "Namespace")}:
+    if places != {each["metadata"]["name"] for each in _objects_of_kind(objects, "Namespace")}:
         yield f"objects are in {places}, which is not the one namespace made"
 
 
-def _labelled(pods):
+def _check_labels(pods):
     if not pods["spec"]["selector"]["matchLabels"].items() <= _labels(pods).items():
         yield "its selector does not match its own pods"
     if ":" not in container(pods)["image"] or container(pods)["image"].endswith(":latest"):
         yield f"image {container(pods)['image']} is not pinned to a tag"
 
 
-def _account(pods, objects):
+def _check_service_account(pods, objects):
     name = _pod(pods).get("serviceAccountName")
-    if _named(objects, "ServiceAccount", name) is None:
+    if _find_object(objects, "ServiceAccount", name) is None:
         yield f"no ServiceAccount {name}"
     if _pod(pods).get("automountServiceAccountToken") is not False:
         yield "its pods carry a token they do not need"
 
 
-def _hardening(pods):
+def _check_hardening(pods):
     mine, ours = container(pods).get("securityContext", {}), _pod(pods).get("securityContext", {})
     if not (ours.get("runAsNonRoot") is True and ours.get("runAsUser", 0) > 0):
         yield "may run as root"
@@ -130,7 +143,7 @@ def _hardening(pods):
         yield "is given variables of other Services, which look like unknown settings"
 
 
-def _mounts(pods, objects):
+def _check_mounts(pods, objects):
     volumes = {each["name"]: each for each in _pod(pods).get("volumes", [])}
     mounts = {each["name"]: each["mountPath"] for each in container(pods).get("volumeMounts", [])}
     if volumes.keys() != mounts.keys():
@@ -138,15 +151,15 @@ def _mounts(pods, objects):
     if mounts.get("tmp") != "/tmp":
         yield "has nowhere to write a temporary file"
     for volume in volumes.values():
-        if "configMap" in volume and _named(objects, "ConfigMap", volume["configMap"]["name"]) is None:
+        if "configMap" in volume and _find_object(objects, "ConfigMap", volume["configMap"]["name"]) is None:
             yield f"no ConfigMap {volume['configMap']['name']}"
         if "persistentVolumeClaim" in volume:
             claim = volume["persistentVolumeClaim"]["claimName"]
-            if _named(objects, "PersistentVolumeClaim", claim) is None:
+            if _find_object(objects, "PersistentVolumeClaim", claim) is None:
                 yield f"no PersistentVolumeClaim {claim}"
 
 
-def _roll(pods):
+def _check_rollout(pods):
     """Never fewer pods than before while rolling; one writer at a time where there is a volume."""
     strategy = pods["spec"]["strategy"]
     has_volume = any("persistentVolumeClaim" in each for each in _pod(pods).get("volumes", []))
@@ -156,10 +169,10 @@ def _roll(pods):
         yield "a roll takes pods away before there are new ones"
 
 
-SHARED = ("POD_IP", "PENSTOCK_ZONE")  # what every tier may have
+SHARED_VARIABLES = ("POD_IP", "PENSTOCK_ZONE")  # what every tier may have
 
 
-def _probes(pods):
+def _check_probes(pods):
     numbers, names = set(ports(pods).values()), set(ports(pods))
     for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
         probe = container(pods).get(kind)
@@ -171,7 +184,7 @@ def _probes(pods):
                 yield f"its {kind} asks port {port}, which it does not have"
 
 
-def _tier(pods, config_class):
+def _check_tier(pods, config_class):
     """The checks that need to know what a tier's settings mean."""
     tier, variables = pods["metadata"]["name"], environment(pods)
     try:
@@ -179,39 +192,41 @@ def _tier(pods, config_class):
     except ConfigError as error:
         yield f"its settings are refused: {error}"
         return
-    unknown = [name for name in variables if not name.startswith(variable_prefix(tier)) and name not in SHARED]
+    unknown = [
+        name for name in variables if not name.startswith(variable_prefix(tier)) and name not in SHARED_VARIABLES
+    ]
     if unknown:
         yield f"{unknown} are settings of no tier, or of another"
-    yield from _listens(pods, config)
-    yield from _grpc_probes(pods)
-    yield from _grace(pods, config.drain_grace)
+    yield from _check_ports(pods, config)
+    yield from _check_grpc_probes(pods)
+    yield from _check_grace_period(pods, config.drain_grace)
     if tier == "worker" and config.advertise != f"10.0.0.1:{ports(pods)['grpc']}":
         yield f"edges are told to dial {config.advertise!r}, which is not the pod"
 
 
-def _listens(pods, config):
+def _check_ports(pods, config):
     listens = {name: getattr(config, setting) for setting, name in LISTENERS.items() if getattr(config, setting, "")}
     expected = {name: f"0.0.0.0:{port}" for name, port in ports(pods).items()}
     if listens != expected:
         yield f"listens on {listens}, but its ports are {expected}"
 
 
-def _grpc_probes(pods):
+def _check_grpc_probes(pods):
     grpc = ports(pods)["grpc"]
     asked = {kind: container(pods).get(f"{kind}Probe", {}).get("grpc") for kind in ("readiness", "liveness")}
     if asked != {"readiness": {"port": grpc}, "liveness": {"port": grpc, "service": LIVENESS}}:
         yield f"its probes ask {asked}"
 
 
-def _envoy(pods):
+def _check_envoy(pods):
     command = container(pods).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["0"])
-    yield from _grace(pods, float(command[-1]))  # drain.sh ADMIN_PORT GRACE
+    yield from _check_grace_period(pods, float(command[-1]))  # drain.sh ADMIN_PORT GRACE
 
 
-def _grace(pods, drain):
+def _check_grace_period(pods, drain):
     before = container(pods).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
     allowed = _pod(pods)["terminationGracePeriodSeconds"]
-    if allowed < before + drain + MARGIN_S:
+    if allowed < before + drain + KILL_MARGIN_S:
         yield f"is killed after {allowed} s, while draining takes up to {before} + {drain:g} s"
 
 
@@ -220,10 +235,10 @@ def _selects_one(selector, objects):
         yield f"selects {selected}, not one Deployment"
 
 
-def _service(service, objects):
+def _check_service(service, objects):
     yield from _selects_one(service["spec"].get("selector", {}), objects)
     for name in _selected(service["spec"].get("selector", {}), objects)[:1]:
-        there = ports(_named(objects, "Deployment", name))
+        there = ports(_find_object(objects, "Deployment", name))
         for port in service["spec"]["ports"]:
             if port["targetPort"] not in there:
                 yield f"sends to port {port['targetPort']}, which no pod of {name} has"
@@ -235,12 +250,12 @@ def _is_headless(service):
     return service["spec"].get("clusterIP") == "None"
 
 
-def _policy(policy, objects):
+def _check_network_policy(policy, objects):
     selector = policy["spec"]["podSelector"].get("matchLabels", {})
     selected = _selected(selector, objects)
     if not selected:
         yield "selects no pods"
-    there = {port for name in selected for port in ports(_named(objects, "Deployment", name)).values()}
+    there = {port for name in selected for port in ports(_find_object(objects, "Deployment", name)).values()}
     for rule in policy["spec"].get("ingress", []):
         if strange := {port["port"] for port in rule["ports"]} - there:
             yield f"opens {sorted(strange)}, where nobody listens"
@@ -251,29 +266,31 @@ def _policy(policy, objects):
 # Who calls whom
 
 
-def _calls(objects):
+def _check_calls(objects):
     """Every address in the settings is one of a Service, and every call along it is let through."""
-    for caller, where, called, port in _addressed(objects):
-        service = _named(objects, "Service", called)
+    for caller, where, called, port in _configured_addresses(objects):
+        service = _find_object(objects, "Service", called)
         if service is None or port not in {each["port"] for each in service["spec"]["ports"]}:
             yield f"{caller}: {where} names {called}:{port}, which no Service has"
             continue
         if "dns:///" in where and not _is_headless(service):
             yield f"{caller}: {where} is balanced by the caller, but Service {called} has one address for all its pods"
-    calls = {(caller, called, port) for caller, where, called, port in _addressed(objects) if caller != "routing"}
-    for caller, called, port in sorted(calls | set(TOLD_CALLS)):
+    calls = {
+        (caller, called, port) for caller, where, called, port in _configured_addresses(objects) if caller != "routing"
+    }
+    for caller, called, port in sorted(calls | set(DYNAMIC_CALLS)):
         if not _is_allowed(caller, called, port, objects):
             yield f"{caller} may not call {called}:{port}"
 
 
-def _addressed(objects):
+def _configured_addresses(objects):
     """Caller, setting, Service and port of each address that some process is given."""
-    for pods in _of(objects, "Deployment"):
+    for pods in _objects_of_kind(objects, "Deployment"):
         for name, text in environment(pods).items():
             for match in ADDRESS.finditer(text):
                 for port in match["ports"].split("/"):
                     yield pods["metadata"]["name"], f"{name}={match[0]}", match["host"], int(port)
-    for file in _of(objects, "ConfigMap"):
+    for file in _objects_of_kind(objects, "ConfigMap"):
         for cluster in json.loads(file["data"]["bootstrap.json"])["static_resources"]["clusters"]:
             socket = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"][
                 "socket_address"
@@ -285,13 +302,13 @@ def _addressed(objects):
 def _is_allowed(caller, called, port, objects):
     policies = [
         policy
-        for policy in _of(objects, "NetworkPolicy")
+        for policy in _objects_of_kind(objects, "NetworkPolicy")
         if called in _selected(policy["spec"]["podSelector"].get("matchLabels", {}), objects)
     ]
     rules = [rule for policy in policies for rule in policy["spec"].get("ingress", [])]
-    return not policies or any(_lets_in(rule, caller, port, objects) for rule in rules)
+    return not policies or any(_allows(rule, caller, port, objects) for rule in rules)
 
 
-def _lets_in(rule, caller, port, objects):
+def _allows(rule, caller, port, objects):
     callers = {name for each in rule.get("from", []) for name in _selected(each["podSelector"]["matchLabels"], objects)}
     return port in {each["port"] for each in rule["ports"]} and ("from" not in rule or caller in callers)

@@ -11,25 +11,25 @@ import yaml
 from paths import REPO
 
 KUBECTL = Path(sys.executable).with_name("kubectl")
-DEPLOY = REPO / "deploy"
-OVERLAY = DEPLOY / "k8s" / "overlays" / "local"
+DEPLOY_FOLDER = REPO / "deploy"
+LOCAL_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "local"
 TIERS = ("auth", "edge", "queue", "routing", "scheduler", "worker")
 
 
 @cache
-def render(folder):
+def render_overlay(folder):
     """The objects of an overlay; shared, so copy before changing."""
     said = subprocess.run([KUBECTL, "kustomize", folder], capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
     return list(yaml.safe_load_all(said.stdout))
 
 
-def configs():
+def config_classes():
     """The class of each tier's settings."""
     return {tier: getattr(import_module(f"penstock.{tier}.config"), f"{tier.title()}Config") for tier in TIERS}
 
 
-def the(objects, kind, name):
+def get_object(objects, kind, name):
     """The one object of that kind whose name is `name`, a generated suffix aside."""
     (only,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].split("-")[0] == name]
     return only

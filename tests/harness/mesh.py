@@ -15,10 +15,10 @@ from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import GenerateRequest, Sampling
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
-PATIENCE = 30.0  # s; a bound for what must happen, never a wait for what may
+TIMEOUT_S = 30.0  # s; a bound for what must happen, never a wait for what may
 
 # What must be back at zero when nothing runs, by tier.
-RESIDUE = {
+FIGURES_ZERO_AT_REST = {
     "edge": ("active_requests", "reservations_open"),
     "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
     "queue": ("waiting", "waiting_tokens", "offered"),
@@ -34,20 +34,20 @@ async def running_mesh(**asked) -> AsyncIterator[LocalMesh]:
 
 
 @dataclass
-class Caller:
+class StubClient:
     """A client of one address with the mesh's key, over the bare stub."""
 
     stub: InferenceStub
     metadata: tuple[tuple[str, str], ...]
 
     def generate(self, **request):
-        return self.stub.Generate(GenerateRequest(**request), metadata=self.metadata, timeout=PATIENCE * 4)
+        return self.stub.Generate(GenerateRequest(**request), metadata=self.metadata, timeout=TIMEOUT_S * 4)
 
 
 @asynccontextmanager
-async def caller(mesh: LocalMesh, address: str = "") -> AsyncIterator[Caller]:
+async def stub_client(mesh: LocalMesh, address: str = "") -> AsyncIterator[StubClient]:
     async with channel(address or mesh.plan.grpc) as to_edge:
-        yield Caller(InferenceStub(to_edge), (("authorization", f"Bearer {mesh.api_key}"),))
+        yield StubClient(InferenceStub(to_edge), (("authorization", f"Bearer {mesh.api_key}"),))
 
 
 def greedy(prompt: str, tokens: int) -> dict[str, object]:
@@ -57,7 +57,7 @@ def greedy(prompt: str, tokens: int) -> dict[str, object]:
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """What a whole stream carried."""
 
     text: str
@@ -66,9 +66,9 @@ class Answer:
     usage_tokens: int
 
 
-async def read_all(call) -> Answer:
+async def read_answer(call) -> StreamedAnswer:
     """Read a Generate call to its end; raises AioRpcError when it fails."""
-    answer = Answer("", [], [], 0)
+    answer = StreamedAnswer("", [], [], 0)
     async for frame in call:
         kind = frame.WhichOneof("frame")
         if kind == "delta":
@@ -86,13 +86,13 @@ async def snapshot(address: str) -> Snapshot:
         return (await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot
 
 
-async def figure(mesh: LocalMesh, tier: str, name: str) -> float:
+async def sum_figure(mesh: LocalMesh, tier: str, name: str) -> float:
     """Sum of one figure over the live processes of a tier."""
     alive = [child.spec.address for child in mesh.processes.children if child.spec.tier == tier and child.is_alive]
     return sum([(await snapshot(address)).figures[name] for address in alive])
 
 
-async def until(address: str, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+async def wait_for_figures(address: str, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:
     """Watch a process's figures until they satisfy `condition`; the last ones are in the failure otherwise."""
     request = WatchSnapshotRequest()
     request.interval.FromMilliseconds(100)
@@ -100,7 +100,7 @@ async def until(address: str, condition: Callable[[dict[str, float]], bool]) -> 
     async with channel(address) as to_process:
         watch = AdminStub(to_process).WatchSnapshot(request)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_S):
                 async for answer in watch:
                     figures = dict(answer.snapshot.figures)
                     if condition(figures):
@@ -115,9 +115,11 @@ async def until(address: str, condition: Callable[[dict[str, float]], bool]) -> 
     raise AssertionError(message)
 
 
-async def at_rest(mesh: LocalMesh) -> None:
+async def wait_at_rest(mesh: LocalMesh) -> None:
     """Wait until no live process holds anything for a request; a figure that is missing fails as well."""
     for child in mesh.processes.children:
-        names = RESIDUE.get(child.spec.tier, ())
+        names = FIGURES_ZERO_AT_REST.get(child.spec.tier, ())
         if child.is_alive and names:
-            await until(child.spec.address, lambda figures, names=names: all(figures[name] == 0 for name in names))
+            await wait_for_figures(
+                child.spec.address, lambda figures, names=names: all(figures[name] == 0 for name in names)
+            )

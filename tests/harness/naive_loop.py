@@ -5,7 +5,7 @@ Written apart from the engine's model: its own attention, on the same weights.
 
 import torch
 
-from penstock.worker.engine.model import Model
+from penstock.worker.engine.torch.model import Model
 
 
 def naive_logits(model: Model, ids: list[int]) -> torch.Tensor:

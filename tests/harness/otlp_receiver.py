@@ -26,9 +26,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from penstock.chassis.afterwards import deferred_calls
+from penstock.chassis.observability.deferred import deferred_calls
 
-WAIT = 20.0  # s; longer than an exporter's schedule
+TIMEOUT_S = 20.0  # s; longer than an exporter's schedule
 
 
 @dataclass(frozen=True)
@@ -77,30 +77,32 @@ class Receiver(TraceServiceServicer, MetricsServiceServicer):
 
     def wait_for_spans(self, *names: str, trace_id: str = "") -> list[ReceivedSpan]:
         """Spans of the trace once each of `names` is among them; fails, naming what is missing."""
-        make_what_was_put_off()
+        run_deferred_calls()
         with self._arrived:
-            arrived = self._arrived.wait_for(lambda: not self._missing(names, trace_id), timeout=WAIT)
+            arrived = self._arrived.wait_for(lambda: not self._missing(names, trace_id), timeout=TIMEOUT_S)
             missing = self._missing(names, trace_id)
-        assert arrived, f"no span {sorted(missing)} came within {WAIT} s; there are {self.spans(trace_id=trace_id)}"
+        assert arrived, (
+            f"no span {sorted(missing)} came within {TIMEOUT_S} s; there are {self.spans(trace_id=trace_id)}"
+        )
         return self.spans(trace_id=trace_id)
 
     def wait_for_metric(self, name: str) -> Any:
         """The newest state of a metric, as its protobuf message."""
-        make_what_was_put_off()
+        run_deferred_calls()
         with self._arrived:
-            assert self._arrived.wait_for(lambda: name in self._metrics, timeout=WAIT), f"no metric {name} came"
+            assert self._arrived.wait_for(lambda: name in self._metrics, timeout=TIMEOUT_S), f"no metric {name} came"
             return self._metrics[name]
 
     def wait_for_export(self) -> None:
         """Return after the next export of any kind."""
         with self._arrived:
-            assert self._arrived.wait(timeout=WAIT), f"nothing was exported within {WAIT} s"
+            assert self._arrived.wait(timeout=TIMEOUT_S), f"nothing was exported within {TIMEOUT_S} s"
 
     def _missing(self, names: tuple[str, ...], trace_id: str) -> set[str]:
         return set(names) - {each.name for each in self._spans if trace_id in ("", each.trace_id)}
 
 
-def make_what_was_put_off() -> None:
+def run_deferred_calls() -> None:
     """A test that waits here holds up the loop that would make it; from another thread there is nothing to do."""
     with suppress(RuntimeError):
         deferred_calls().flush()

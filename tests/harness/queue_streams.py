@@ -4,14 +4,14 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from penstock.chassis.channels import channel
-from penstock.chassis.streams import PROTOCOL_VERSION, Link
+from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, Ticket
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD
 from penstock.v1.stream_pb2 import Hello
 
-PATIENCE = 30.0  # s; a bound for what must happen, never a wait for what may
+TIMEOUT_S = 30.0  # s; a bound for what must happen, never a wait for what may
 
 
 def ticket(ticket_id, **fields):
@@ -28,7 +28,7 @@ def ticket(ticket_id, **fields):
     return Ticket(ticket_id=ticket_id, **whole | fields)
 
 
-class Side:
+class StreamClient:
     """One stream's client. `hear(kind)` gives the next frame of a kind and passes over others."""
 
     def __init__(self, link_of, out):
@@ -39,55 +39,55 @@ class Side:
             on_frame=self.frames.put_nowait, on_up=lambda _: self.up.set(), on_down=lambda _: self.down.set()
         )
 
-    async def hear(self, kind):
-        async with asyncio.timeout(PATIENCE):
+    async def receive(self, kind):
+        async with asyncio.timeout(TIMEOUT_S):
             while (frame := await self.frames.get()).WhichOneof("frame") != kind:
                 pass
         return getattr(frame, kind)
 
-    def say(self, **frame):
+    def send(self, **frame):
         assert self.link.send(self.out(**frame))
 
 
-class Edge(Side):
+class QueueEdge(StreamClient):
     def enqueue(self, *tickets):
-        self.say(enqueue=pb.Enqueue(tickets=tickets))
+        self.send(enqueue=pb.Enqueue(tickets=tickets))
 
     def withdraw(self, *ticket_ids, at=0.0):
-        self.say(withdraw=pb.Withdraw(ticket_ids=ticket_ids, withdraw_unix_nano=round(at * 1e9)))
+        self.send(withdraw=pb.Withdraw(ticket_ids=ticket_ids, withdraw_unix_nano=round(at * 1e9)))
 
 
-class Scheduler(Side):
+class QueueScheduler(StreamClient):
     def serve(self, *models):
         entries = [CatalogEntry(model=each, card_digest="d", worker_address="w:1", workers_hint=1) for each in models]
-        self.say(catalog=pb.Catalog(entries=entries))
+        self.send(catalog=pb.Catalog(entries=entries))
 
     def credit(self, tickets, **fields):
-        self.say(credit=pb.Credit(model="m", tickets=tickets, **fields))
+        self.send(credit=pb.Credit(model="m", tickets=tickets, **fields))
 
     def place(self, ticket_id, lease_id="lease"):
         lease = Lease(lease_id=lease_id, ticket_id=ticket_id, worker_id="w", worker_address="w:1", attempt=1)
-        self.say(place=pb.Place(lease=lease))
+        self.send(place=pb.Place(lease=lease))
 
     def decline(self, ticket_id, reason="NO_CAPACITY"):
-        self.say(decline=pb.Decline(ticket_id=ticket_id, reason=reason))
+        self.send(decline=pb.Decline(ticket_id=ticket_id, reason=reason))
 
 
 @asynccontextmanager
 async def edge_at(address, name="edge-1", zone=""):
-    async with _side(Edge, lambda stub: stub.Submit, pb.SubmitRequest, address, name, zone=zone) as edge:
+    async with _connected(QueueEdge, lambda stub: stub.Submit, pb.SubmitRequest, address, name, zone=zone) as edge:
         yield edge
 
 
 @asynccontextmanager
 async def scheduler_at(address, name="scheduler-1", models=("m",)):
-    async with _side(Scheduler, lambda stub: stub.Dispatch, pb.DispatchRequest, address, name) as scheduler:
+    async with _connected(QueueScheduler, lambda stub: stub.Dispatch, pb.DispatchRequest, address, name) as scheduler:
         scheduler.serve(*models)
         yield scheduler
 
 
 @asynccontextmanager
-async def _side(kind, method, out, address, name, *, zone=""):
+async def _connected(kind, method, out, address, name, *, zone=""):
     """A client that is up. Leaving the block cuts its stream."""
     async with channel(address) as to_shard:
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier=kind.__name__.lower(), zone=zone)
@@ -95,7 +95,7 @@ async def _side(kind, method, out, address, name, *, zone=""):
         side = kind(lambda **callbacks: Link(name, call, out, hello, **callbacks), out)
         running = asyncio.create_task(side.link.run())
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_S):
                 await side.up.wait()
             yield side
         finally:

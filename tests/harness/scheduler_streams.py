@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from penstock.chassis.channels import channel
 from penstock.chassis.lifecycle import background
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION, Link, accept_stream
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION, Link, accept_stream
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
@@ -16,32 +16,32 @@ from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
 from penstock.v1.stream_pb2 import Hello
 
-PATIENCE = 30.0  # s; a bound for what must happen, never a wait for what may
+TIMEOUT_S = 30.0  # s; a bound for what must happen, never a wait for what may
 
 
-class Frames:
+class ReceivedFrames:
     """What came over one stream. `hear(kind)` gives the next frame of a kind and passes over others."""
 
     def __init__(self):
         self._frames = asyncio.Queue()
 
-    def take(self, frame):
+    def put(self, frame):
         self._frames.put_nowait(frame)
 
-    async def hear(self, kind):
-        async with asyncio.timeout(PATIENCE):
+    async def receive(self, kind):
+        async with asyncio.timeout(TIMEOUT_S):
             while (frame := await self._frames.get()).WhichOneof("frame") != kind:
                 pass
         return getattr(frame, kind)
 
 
-class Shard(QueueServiceServicer):
+class FakeShard(QueueServiceServicer):
     """The queue's end of a scheduler's stream."""
 
     def __init__(self, name):
         self.hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="queue")
-        self.frames = Frames()
-        self.hear = self.frames.hear
+        self.frames = ReceivedFrames()
+        self.receive = self.frames.receive
         self.address = ""
         self.peer = None
         self.ended = asyncio.Queue()  # of each stream: whether it ended on purpose
@@ -51,28 +51,28 @@ class Shard(QueueServiceServicer):
             self.peer = peer
             try:
                 async for frame in peer:
-                    self.frames.take(frame)
+                    self.frames.put(frame)
             finally:
                 self.ended.put_nowait(peer.has_peer_ended)
 
-    def say(self, **frame):
+    def send(self, **frame):
         assert self.peer.send(queue_pb2.DispatchResponse(**frame))
 
     def offer(self, ticket):
-        self.say(offer=queue_pb2.Offer(ticket=ticket))
+        self.send(offer=queue_pb2.Offer(ticket=ticket))
 
     async def catalog_of(self, *models):
         """Wait until the scheduler serves exactly these."""
-        while [entry.model for entry in (await self.hear("catalog")).entries] != list(models):
+        while [entry.model for entry in (await self.receive("catalog")).entries] != list(models):
             pass
 
 
-class Worker:
+class AttachedWorker:
     """The client's end of an attachment."""
 
     def __init__(self, call, name):
-        self.frames = Frames()
-        self.hear = self.frames.hear
+        self.frames = ReceivedFrames()
+        self.receive = self.frames.receive
         self.up = asyncio.Event()
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="worker", address=f"{name}:1")
         self.link = Link(
@@ -80,35 +80,35 @@ class Worker:
             call,
             scheduler_pb2.AttachRequest,
             hello,
-            on_frame=self.frames.take,
+            on_frame=self.frames.put,
             on_up=lambda _: self.up.set(),
         )
 
-    def say(self, **frame):
+    def send(self, **frame):
         assert self.link.send(scheduler_pb2.AttachRequest(**frame))
 
     def profile(self, **fields):
         whole = {"model": "m", "slots": 2, "kv_blocks": 64, "block_size": 16, "context_length": 4_096}
-        self.say(profile=scheduler_pb2.Profile(**whole | fields))
+        self.send(profile=scheduler_pb2.Profile(**whole | fields))
 
     def started(self, lease_id):
-        self.say(started=scheduler_pb2.Started(lease_id=lease_id))
+        self.send(started=scheduler_pb2.Started(lease_id=lease_id))
 
     def released(self, *lease_ids):
-        self.say(released=scheduler_pb2.Released(lease_ids=lease_ids))
+        self.send(released=scheduler_pb2.Released(lease_ids=lease_ids))
 
 
 @dataclass
-class Scheduler:
+class SchedulerProcess:
     service: SchedulerService
     dispatcher: Dispatcher
     address: str
-    shards: list[Shard] = field(default_factory=list)
+    shards: list[FakeShard] = field(default_factory=list)
 
 
 @asynccontextmanager
 async def shard_server(name):
-    shard = Shard(name)
+    shard = FakeShard(name)
     registration = add_QueueServiceServicer_to_server, shard
     async with serving("127.0.0.1:0", [registration], drain_grace=1.0) as server:
         shard.address = server.address
@@ -126,17 +126,17 @@ async def scheduler_of(*shards, ttl=5.0, look_ahead=0):
         serving("127.0.0.1:0", [registration], drain_grace=1.0) as server,
         background(service.run(), service.tick()),
     ):
-        yield Scheduler(service, dispatcher, server.address, list(shards))
+        yield SchedulerProcess(service, dispatcher, server.address, list(shards))
 
 
 @asynccontextmanager
 async def worker_at(address, name="w1", **profile):
     """An attached worker; leaving the block cuts its stream."""
     async with channel(address) as to_scheduler:
-        worker = Worker(lambda: SchedulerServiceStub(to_scheduler).Attach(), name)
+        worker = AttachedWorker(lambda: SchedulerServiceStub(to_scheduler).Attach(), name)
         running = asyncio.create_task(worker.link.run())
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_S):
                 await worker.up.wait()
             worker.profile(**profile)
             yield worker

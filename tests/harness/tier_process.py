@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import asynccontextmanager
 
-PATIENCE = 60.0  # s
+TIMEOUT_S = 60.0  # s
 
 
 @asynccontextmanager
@@ -25,9 +25,9 @@ async def tier_process(tier, **settings):
         await process.communicate()
 
 
-async def logged(process, event):
+async def wait_for_event(process, event):
     """The next line of the log that tells of `event`."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         async for line in process.stderr:
             found = json.loads(line) if line.startswith(b"{") else {}
             if found.get("event") == event:
@@ -36,4 +36,4 @@ async def logged(process, event):
 
 
 async def address_of(process):
-    return (await logged(process, "listening"))["address"]
+    return (await wait_for_event(process, "listening"))["address"]

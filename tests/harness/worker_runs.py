@@ -1,20 +1,20 @@
 """Runs of a worker's run book, made and driven by plain calls."""
 
-from penstock.worker.effects import AddSequence, LeaseStarted, RunEnded
 from penstock.worker.engine.interface import (
     SequenceSpec,
     StepResult,
 )
-from penstock.worker.leases import LeaseGrant, LeaseTable
-from penstock.worker.limits import RunLimits
-from penstock.worker.run import Run
-from penstock.worker.runs import RunTable
+from penstock.worker.runs.effects import AddSequence, LeaseStarted, RunEnded
+from penstock.worker.runs.leases import LeaseGrant, LeaseTable
+from penstock.worker.runs.limits import RunLimits
+from penstock.worker.runs.run import Run
+from penstock.worker.runs.table import RunTable
 
 LIMITS = RunLimits(context_length=64, vocab_size=100, blocks=16, block_size=4)
 EDGE = 7
 
 
-def ready_book(**options):
+def ready_table(**options):
     book = RunTable(leases=LeaseTable("me"), **options)
     book.on_engine_ready(LIMITS)
     book.open_stream(EDGE)
@@ -34,7 +34,7 @@ def expect(book, lease="l1", ticket="t1", *, worker="me", lapses_at=5.0, now=0.0
     return book.expect(lease, LeaseGrant(ticket, attempt=2, queue_id="q"), worker, lapses_at, now)
 
 
-def running(book, **what):
+def started_run(book, **what):
     """A run that the engine has."""
     expect(book, what.get("lease", "l1"), what.get("ticket", "t1"))
     run = make_run(book, **what)
@@ -42,13 +42,13 @@ def running(book, **what):
     return run
 
 
-def refusal(effects):
+def rejection_reason(effects):
     """Reason of the one refusal among `effects`."""
     [ended] = [each for each in effects if isinstance(each, RunEnded)]
     return ended.outcome.reason
 
 
-def step_of(number, *runs, **more):
+def step_result(number, *runs, **more):
     return StepResult(
         number,
         seq_ids=[run.seq_id for run in runs],

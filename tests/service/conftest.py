@@ -3,7 +3,7 @@
 import pytest
 
 from otlp_receiver import otlp_receiver
-from penstock.chassis.telemetry import open_telemetry
+from penstock.chassis.observability.telemetry import open_telemetry
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from auth_server import auth, disk_is_full, edge, refusal_of
-from penstock.auth import rows
+from auth_server import auth_process, edge, raise_disk_full, rejection_of
+from penstock.auth.store import sql
 from penstock.chassis.errors import error_from_rpc
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
@@ -15,29 +15,29 @@ from penstock.v1.inference_pb2 import PRIORITY_STANDARD
 
 
 async def test_a_revoked_key_is_refused_at_once():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         made = await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default", display_name="for Anna"))
         credential = Credential(bearer=made.secret)
         assert (await stream.identify(credential)).identity.key_id == made.key.key_id
         revoked = (await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))).key
         assert revoked.HasField("revoke_time")
-        assert refusal_of(await stream.identify(credential)).reason == "KEY_REVOKED"
+        assert rejection_of(await stream.identify(credential)).reason == "KEY_REVOKED"
         again = (await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))).key
         assert again == revoked
 
 
 async def test_a_key_with_a_ttl_ends():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         request = pb.CreateKeyRequest(tenant_id="default")
         request.ttl.FromSeconds(60)
         credential = Credential(bearer=(await found.admin.CreateKey(request)).secret)
         assert (await stream.identify(credential)).identity.tenant_id == "default"
         found.clock.now += 60.0
-        assert refusal_of(await stream.identify(credential)).reason == "KEY_EXPIRED"
+        assert rejection_of(await stream.identify(credential)).reason == "KEY_EXPIRED"
 
 
 async def test_keys_are_listed_without_their_secrets():
-    async with auth() as found:
+    async with auth_process() as found:
         made = await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default", display_name="for Anna"))
         listed = (await found.admin.ListKeys(pb.ListKeysRequest())).keys
         assert {(each.key_id, each.loopback_only) for each in listed} == {("dev", True), (made.key.key_id, False)}
@@ -46,7 +46,7 @@ async def test_keys_are_listed_without_their_secrets():
 
 
 async def test_tenants_are_stored_with_their_defaults_filled_in():
-    async with auth() as found:
+    async with auth_process() as found:
         put = await found.admin.PutTenant(pb.PutTenantRequest(tenant=pb.Tenant(tenant_id="acme")))
         assert (put.tenant.priority, put.tenant.weight) == (PRIORITY_STANDARD, 1.0)
         listed = await found.admin.ListTenants(pb.ListTenantsRequest())
@@ -68,7 +68,7 @@ async def test_tenants_are_stored_with_their_defaults_filled_in():
     ],
 )
 async def test_a_wrong_tenant_is_refused_with_the_field(tenant, field_name):
-    async with auth() as found:
+    async with auth_process() as found:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await found.admin.PutTenant(pb.PutTenantRequest(tenant=tenant))
         error = error_from_rpc(failure.value)
@@ -86,15 +86,15 @@ async def test_a_wrong_tenant_is_refused_with_the_field(tenant, field_name):
     ],
 )
 async def test_administration_of_what_does_not_exist_or_cannot_be_is_refused(call, request_message, reason):
-    async with auth() as found:
+    async with auth_process() as found:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await getattr(found.admin, call)(request_message)
         assert error_from_rpc(failure.value).reason == reason
 
 
 async def test_a_key_that_cannot_be_written_is_not_given_out(monkeypatch):
-    async with auth() as found:
-        monkeypatch.setattr(rows, "apply", disk_is_full)
+    async with auth_process() as found:
+        monkeypatch.setattr(sql, "apply", raise_disk_full)
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await found.admin.CreateKey(pb.CreateKeyRequest(tenant_id="default"))
         assert error_from_rpc(failure.value).reason == "STORE_UNAVAILABLE"

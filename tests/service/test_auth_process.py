@@ -9,8 +9,8 @@ import pytest
 from auth_server import (
     DEV_KEY,
     SECRETS,
-    Auth,
-    Clock,
+    AuthProcess,
+    FakeClock,
     edge,
 )
 from penstock.auth.config import AuthConfig
@@ -47,7 +47,7 @@ async def test_the_process_keeps_its_books_over_a_kill_and_drains_with_status_0(
         assert again.identity.cache_salt == admitted.identity.cache_salt
         await stream.settle(admitted.reservation_id)
         process.send_signal(signal.SIGTERM)
-        assert (await stream.hear()).reason == "draining"
+        assert (await stream.receive()).reason == "draining"
         stream.call.cancel()
         assert await asyncio.wait_for(process.wait(), 20) == 0
 
@@ -57,4 +57,4 @@ async def auth_process(folder):
     async with tier_process("auth", STORE=str(folder / "auth.sqlite"), DEV_KEY=DEV_KEY) as process:
         address = await address_of(process)
         async with channel(address) as to_auth:
-            yield process, Auth(None, address, Clock(), AdminStub(to_auth), AdmissionServiceStub(to_auth))
+            yield process, AuthProcess(None, address, FakeClock(), AdminStub(to_auth), AdmissionServiceStub(to_auth))

@@ -2,98 +2,108 @@
 
 from structlog.testing import capture_logs
 
-from auth_server import Clock, auth, disk_is_full, edge, figure, refusal_of, tenant_with_key, use_of
-from penstock.auth import rows, service
+from auth_server import (
+    FakeClock,
+    auth_process,
+    edge,
+    raise_disk_full,
+    rejection_of,
+    tenant_use,
+    tenant_with_key,
+    wait_for_figure,
+)
+from penstock.auth import service
+from penstock.auth.store import sql
 from penstock.mesh.v1.admission_pb2 import Reserve
 
 
 async def test_an_edge_that_reconnects_within_the_grace_keeps_its_reservations(monkeypatch):
     monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
-    async with auth(edge_grace=30.0) as found:
+    async with auth_process(edge_grace=30.0) as found:
         async with edge(found) as stream:
             admitted = await stream.reserve()
-        await figure(found, "edges", 0)
+        await wait_for_figure(found, "edges", 0)
         found.clock.now += 29.0
         async with edge(found) as stream:
             found.clock.now += 60.0
             assert (await stream.reserve()).reservation_id == admitted.reservation_id
             await stream.settle(admitted.reservation_id)
-        assert (await use_of(found)).output_tokens == 7
+        assert (await tenant_use(found)).output_tokens == 7
 
 
 async def test_an_edge_that_stays_away_loses_its_reservations_and_may_correct_the_charge(monkeypatch):
     monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
-    async with auth(edge_grace=30.0) as found, edge(found, "edge-2") as other:
+    async with auth_process(edge_grace=30.0) as found, edge(found, "edge-2") as other:
         kept = await other.reserve("request-2")
         async with edge(found) as stream:
             admitted = await stream.reserve()
-        await figure(found, "edges", 1)
+        await wait_for_figure(found, "edges", 1)
         found.clock.now += 30.0
-        await figure(found, "reservations", 1)
-        assert (await use_of(found)).output_tokens == 0
+        await wait_for_figure(found, "reservations", 1)
+        assert (await tenant_use(found)).output_tokens == 0
         async with edge(found) as stream:
             await stream.settle(admitted.reservation_id)
-        used = await use_of(found)
+        used = await tenant_use(found)
         assert (used.output_tokens, used.requests, used.concurrent_requests) == (7, 1, 1)
         assert (await other.settle(kept.reservation_id)).reservation_id == kept.reservation_id
 
 
 async def test_what_is_never_settled_lapses(monkeypatch):
     monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
-    async with auth(reservation_ttl=10.0) as found, edge(found) as stream:
+    async with auth_process(reservation_ttl=10.0) as found, edge(found) as stream:
         await stream.reserve()
         with capture_logs() as logs:
             found.clock.now += 10.0
-            await figure(found, "reservations", 0)
+            await wait_for_figure(found, "reservations", 0)
         assert [each["event"] for each in logs] == ["reservation_expired"]
         assert (logs[0]["request_id"], logs[0]["tenant"], logs[0]["key_id"]) == ("request-1", "default", "dev")
 
 
 async def test_reservations_keys_and_use_go_on_after_a_restart(tmp_path):
-    clock = Clock()
-    async with auth(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
+    clock = FakeClock()
+    async with auth_process(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=60)
         salt = (await stream.identify(credential)).identity.cache_salt
         done = await stream.reserve("request-0", 5, 5, credential=credential)
         await stream.settle(done.reservation_id, 5, 5)
         open_one = await stream.reserve("request-1", 10, 40, credential=credential)
-    async with auth(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
+    async with auth_process(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
         assert found.figures["reservations"] == 1
         again = await stream.reserve("request-1", 10, 40, credential=credential)
         assert again.reservation_id == open_one.reservation_id
         assert again.identity.cache_salt == salt
-        assert refusal_of(await stream.reserve("request-2", 0, 1, credential=credential)).retry_after == 1.0
+        assert rejection_of(await stream.reserve("request-2", 0, 1, credential=credential)).retry_after == 1.0
         await stream.settle(open_one.reservation_id, 10, 40)
         assert (await stream.settle(done.reservation_id)).reservation_id == done.reservation_id
-        used = await use_of(found, "acme")
+        used = await tenant_use(found, "acme")
         assert (used.prompt_tokens, used.output_tokens, used.requests) == (15, 45, 2)
 
 
 async def test_an_edge_that_does_not_come_back_after_a_restart_is_lost_too(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "SWEEP_INTERVAL_S", 0.001)
-    clock = Clock()
-    async with auth(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
+    clock = FakeClock()
+    async with auth_process(tmp_path / "auth.sqlite", clock=clock) as found, edge(found) as stream:
         await stream.reserve()
-    async with auth(tmp_path / "auth.sqlite", clock=clock, edge_grace=30.0) as found:
+    async with auth_process(tmp_path / "auth.sqlite", clock=clock, edge_grace=30.0) as found:
         assert found.figures["reservations"] == 1
         clock.now += 30.0
-        await figure(found, "reservations", 0)
+        await wait_for_figure(found, "reservations", 0)
 
 
 async def test_a_reservation_that_cannot_be_written_is_refused_and_holds_nothing(monkeypatch):
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         with monkeypatch.context() as patch:
-            patch.setattr(rows, "apply", disk_is_full)
-            error = refusal_of(await stream.reserve())
+            patch.setattr(sql, "apply", raise_disk_full)
+            error = rejection_of(await stream.reserve())
         assert (error.reason, error.retry_after) == ("STORE_UNAVAILABLE", 1.0)
         assert found.figures["reserved_tokens"] == 0
         assert (await stream.reserve()).reservation_id
 
 
 async def test_edges_are_told_to_leave_after_the_answers_they_wait_for():
-    async with auth() as found, edge(found) as stream:
-        await stream.say(reserve=Reserve(request_id="request-1", credential=stream.credential, prompt_tokens=1))
-        await figure(found, "reservations", 1)
+    async with auth_process() as found, edge(found) as stream:
+        await stream.send(reserve=Reserve(request_id="request-1", credential=stream.credential, prompt_tokens=1))
+        await wait_for_figure(found, "reservations", 1)
         await found.service.drain()
-        assert (await stream.hear()).request_id == "request-1"
-        assert (await stream.hear()).reason == "draining"
+        assert (await stream.receive()).request_id == "request-1"
+        assert (await stream.receive()).reason == "draining"

@@ -6,12 +6,12 @@ import pytest
 
 from auth_server import (
     DEV_KEY,
-    START,
-    auth,
+    START_UNIX_S,
+    auth_process,
     edge,
-    refusal_of,
+    rejection_of,
+    tenant_use,
     tenant_with_key,
-    use_of,
 )
 from penstock.auth.config import AuthConfig
 from penstock.mesh.v1.admission_pb2 import Credential, FallbackAdmission
@@ -20,34 +20,34 @@ from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIO
 
 
 async def test_a_request_is_identified_reserved_and_settled():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         admitted = await stream.reserve()
         assert admitted.request_id == "request-1"
         assert (admitted.identity.tenant_id, admitted.identity.key_id) == ("default", "dev")
         assert admitted.identity.priority == PRIORITY_STANDARD
         assert len(admitted.identity.cache_salt) == 16
-        assert admitted.expire_time.ToMicroseconds() == (START + AuthConfig().reservation_ttl) * 1e6
-        held = await use_of(found)
+        assert admitted.expire_time.ToMicroseconds() == (START_UNIX_S + AuthConfig().reservation_ttl) * 1e6
+        held = await tenant_use(found)
         assert (held.concurrent_requests, held.reserved_tokens) == (1, 30)
         assert (await stream.settle(admitted.reservation_id)).reservation_id == admitted.reservation_id
-        used = await use_of(found)
+        used = await tenant_use(found)
         assert (used.concurrent_requests, used.reserved_tokens) == (0, 0)
         assert (used.prompt_tokens, used.output_tokens, used.requests) == (10, 7, 1)
 
 
 async def test_asking_again_gives_the_same_reservation_and_settling_again_charges_once():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         first, again = await stream.reserve(), await stream.reserve()
         assert first.reservation_id == again.reservation_id
         await stream.settle(first.reservation_id)
         assert (await stream.settle(first.reservation_id)).reservation_id == first.reservation_id
-        assert (await use_of(found)).requests == 1
+        assert (await tenant_use(found)).requests == 1
 
 
 async def test_an_unknown_reservation_is_settled_without_a_charge():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         assert (await stream.settle("nobody-knows-it")).reservation_id == "nobody-knows-it"
-        assert (await use_of(found)).requests == 0
+        assert (await tenant_use(found)).requests == 0
 
 
 @pytest.mark.parametrize(
@@ -61,25 +61,25 @@ async def test_an_unknown_reservation_is_settled_without_a_charge():
 )
 async def test_who_shows_no_good_key_is_refused_for_identify_and_reserve_alike(bearer, loopback, reason):
     credential = Credential(bearer=bearer, loopback=loopback)
-    async with auth() as found, edge(found) as stream:
-        assert refusal_of(await stream.identify(credential)).reason == reason
+    async with auth_process() as found, edge(found) as stream:
+        assert rejection_of(await stream.identify(credential)).reason == reason
         refused = await stream.reserve(credential=credential)
-        assert (refused.request_id, refusal_of(refused).reason) == ("request-1", reason)
+        assert (refused.request_id, rejection_of(refused).reason) == ("request-1", reason)
         assert found.figures["reservations"] == 0
 
 
 async def test_identify_spends_nothing():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         answer = await stream.identify(stream.credential)
         assert (answer.request_id, answer.identity.tenant_id) == ("identify-1", "default")
         assert found.figures["reserved_tokens"] == 0
 
 
 async def test_a_tenant_over_its_limit_hears_which_and_when_and_others_do_not():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=60)
         await stream.reserve("request-1", 10, 50, credential=credential)
-        error = refusal_of(await stream.reserve("request-2", 10, 20, credential=credential))
+        error = rejection_of(await stream.reserve("request-2", 10, 20, credential=credential))
         assert (error.reason, error.retry_after) == ("QUOTA_EXCEEDED", 30.0)
         [violation] = error.quota_violations
         assert (violation.subject, violation.description) == ("tenant:acme", "60 tokens per minute, 30 asked")
@@ -89,34 +89,36 @@ async def test_a_tenant_over_its_limit_hears_which_and_when_and_others_do_not():
 
 
 async def test_what_an_edge_vouches_for_is_booked_whatever_the_limits_and_the_key_have_come_to():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=60, concurrent_requests=1)
         held = await stream.reserve("request-1", 10, 50, credential=credential)
         await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=held.identity.key_id))
         vouch = FallbackAdmission(key_id=held.identity.key_id)
-        booked = await stream.reserve("request-2", 10, 50, credential=None, vouch=vouch)
-        again = await stream.reserve("request-2", 10, 50, credential=None, vouch=vouch)
+        booked = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=vouch)
+        again = await stream.reserve("request-2", 10, 50, credential=None, fallback_admission=vouch)
         assert booked.reservation_id == again.reservation_id
         await stream.settle(booked.reservation_id, 10, 50, "length")
-        used = await use_of(found, "acme")
+        used = await tenant_use(found, "acme")
         assert (used.prompt_tokens, used.output_tokens, used.concurrent_requests) == (10, 50, 1)
 
 
 async def test_what_was_reserved_and_then_vouched_for_is_one_reservation():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         asked = await stream.reserve()
-        vouched = await stream.reserve(credential=None, vouch=FallbackAdmission(key_id=asked.identity.key_id))
+        vouched = await stream.reserve(
+            credential=None, fallback_admission=FallbackAdmission(key_id=asked.identity.key_id)
+        )
         assert vouched.reservation_id == asked.reservation_id
 
 
 async def test_a_vouch_for_a_key_that_never_was_is_refused():
-    async with auth() as found, edge(found) as stream:
-        refused = await stream.reserve(credential=None, vouch=FallbackAdmission(key_id="nobody"))
-        assert refusal_of(refused).reason == "KEY_UNKNOWN"
+    async with auth_process() as found, edge(found) as stream:
+        refused = await stream.reserve(credential=None, fallback_admission=FallbackAdmission(key_id="nobody"))
+        assert rejection_of(refused).reason == "KEY_UNKNOWN"
 
 
 async def test_a_grant_for_when_auth_is_away_is_a_share_of_what_the_limits_leave_over_all_edges():
-    async with auth(fallback_share=0.5) as found, edge(found) as stream:
+    async with auth_process(fallback_share=0.5) as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=1_000, requests_per_minute=3)
         assert (await stream.reserve("request-1", 100, 100, credential=credential)).fallback_tokens == 400
         async with edge(found, "edge-2"):
@@ -126,7 +128,7 @@ async def test_a_grant_for_when_auth_is_away_is_a_share_of_what_the_limits_leave
 
 
 async def test_a_tenant_without_a_limit_on_tokens_is_granted_what_the_operator_set():
-    async with auth(fallback_tokens=77) as found, edge(found) as stream:
+    async with auth_process(fallback_tokens=77) as found, edge(found) as stream:
         assert (await stream.reserve("request-1")).fallback_tokens == 77
         credential = await tenant_with_key(found, concurrent_requests=2)
         assert (await stream.reserve("request-2", credential=credential)).fallback_tokens == 77
@@ -134,7 +136,7 @@ async def test_a_tenant_without_a_limit_on_tokens_is_granted_what_the_operator_s
 
 
 async def test_what_was_not_used_can_be_reserved_again_at_once():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         credential = await tenant_with_key(found, tokens_per_minute=60, concurrent_requests=1)
         first = await stream.reserve("request-1", 10, 50, credential=credential)
         await stream.settle(first.reservation_id, prompt=0, output=0, outcome="shed")
@@ -142,7 +144,7 @@ async def test_what_was_not_used_can_be_reserved_again_at_once():
 
 
 async def test_a_class_is_the_lower_of_the_tenants_and_the_one_asked_for():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         raised = await stream.reserve("request-1", priority=PRIORITY_INTERACTIVE)
         lowered = await stream.reserve("request-2", priority=PRIORITY_BATCH)
         assert (raised.identity.priority, lowered.identity.priority) == (PRIORITY_STANDARD, PRIORITY_BATCH)
@@ -150,7 +152,7 @@ async def test_a_class_is_the_lower_of_the_tenants_and_the_one_asked_for():
 
 async def test_a_reserve_is_a_span_of_the_callers_trace(receiver):
     trace_id = "5b8aa5a2d2c872e8321cf37308d69df2"
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         await stream.reserve(traceparent=f"00-{trace_id}-051581bf3cb55c13-01")
         await stream.reserve("request-2", credential=Credential(), traceparent=f"00-{trace_id}-051581bf3cb55c13-01")
     receiver.wait_for_spans("auth.reserve", "auth.reserve", trace_id=trace_id)
@@ -165,7 +167,7 @@ async def test_a_reserve_is_a_span_of_the_callers_trace(receiver):
 
 async def test_a_trace_that_is_not_recorded_costs_no_span(receiver):
     trace_id = "6b8aa5a2d2c872e8321cf37308d69df2"
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         await stream.reserve("request-1", traceparent=f"00-{trace_id}-051581bf3cb55c13-00")
         await stream.reserve("request-2", traceparent=f"00-{trace_id}-051581bf3cb55c13-01")
     receiver.wait_for_spans("auth.reserve", trace_id=trace_id)

@@ -8,15 +8,15 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from penstock.auth import rows, sqlite_store
-from penstock.auth.account import Balance
-from penstock.auth.accounts import ReservationTable
-from penstock.auth.keys import Key
-from penstock.auth.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
-from penstock.auth.schema import MIGRATIONS, StoreTooNew, migrate
-from penstock.auth.sqlite_store import StoreClosed, opened_store
-from penstock.auth.store import Barrier, Charged, PutKey, PutTenant, Reserved
-from penstock.auth.tenant import DEFAULT_TENANT, Tenant
+from penstock.auth.identity.keys import Key
+from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
+from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
+from penstock.auth.quota.reservation_table import ReservationTable
+from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.store import sql, sqlite
+from penstock.auth.store.schema import MIGRATIONS, StoreTooNew, migrate
+from penstock.auth.store.sqlite import StoreClosed, opened_store
+from penstock.auth.store.store import Barrier, Charged, PutKey, PutTenant, Reserved
 
 ACME = Tenant(tenant_id="acme", weight=2.5, tokens_per_minute=600)
 KEY = Key(key_id="k", tenant_id="acme", digest=b"\x00" * 32, created_at=1.5, display_name="für Anna", expires_at=9.0)
@@ -109,8 +109,8 @@ async def test_what_was_written_is_kept_before_the_block_is_left(path):
 
 async def test_changes_that_wait_share_a_commit_and_are_told_in_order(path, monkeypatch):
     commits, told = [], []
-    commit = sqlite_store._commit
-    monkeypatch.setattr(sqlite_store, "_commit", lambda db, batch: commits.append(len(batch)) or commit(db, batch))
+    commit = sqlite._commit
+    monkeypatch.setattr(sqlite, "_commit", lambda db, batch: commits.append(len(batch)) or commit(db, batch))
     async with opened_store(path) as (store, _):
         store.write(PutTenant(ACME), lambda _: told.append("tenant"))
         for number in range(500):
@@ -124,7 +124,7 @@ async def test_changes_that_wait_share_a_commit_and_are_told_in_order(path, monk
 async def test_a_promise_that_cannot_be_kept_is_told_and_leaves_nothing(path, monkeypatch):
     async with opened_store(path) as (store, _):
         with monkeypatch.context() as patch:
-            patch.setattr(rows, "apply", half_way(rows.apply))
+            patch.setattr(sql, "apply", half_way(sql.apply))
             with pytest.raises(sqlite3.OperationalError, match="full"):
                 await kept(store, PutTenant(ACME))
         await kept(store, Barrier())
@@ -134,7 +134,7 @@ async def test_a_promise_that_cannot_be_kept_is_told_and_leaves_nothing(path, mo
 async def test_a_charge_is_tried_again_until_it_is_kept(path, monkeypatch):
     tries = []
 
-    def full_twice(connection, change, apply=rows.apply):
+    def full_twice(connection, change, apply=sql.apply):
         tries.append(change)
         if len(tries) < 3:
             disk_is_full(connection, change)
@@ -143,18 +143,18 @@ async def test_a_charge_is_tried_again_until_it_is_kept(path, monkeypatch):
     async with opened_store(path) as (store, _):
         await kept(store, PutTenant(ACME))
         await kept(store, Reserved(reservation(), Balance("acme")))
-        monkeypatch.setattr(rows, "apply", full_twice)
+        monkeypatch.setattr(sql, "apply", full_twice)
         await kept(store, charged())
     assert tries == [charged()] * 3
     assert (await books_of(path)).reservations == []
 
 
 async def test_charges_that_cannot_be_kept_do_not_hold_up_the_end_for_ever(path, monkeypatch):
-    monkeypatch.setattr(sqlite_store, "RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(sqlite, "RETRY_INTERVAL_S", 0.0)
     async with opened_store(path) as (store, _):
         await kept(store, PutTenant(ACME))
         await kept(store, Reserved(reservation(), Balance("acme")))
-        monkeypatch.setattr(rows, "apply", disk_is_full)
+        monkeypatch.setattr(sql, "apply", disk_is_full)
         store.write(charged(), lambda _: None)
     monkeypatch.undo()
     assert (await books_of(path)).reservations == [reservation()]
@@ -168,7 +168,7 @@ async def test_a_closed_store_refuses_at_once(path):
 
 
 async def test_a_second_process_does_not_get_the_same_books(path, monkeypatch):
-    monkeypatch.setattr(sqlite_store, "LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(sqlite, "LOCK_TIMEOUT_S", 0.01)
     async with opened_store(path):
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             async with opened_store(path):
@@ -261,7 +261,7 @@ def part(request_id, answer_id="", *, emitted=0, made=0, charged=None, outcome="
 
 
 def test_a_large_statement_leaves_no_file_open(tmp_path):
-    with closing(sqlite_store.connect(str(tmp_path / "auth.sqlite"))) as connection:
+    with closing(sqlite.connect(str(tmp_path / "auth.sqlite"))) as connection:
         connection.execute("CREATE TABLE scratch (number INTEGER UNIQUE, text TEXT)")
         connection.executemany("INSERT INTO scratch VALUES (?, ?)", [(each, "x" * 200) for each in range(2_000)])
         connection.execute("BEGIN")

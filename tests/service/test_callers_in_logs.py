@@ -4,11 +4,11 @@ import pytest
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from auth_server import auth, cached_rejection, edge, tenant_with_key
-from edge_calls import at_rest, read, refused
+from auth_server import auth_process, cached_rejection, edge, tenant_with_key
+from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import CONTEXT, edge_mesh
 from edge_sessions import session
-from penstock.auth.keys import key_id_of
+from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.errors import Overloaded, QuotaExceeded
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
@@ -22,21 +22,21 @@ def lines_of(logs, event):
 
 async def over_its_quota(mesh):
     mesh.auth.refusals.append(QuotaExceeded("60 requests a minute", retry_after=1.0))
-    return await refused(mesh.generate())
+    return await rejected_call(mesh.generate())
 
 
 async def shed_by_the_queue(mesh):
     mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=1.5))
-    return await refused(mesh.generate())
+    return await rejected_call(mesh.generate())
 
 
 async def too_long_a_prompt(mesh):
-    await read(mesh.generate(min_output_tokens=1))  # so the edge has met the caller
-    return await refused(mesh.generate("x" * (CONTEXT + 1)))
+    await read_answer(mesh.generate(min_output_tokens=1))  # so the edge has met the caller
+    return await rejected_call(mesh.generate("x" * (CONTEXT + 1)))
 
 
 async def too_long_a_text(mesh):
-    return await refused(mesh.generate("far more than the context holds " * 4_000))
+    return await rejected_call(mesh.generate("far more than the context holds " * 4_000))
 
 
 @pytest.mark.parametrize("ending", [over_its_quota, shed_by_the_queue, too_long_a_prompt, too_long_a_text])
@@ -44,7 +44,7 @@ async def test_a_refused_request_is_logged_with_its_caller(ending):
     async with edge_mesh() as mesh:
         with capture_logs() as logs:
             error = await ending(mesh)
-            await at_rest(mesh)
+            await wait_at_rest(mesh)
     (line,) = [each for each in logs if each["event"] == "ticket_done" and each["reason"]]
     assert line["reason"] == error.reason
     assert (line["tenant"], line["key_id"]) == KNOWN
@@ -53,47 +53,47 @@ async def test_a_refused_request_is_logged_with_its_caller(ending):
 
 async def test_a_caller_that_was_not_let_in_has_no_name_in_the_log_and_its_key_no_place():
     async with edge_mesh() as mesh:
-        await read(mesh.generate(min_output_tokens=1))
+        await read_answer(mesh.generate(min_output_tokens=1))
         with capture_logs() as logs:
-            await refused(mesh.generate(metadata=(("authorization", "Bearer pk_abc_stolen"),)))
-            await at_rest(mesh)
+            await rejected_call(mesh.generate(metadata=(("authorization", "Bearer pk_abc_stolen"),)))
+            await wait_at_rest(mesh)
     assert lines_of(logs, "ticket_done") == [("", "")]
     assert "stolen" not in str(logs)
 
 
 async def crashed_in_a_call(mesh):
-    return await refused(mesh.generate())
+    return await rejected_call(mesh.generate())
 
 
 async def crashed_in_a_session(mesh):
     async with session(mesh) as client:
         client.generate(1)
-        return (await client.next("failed")).failure
+        return (await client.next_frame("failed")).failure
 
 
 @pytest.mark.parametrize("crashed", [crashed_in_a_call, crashed_in_a_session])
 async def test_an_error_that_nobody_expected_is_logged_with_the_caller_whose_request_it_ended(monkeypatch, crashed):
     async with edge_mesh() as mesh:
-        await read(mesh.generate(min_output_tokens=1))
+        await read_answer(mesh.generate(min_output_tokens=1))
         monkeypatch.setattr("penstock.edge.gateway.plan_generation", lambda *_, **__: 1 / 0)
         with capture_logs([merge_contextvars]) as logs:
             assert (await crashed(mesh)).reason == "INTERNAL"
-            await at_rest(mesh)
+            await wait_at_rest(mesh)
     assert lines_of(logs, "unmapped_error") == [KNOWN]
 
 
 async def test_a_handler_that_crashed_is_logged_with_its_caller(monkeypatch):
     async with edge_mesh() as mesh:
-        await read(mesh.generate(min_output_tokens=1))
-        monkeypatch.setattr("penstock.edge.service.spec_of", lambda _: 1 / 0)
+        await read_answer(mesh.generate(min_output_tokens=1))
+        monkeypatch.setattr("penstock.edge.api.grpc.service.spec_of", lambda _: 1 / 0)
         with capture_logs([merge_contextvars]) as logs:
-            await refused(mesh.generate())
-            await refused(mesh.generate(metadata=()))
+            await rejected_call(mesh.generate())
+            await rejected_call(mesh.generate(metadata=()))
     assert lines_of(logs, "handler_crashed") == [KNOWN, ("", "")]
 
 
 async def test_auth_names_the_caller_it_refuses_once_it_has_shown_its_secret():
-    async with auth() as found, edge(found) as stream:
+    async with auth_process() as found, edge(found) as stream:
         credential = await tenant_with_key(found, requests_per_minute=1)
         key_id = key_id_of(credential.bearer)
         guessed = f"pk_{key_id}_{'x' * 32}"

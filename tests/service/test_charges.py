@@ -2,11 +2,11 @@
 
 import pytest
 
+from edge_auth_mesh import KEY, edge_auth_mesh
 from edge_mesh import text_of, token_at
-from edges_and_auth import KEY, edges_and_auth
 from penstock.client import Client
 from penstock.client.retries import RetryPolicy
-from penstock.edge import tower
+from penstock.edge import runner
 
 HASTY = RetryPolicy(backoff=(0.001, 0.002))
 PROMPT, TOKENS, HAD = 2, 9, 4  # tokens; HAD: when the edge goes
@@ -15,7 +15,7 @@ LOST = (0, 0, "lost")
 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_what_never_comes(monkeypatch):
-    monkeypatch.setattr(tower, "DRAIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)
 
 
 async def interrupted(mesh, interrupt, kind):
@@ -40,60 +40,60 @@ async def read(answer, worker, interrupt):
 
 @pytest.mark.parametrize("kind", ["call", "session"])
 async def test_an_answer_whose_edge_died_is_charged_once_at_the_edge_that_finished_it(tmp_path, kind):
-    async with edges_and_auth(tmp_path, edges=2) as mesh:
-        dead = mesh.books.service.dead
+    async with edge_auth_mesh(tmp_path, edges=2) as mesh:
+        dead = mesh.auth.service.dead_edges
 
         async def die():
-            gone = mesh.holder
+            gone = mesh.holding_edge
             dead.add(f"edge-{gone + 1}")
-            await mesh.leave[gone].aclose()
+            await mesh.edge_stacks[gone].aclose()
 
         assert await interrupted(mesh, die, kind) == (text_of(TOKENS), 2)
-        mesh.books.lose(dead.pop())
-        assert await mesh.settled() == [(PROMPT, TOKENS, "length"), LOST]
+        mesh.auth.expire_edge(dead.pop())
+        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST]
 
 
 async def test_an_edge_that_is_lost_only_after_the_answer_went_on_changes_no_charge(tmp_path):
-    async with edges_and_auth(tmp_path, edges=2) as mesh:
+    async with edge_auth_mesh(tmp_path, edges=2) as mesh:
 
         async def fall_silent_and_be_lost():
-            gone = mesh.holder
-            mesh.books.service.dead.add(f"edge-{gone + 1}")
-            mesh.books.lose(f"edge-{gone + 1}")
-            await mesh.leave[gone].aclose()
+            gone = mesh.holding_edge
+            mesh.auth.service.dead_edges.add(f"edge-{gone + 1}")
+            mesh.auth.expire_edge(f"edge-{gone + 1}")
+            await mesh.edge_stacks[gone].aclose()
 
         await interrupted(mesh, fall_silent_and_be_lost, "call")
-        assert await mesh.settled() == [(PROMPT, TOKENS, "length"), LOST]
+        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length"), LOST]
 
 
 @pytest.mark.parametrize("kind", ["call", "session"])
 async def test_an_answer_that_a_drained_edge_let_go_is_charged_its_prompt_once(tmp_path, kind):
-    async with edges_and_auth(tmp_path, edges=2) as mesh:
+    async with edge_auth_mesh(tmp_path, edges=2) as mesh:
 
         async def drain():
-            await mesh.leave[mesh.holder].aclose()
+            await mesh.edge_stacks[mesh.holding_edge].aclose()
 
         assert await interrupted(mesh, drain, kind) == (text_of(TOKENS), 2)
-        assert await mesh.settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
+        assert await mesh.wait_settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
 
 
 async def test_an_answer_goes_on_at_its_charges_when_auth_was_killed_in_between(tmp_path):
-    async with edges_and_auth(tmp_path, edges=2) as mesh:
+    async with edge_auth_mesh(tmp_path, edges=2) as mesh:
 
         async def drain_and_kill_auth():
-            await mesh.leave[mesh.holder].aclose()
-            await mesh.books.die()
-            await mesh.books.start()
+            await mesh.edge_stacks[mesh.holding_edge].aclose()
+            await mesh.auth.stop()
+            await mesh.auth.start()
 
         await interrupted(mesh, drain_and_kill_auth, "call")
-        assert await mesh.settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
+        assert await mesh.wait_settled() == [(PROMPT, HAD, "cancelled"), (0, TOKENS - HAD, "length")]
 
 
 async def test_naming_an_answer_that_never_was_is_charged_with_all_that_it_claims_to_have_had(tmp_path):
-    async with edges_and_auth(tmp_path) as mesh, Client(*mesh.addresses, api_key=KEY) as client:
+    async with edge_auth_mesh(tmp_path) as mesh, Client(*mesh.addresses, api_key=KEY) as client:
         answer = client.generate("hi", max_output_tokens=TOKENS)
         request = answer._progress._request  # the SDK itself names only answers that it was given
         request.resume.answer_id = "made-up"
         request.resume.token_ids[:] = [token_at(index) for index in range(HAD)]
         await answer.read()
-        assert await mesh.settled() == [(PROMPT, TOKENS, "length")]
+        assert await mesh.wait_settled() == [(PROMPT, TOKENS, "length")]

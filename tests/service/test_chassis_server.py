@@ -14,13 +14,14 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from structlog.testing import capture_logs
 
-from penstock.chassis.admin import AdminService, OperatorInterceptor
-from penstock.chassis.calls import CallCounter
+from inference_server import inference_server
 from penstock.chassis.config import ConfigError
 from penstock.chassis.errors import error_from_rpc
-from penstock.chassis.health import Health
 from penstock.chassis.lifecycle import current_stop, request_stop, stop_requested
-from penstock.chassis.server import Server, advertised_address, serving
+from penstock.chassis.server.admin import AdminService, OperatorInterceptor
+from penstock.chassis.server.call_metrics import CallCounter
+from penstock.chassis.server.health import Health
+from penstock.chassis.server.server import Server, advertised_address, serving
 from penstock.v1.admin_pb2 import (
     DrainRequest,
     GetSnapshotRequest,
@@ -30,7 +31,6 @@ from penstock.v1.admin_pb2 import (
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import CountTokensRequest, CountTokensResponse, GenerateRequest, GenerateResponse
 from penstock.v1.inference_pb2_grpc import InferenceStub
-from scripted import inference
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
@@ -53,7 +53,7 @@ async def count(request, context):
 
 async def test_a_server_asked_for_any_port_tells_which():
     with capture_logs() as logs:
-        async with inference(CountTokens=count) as (stub, server):
+        async with inference_server(CountTokens=count) as (stub, server):
             assert (await stub.CountTokens(CountTokensRequest())).prompt_tokens == 7
             assert server.port > 0
     [listening] = [each for each in logs if each["event"] == "listening"]
@@ -85,7 +85,7 @@ def test_others_are_told_an_address_that_they_can_reach(listen, advertise, addre
 
 
 async def test_health_answers_for_the_server_and_each_of_its_services():
-    async with inference(CountTokens=count) as (_, server), grpc.aio.insecure_channel(server.address) as channel:
+    async with inference_server(CountTokens=count) as (_, server), grpc.aio.insecure_channel(server.address) as channel:
         health = HealthStub(channel)
         for service in ("", "readiness", "liveness", "penstock.v1.Inference"):
             assert (await health.Check(HealthCheckRequest(service=service))).status == SERVING
@@ -107,7 +107,7 @@ async def test_a_server_may_listen_before_it_is_ready():
 
 
 async def test_reflection_lists_every_service_and_describes_its_methods():
-    async with inference(CountTokens=count) as (_, server), grpc.aio.insecure_channel(server.address) as channel:
+    async with inference_server(CountTokens=count) as (_, server), grpc.aio.insecure_channel(server.address) as channel:
         asks = [
             ServerReflectionRequest(list_services=""),
             ServerReflectionRequest(file_containing_symbol="penstock.v1.Inference"),
@@ -239,7 +239,7 @@ async def draining(gate, **stop):
     found = {}
 
     async def serve():
-        async with inference(Generate=gate.generate) as (stub, server):
+        async with inference_server(Generate=gate.generate) as (stub, server):
             found.update(stub=stub, server=server)
             inside.set()
             await leave.wait()

@@ -6,15 +6,16 @@ from contextlib import AsyncExitStack
 import pytest
 
 from client_edges import (
-    HASTY,
+    FAST_RETRIES,
     SEED,
     WORDS,
-    Edge,
+    ScriptedEdge,
     accepted_of,
     client_of,
     delta_of,
     finished_of,
 )
+from inference_server import inference_server
 from penstock.chassis.errors import (
     InvalidArgument,
     NotFound,
@@ -26,11 +27,10 @@ from penstock.chassis.errors import (
 from penstock.client import Client, IndexGap, RetryPolicy
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.inference_pb2 import GenerateResponse
-from scripted import inference
 
 
 async def test_an_answer_streams_piece_by_piece():
-    edge = Edge()
+    edge = ScriptedEdge()
     async with client_of(edge) as client:
         async with client.generate("Hello", model="m", max_output_tokens=6, temperature=0.0) as answer:
             pieces = [piece async for piece in answer]
@@ -45,13 +45,13 @@ async def test_an_answer_streams_piece_by_piece():
 
 
 async def test_an_answer_can_be_read_without_a_block_or_whole():
-    async with client_of(Edge()) as client:
+    async with client_of(ScriptedEdge()) as client:
         assert [piece.text async for piece in client.generate("Hello")] == WORDS
         assert await client.complete("Hello") == "".join(WORDS)
 
 
 async def test_nothing_is_asked_before_the_answer_is_read():
-    edge = Edge()
+    edge = ScriptedEdge()
     async with client_of(edge) as client, client.generate("Hello") as answer:
         with pytest.raises(RuntimeError, match="read the answer"):
             answer.accepted
@@ -61,7 +61,7 @@ async def test_nothing_is_asked_before_the_answer_is_read():
 
 
 async def test_leaving_the_block_cancels_on_the_edge():
-    edge = Edge()
+    edge = ScriptedEdge()
 
     async def endless(request, context):
         yield GenerateResponse(accepted=accepted_of(request))
@@ -102,7 +102,7 @@ async def test_cancelling_whoever_reads_cancels_on_the_edge():
 
 
 async def test_an_answer_that_was_cut_goes_on_where_it_was_with_the_same_seed():
-    edge = Edge(script=[2, 3])
+    edge = ScriptedEdge(script=[2, 3])
     async with client_of(edge) as client, client.generate("Hello") as answer:
         assert [piece.text async for piece in answer] == WORDS
         assert answer.attempts == 3
@@ -116,7 +116,7 @@ async def test_an_answer_that_was_cut_goes_on_where_it_was_with_the_same_seed():
 
 
 async def test_an_answer_goes_on_at_another_edge_when_its_own_dies():
-    other, served = Edge(), asyncio.Event()
+    other, served = ScriptedEdge(), asyncio.Event()
 
     async def dying(request, context):
         yield GenerateResponse(accepted=accepted_of(request))
@@ -126,9 +126,9 @@ async def test_an_answer_goes_on_at_another_edge_when_its_own_dies():
 
     async with AsyncExitStack() as stack:
         doomed = await stack.enter_async_context(AsyncExitStack())
-        _, first = await doomed.enter_async_context(inference(Generate=dying))
-        _, second = await stack.enter_async_context(inference(Generate=other.generate))
-        client = await stack.enter_async_context(Client(first.address, second.address, retries=HASTY))
+        _, first = await doomed.enter_async_context(inference_server(Generate=dying))
+        _, second = await stack.enter_async_context(inference_server(Generate=other.generate))
+        client = await stack.enter_async_context(Client(first.address, second.address, retries=FAST_RETRIES))
         async with client.generate("Hello") as answer:
             texts = []
             async for piece in answer:
@@ -190,7 +190,7 @@ async def test_an_answer_without_an_end_is_not_taken_for_one():
 
 
 async def test_who_is_shed_comes_back_when_told_and_not_before():
-    edge = Edge(script=[Overloaded("full", reason="QUEUE_FULL", retry_after=0.05)])
+    edge = ScriptedEdge(script=[Overloaded("full", reason="QUEUE_FULL", retry_after=0.05)])
     async with client_of(edge) as client, client.generate("Hello") as answer:
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -210,7 +210,7 @@ async def test_who_is_shed_comes_back_when_told_and_not_before():
     ],
 )
 async def test_errors_come_typed_with_reason_and_time_and_at_once(error, kind):
-    edge = Edge(script=[error])
+    edge = ScriptedEdge(script=[error])
     async with client_of(edge) as client:
         with pytest.raises(kind) as failure:
             await client.complete("Hello")
@@ -220,7 +220,7 @@ async def test_errors_come_typed_with_reason_and_time_and_at_once(error, kind):
 
 async def test_an_overload_is_not_kept_alive_by_retries():
     """Twenty requests of one client against an edge that sheds them all cost four retries, not eighty."""
-    edge = Edge(script=[Overloaded("full", retry_after=0.001)] * 100)
+    edge = ScriptedEdge(script=[Overloaded("full", retry_after=0.001)] * 100)
     async with client_of(edge) as client:
         answers = await asyncio.gather(*(client.complete("Hello") for _ in range(20)), return_exceptions=True)
     assert all(isinstance(each, Overloaded) for each in answers)
@@ -229,7 +229,7 @@ async def test_an_overload_is_not_kept_alive_by_retries():
 
 @pytest.mark.parametrize("way", ["complete", "count_tokens"])
 async def test_what_succeeds_brings_the_budget_for_retries_back(way):
-    edge = Edge(script=[Overloaded("full", retry_after=0.001)] * 20)
+    edge = ScriptedEdge(script=[Overloaded("full", retry_after=0.001)] * 20)
 
     async def count(request, context):
         return pb.CountTokensResponse()

@@ -8,12 +8,13 @@ from client_edges import (
     SEED,
     WORDS,
     SessionEdge,
-    answer_on,
-    next_asked,
-    refusal,
+    answer_request,
+    next_request,
+    rejection,
+    session_across,
     session_of,
-    session_over,
 )
+from inference_server import inference_server
 from penstock.chassis.errors import (
     NotFound,
     Unavailable,
@@ -21,14 +22,13 @@ from penstock.chassis.errors import (
 from penstock.client import Cancelled, Client, RetryPolicy
 from penstock.v1 import inference_pb2 as pb
 from penstock.v1.stream_pb2 import End
-from scripted import inference
 
 
 async def test_a_session_carries_many_requests_on_one_stream():
     edge = SessionEdge()
     async with session_of(edge) as session:
         reading = [asyncio.create_task(session.complete(f"prompt {number}")) for number in range(3)]
-        asked = [await edge.next("generate") for _ in reading]
+        asked = [await edge.next_frame("generate") for _ in reading]
         for each in asked:
             edge.accept(each)
         for index in range(len(WORDS)):
@@ -44,7 +44,9 @@ async def test_a_request_of_a_session_fails_alone():
     edge = SessionEdge()
     async with session_of(edge) as session:
         good, bad = asyncio.create_task(session.complete("good")), asyncio.create_task(session.complete("bad"))
-        asked = {each.request.text: each for each in [await edge.next("generate"), await edge.next("generate")]}
+        asked = {
+            each.request.text: each for each in [await edge.next_frame("generate"), await edge.next_frame("generate")]
+        }
         failure = NotFound("no such model", reason="MODEL_UNKNOWN").failure()
         edge.send(failed=pb.SessionFailed(handle=asked["bad"].handle, failure=failure))
         with pytest.raises(NotFound) as told:
@@ -62,14 +64,14 @@ async def test_leaving_an_answer_of_a_session_cancels_it_alone():
     async with session_of(edge) as session:
         async with session.generate("Hello") as answer:
             first = asyncio.create_task(anext(aiter(answer)))
-            asked = await edge.next("generate")
+            asked = await edge.next_frame("generate")
             edge.accept(asked)
             edge.step((asked.handle, 0))
             assert (await first).text == WORDS[0]
-        assert (await edge.next("cancel")).handle == asked.handle
+        assert (await edge.next_frame("cancel")).handle == asked.handle
         edge.step((asked.handle, 1))  # was on its way already
         reading = asyncio.create_task(session.complete("again"))
-        again = await edge.next("generate")
+        again = await edge.next_frame("generate")
         assert again.handle != asked.handle
         edge.accept(again)
         for index in range(len(WORDS)):
@@ -83,7 +85,7 @@ async def test_answers_of_a_session_go_on_when_their_edge_does_not(how):
     edge = SessionEdge()
     async with session_of(edge) as session:
         reading = asyncio.create_task(session.complete("Hello"))
-        asked = await edge.next("generate")
+        asked = await edge.next_frame("generate")
         edge.accept(asked)
         edge.step((asked.handle, 0))
         edge.step((asked.handle, 1))
@@ -92,7 +94,7 @@ async def test_answers_of_a_session_go_on_when_their_edge_does_not(how):
         else:
             await edge.peers[-1].flush()
             edge.peers[-1].close("killed")
-        again = await edge.next("generate")
+        again = await edge.next_frame("generate")
         assert list(again.request.resume.token_ids) == [100, 101]
         assert again.request.sampling.seed == SEED
         edge.accept(again)
@@ -105,51 +107,51 @@ async def test_answers_of_a_session_go_on_when_their_edge_does_not(how):
 
 async def test_a_session_leaves_an_edge_that_drains_and_what_runs_there_ends_there():
     old, new = SessionEdge(), SessionEdge()
-    async with session_over(old, new) as session:
+    async with session_across(old, new) as session:
         running = asyncio.create_task(session.complete("running"))
-        first = await old.next("generate")
+        first = await old.next_frame("generate")
         old.accept(first)
         answer = session.generate("next")
         reading = asyncio.create_task(answer.read())
-        old.send(**refusal(await old.next("generate"), "DRAINING"))
-        moved = await new.next("generate")
+        old.send(**rejection(await old.next_frame("generate"), "DRAINING"))
+        moved = await new.next_frame("generate")
         new.accept(moved)
-        await answer_on(new, moved)
+        await answer_request(new, moved)
         assert await reading == "".join(WORDS)
         assert answer.attempts == 1  # an edge that drains has not tried
-        await answer_on(old, first)
+        await answer_request(old, first)
         assert await running == "".join(WORDS)
         async with asyncio.timeout(5):
-            await old.left.wait()
+            await old.session_ended.wait()
         assert old.peers[0].ended  # on purpose
     assert (len(old.peers), len(new.peers)) == (1, 1)
 
 
 async def test_a_session_with_one_edge_waits_for_the_next_that_takes_its_place():
     edge = SessionEdge()
-    async with session_over(edge) as session:
+    async with session_across(edge) as session:
         answer = session.generate("Hello")
         reading = asyncio.create_task(answer.read())
         for _ in range(7):  # more than there may be attempts
-            edge.send(**refusal(await next_asked(edge), "DRAINING", retry_after=0.001))
-        asked = await next_asked(edge)
+            edge.send(**rejection(await next_request(edge), "DRAINING", retry_after=0.001))
+        asked = await next_request(edge)
         edge.accept(asked)
-        await answer_on(edge, asked)
+        await answer_request(edge, asked)
         assert await reading == "".join(WORDS)
         assert answer.attempts == 1
 
 
 async def test_a_session_gives_up_on_edges_that_drain_once_its_patience_is_over():
     edge = SessionEdge()
-    async with inference(Session=edge.session) as (_, server):
+    async with inference_server(Session=edge.session) as (_, server):
         policy = RetryPolicy(max_attempts=1, connect_timeout=0.2)
         async with Client(server.address, retries=policy) as client, client.session() as session:
             reading = asyncio.create_task(session.complete("Hello"))
             while not reading.done():
-                asked = asyncio.create_task(next_asked(edge))
+                asked = asyncio.create_task(next_request(edge))
                 await asyncio.wait([asked, reading], return_when=asyncio.FIRST_COMPLETED)
                 if asked.done():
-                    edge.send(**refusal(asked.result(), "DRAINING", retry_after=0.01))
+                    edge.send(**rejection(asked.result(), "DRAINING", retry_after=0.01))
                 asked.cancel()
             with pytest.raises(Unavailable) as told:
                 await reading
@@ -159,54 +161,54 @@ async def test_a_session_gives_up_on_edges_that_drain_once_its_patience_is_over(
 @pytest.mark.parametrize("reason", ["AUTH_LOST", "QUEUE_LOST"])
 async def test_a_session_leaves_an_edge_that_has_lost_a_tier_if_there_is_another(reason):
     cut_off, well = SessionEdge(), SessionEdge()
-    async with session_over(cut_off, well) as session:
+    async with session_across(cut_off, well) as session:
         reading = asyncio.create_task(session.complete("Hello"))
-        cut_off.send(**refusal(await cut_off.next("generate"), reason))
-        asked = await well.next("generate")
+        cut_off.send(**rejection(await cut_off.next_frame("generate"), reason))
+        asked = await well.next_frame("generate")
         well.accept(asked)
-        await answer_on(well, asked)
+        await answer_request(well, asked)
         assert await reading == "".join(WORDS)
 
 
 async def test_a_session_stays_with_an_edge_that_has_lost_a_tier_if_there_is_no_other():
     edge = SessionEdge()
-    async with session_over(edge) as session:
+    async with session_across(edge) as session:
         reading = asyncio.create_task(session.complete("Hello"))
-        edge.send(**refusal(await edge.next("generate"), "AUTH_LOST"))
-        asked = await edge.next("generate")
+        edge.send(**rejection(await edge.next_frame("generate"), "AUTH_LOST"))
+        asked = await edge.next_frame("generate")
         edge.accept(asked)
-        await answer_on(edge, asked)
+        await answer_request(edge, asked)
         assert await reading == "".join(WORDS)
     assert len(edge.peers) == 1
 
 
 async def test_a_request_that_crosses_with_the_end_of_its_stream_is_no_attempt():
     old, new = SessionEdge(), SessionEdge()
-    async with session_over(old, new) as session:
+    async with session_across(old, new) as session:
         answer = session.generate("Hello")
         reading = asyncio.create_task(answer.read())
-        await old.next("generate")
+        await old.next_frame("generate")
         old.send(end=End(reason="draining"))
-        asked = await new.next("generate")
+        asked = await new.next_frame("generate")
         new.accept(asked)
-        await answer_on(new, asked)
+        await answer_request(new, asked)
         assert await reading == "".join(WORDS)
         assert answer.attempts == 1
 
 
 async def test_a_cancel_that_nobody_asked_for_is_an_edge_that_gives_up_and_another_goes_on():
     old, new = SessionEdge(), SessionEdge()
-    async with session_over(old, new) as session:
+    async with session_across(old, new) as session:
         reading = asyncio.create_task(session.complete("Hello"))
-        asked = await old.next("generate")
+        asked = await old.next_frame("generate")
         old.accept(asked)
         old.step((asked.handle, 0))
         old.send(cancelled=pb.SessionCancelled(handle=asked.handle))
         old.send(end=End(reason="draining"))
-        again = await new.next("generate")
+        again = await new.next_frame("generate")
         assert list(again.request.resume.token_ids) == [100]
         new.accept(again)
-        await answer_on(new, again, start=1)
+        await answer_request(new, again, start=1)
         assert await reading == "".join(WORDS)
 
 
@@ -214,7 +216,7 @@ async def test_closing_a_session_says_so_and_ends_what_runs():
     edge = SessionEdge()
     async with session_of(edge) as session:
         reading = asyncio.create_task(session.complete("Hello"))
-        await edge.next("generate")
+        await edge.next_frame("generate")
     assert edge.peers[-1].ended
     with pytest.raises(Cancelled, match="closed"):
         await reading

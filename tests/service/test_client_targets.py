@@ -6,18 +6,18 @@ from contextlib import asynccontextmanager
 import pytest
 
 from client_edges import (
-    HASTY,
+    FAST_RETRIES,
     WORDS,
-    Edge,
+    ScriptedEdge,
     client_of,
 )
+from inference_server import inference_server
 from penstock.chassis.errors import (
     Overloaded,
     Unavailable,
 )
-from penstock.client import Client, DeadlineExceeded, RetryPolicy, endpoints, rotation
+from penstock.client import Client, DeadlineExceeded, RetryPolicy, endpoints, target_rotation
 from penstock.v1 import inference_pb2 as pb
-from scripted import inference
 
 
 def connections_tried(monkeypatch):
@@ -33,10 +33,10 @@ def connections_tried(monkeypatch):
 
 
 async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_rather_than_in_circles(monkeypatch):
-    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 0.1)
     tried = connections_tried(monkeypatch)
-    async with inference() as (_, one), inference() as (_, other):
+    async with inference_server() as (_, one), inference_server() as (_, other):
         nobodies = (one.address, other.address)
     async with Client(*nobodies, retries=RetryPolicy(max_attempts=1, connect_timeout=0.2)) as client:
         with pytest.raises(Unavailable, match=nobodies[0]):
@@ -46,13 +46,13 @@ async def test_where_nobody_listens_all_targets_are_asked_again_after_a_pause_ra
 
 
 async def test_a_target_that_failed_of_late_and_is_back_is_found_while_the_last_good_one_is_away(monkeypatch):
-    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # who waits for the one that is away waits for ever
     monkeypatch.setattr(endpoints, "RETRY_PAUSE_S", 1_000.0)  # and so does who waits before each was tried
-    edge = Edge()
-    async with inference() as (_, away):
+    edge = ScriptedEdge()
+    async with inference_server() as (_, away):
         nobody = away.address
-    async with inference(Generate=edge.generate) as (_, back), Client(nobody, back.address) as client:
+    async with inference_server(Generate=edge.generate) as (_, back), Client(nobody, back.address) as client:
         for each in client._endpoints._endpoints.values():  # as if both had just failed
             client._endpoints.mark_failed(each)
         async with asyncio.timeout(30):
@@ -60,21 +60,24 @@ async def test_a_target_that_failed_of_late_and_is_back_is_found_while_the_last_
 
 
 async def test_a_target_where_nobody_listens_is_left_out_for_a_while(monkeypatch):
-    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
     monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)  # a refusal is enough: nothing is waited for
     tried = connections_tried(monkeypatch)
-    async with inference() as (_, server):
+    async with inference_server() as (_, server):
         nobody = server.address
-    edge = Edge()
-    async with inference(Generate=edge.generate) as (_, server), Client(nobody, server.address) as client:
+    edge = ScriptedEdge()
+    async with inference_server(Generate=edge.generate) as (_, server), Client(nobody, server.address) as client:
         for _ in range(3):
             await client.complete("Hello")
     assert [tried.count(each) for each in dict.fromkeys(tried)] == [1, 3]
 
 
 async def test_an_edge_that_says_it_goes_is_left_out_for_a_while(monkeypatch):
-    monkeypatch.setattr(rotation, "FAILURE_COOLDOWN_S", 60.0)
-    edges = [Edge(script=[Unavailable("this edge drains", reason="DRAINING", retry_after=0.001)]), Edge()]
+    monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
+    edges = [
+        ScriptedEdge(script=[Unavailable("this edge drains", reason="DRAINING", retry_after=0.001)]),
+        ScriptedEdge(),
+    ]
     async with client_of(*edges) as client:
         for _ in range(4):
             await client.complete("Hello")
@@ -82,17 +85,17 @@ async def test_an_edge_that_says_it_goes_is_left_out_for_a_while(monkeypatch):
 
 
 async def test_a_client_waits_for_an_edge_that_is_still_starting():
-    async with inference() as (_, server):
+    async with inference_server() as (_, server):
         address = server.address
-    async with Client(address, retries=HASTY) as client:
+    async with Client(address, retries=FAST_RETRIES) as client:
         reading = asyncio.create_task(client.complete("Hello"))
         await asyncio.sleep(0)
-        async with inference_at(address, Generate=Edge().generate):
+        async with inference_at(address, Generate=ScriptedEdge().generate):
             assert await reading == "".join(WORDS)
 
 
 async def test_no_edge_within_the_patience_is_an_error_that_names_the_targets():
-    async with inference() as (_, server):
+    async with inference_server() as (_, server):
         address = server.address
     async with Client(address, retries=RetryPolicy(max_attempts=1, connect_timeout=0.05)) as client:
         with pytest.raises(Unavailable, match=address) as failure:
@@ -101,7 +104,7 @@ async def test_no_edge_within_the_patience_is_an_error_that_names_the_targets():
 
 
 async def test_a_timeout_bounds_all_attempts_together():
-    edge = Edge(script=[Overloaded("full", retry_after=0.2)] * 100)
+    edge = ScriptedEdge(script=[Overloaded("full", retry_after=0.2)] * 100)
     async with client_of(edge) as client:
         with pytest.raises(DeadlineExceeded, match="full"):
             await client.complete("Hello", timeout=0.3)
@@ -110,7 +113,7 @@ async def test_a_timeout_bounds_all_attempts_together():
 
 
 async def test_requests_spread_over_the_targets():
-    edges = [Edge(), Edge(), Edge()]
+    edges = [ScriptedEdge(), ScriptedEdge(), ScriptedEdge()]
     async with client_of(*edges) as client:
         for _ in range(6):
             await client.complete("Hello")
@@ -129,7 +132,7 @@ async def test_tokens_are_counted_and_models_listed():
             raise failures.pop()
         return pb.ListModelsResponse(models=[pb.Model(name="m")])
 
-    async with client_of(Edge(), CountTokens=count, ListModels=models) as client:
+    async with client_of(ScriptedEdge(), CountTokens=count, ListModels=models) as client:
         counted = await client.count_tokens([{"role": "user", "content": "Hi"}], model="m", include_token_ids=True)
         assert (counted.prompt_tokens, counted.context_length) == (7, 99)
         assert (asked[0].chat.messages[0].content, asked[0].include_token_ids) == ("Hi", True)
@@ -146,9 +149,9 @@ async def test_a_client_that_is_not_open_says_how_to_open_it():
 @asynccontextmanager
 async def inference_at(address, **methods):
     """A server at an address that was free a moment ago."""
-    from penstock.chassis.server import serving
+    from inference_server import scripted_servicer
+    from penstock.chassis.server.server import serving
     from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
-    from scripted import scripted
 
-    async with serving(address, [(add_InferenceServicer_to_server, scripted(**methods))]) as server:
+    async with serving(address, [(add_InferenceServicer_to_server, scripted_servicer(**methods))]) as server:
         yield server

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 import grpc
 import pytest
 
-from edge_mesh import KEY, PATIENCE, FakeAuth, FakeQueue, FakeWorker, served
+from edge_mesh import KEY, TIMEOUT_S, FakeAuth, FakeQueue, FakeWorker, served
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.edge.__main__ import edge
@@ -63,7 +63,7 @@ async def test_an_edge_is_not_there_before_it_could_answer():
     grpc_at, http_at = free_addresses(2)
     worker = SlowCard("w1")
     async with tiers_behind(worker) as behind, AsyncExitStack() as stack:
-        config = EdgeConfig(listen=grpc_at, http_listen=http_at, startup_timeout=PATIENCE, **behind)
+        config = EdgeConfig(listen=grpc_at, http_listen=http_at, startup_timeout=TIMEOUT_S, **behind)
         arriving = asyncio.create_task(stack.enter_async_context(edge(config)))
         await worker.asked.wait()
         assert [await listens(each) for each in (grpc_at, http_at)] == [False, False]
@@ -87,7 +87,7 @@ async def test_an_edge_of_a_mesh_without_a_model_comes_all_the_same_to_say_so(mo
         asked, reason = GenerateRequest(text="hi", model=model), "QUEUE_LOST"
         while reason == "QUEUE_LOST":  # until it has heard the first
             with pytest.raises(grpc.aio.AioRpcError) as failure:
-                async for _ in InferenceStub(to_edge).Generate(asked, metadata=KEY, timeout=PATIENCE):
+                async for _ in InferenceStub(to_edge).Generate(asked, metadata=KEY, timeout=TIMEOUT_S):
                     pass
             reason = error_from_rpc(failure.value).reason
         assert reason == "NO_WORKER"

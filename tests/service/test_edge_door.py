@@ -8,7 +8,7 @@ import pytest
 import structlog
 from google.protobuf.json_format import MessageToDict
 
-from edge_mesh import PATIENCE, edge_mesh
+from edge_mesh import TIMEOUT_S, edge_mesh
 from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.edge.gateway import PROBE_OVERHEAD_BYTES
 from penstock.mesh.v1.queue_pb2 import RejectionWindow
@@ -17,7 +17,7 @@ from penstock.v1.inference_pb2 import PRIORITY_BATCH, GenerateRequest, Resume, T
 
 TOKENS = TokenIds(ids=[5] * 20)
 TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
-FULL = Overloaded("full", retry_after=PATIENCE)
+FULL = Overloaded("full", retry_after=TIMEOUT_S)
 
 
 async def outcome(call):
@@ -34,12 +34,12 @@ async def outcome(call):
 @pytest.fixture
 async def mesh(monkeypatch):
     """One whose queue has refused 20 prompt and 10 output tokens, and would take anything now."""
-    monkeypatch.setattr("penstock.edge.refusals.PROBE_INTERVAL_S", PATIENCE)
-    monkeypatch.setattr("penstock.edge.refusals.MAX_REJECTION_TTL_S", PATIENCE)
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.PROBE_INTERVAL_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.MAX_REJECTION_TTL_S", TIMEOUT_S)
     async with edge_mesh() as found:
         found.queue.sheds = [FULL]
-        found.queue.closed = [
-            RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=20, min_output_tokens=10)
+        found.queue.shed_windows = [
+            RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=20, min_output_tokens=10)
         ]
         assert await outcome(ask(found)) == ("OVERLOADED", "queue")
         yield found
@@ -48,7 +48,7 @@ async def mesh(monkeypatch):
 def ask(mesh, key="good", **fields):
     fields = {"token_ids": TOKENS, "max_output_tokens": 10, **fields}
     metadata = (("authorization", f"Bearer {key}"),)
-    return mesh.inference.Generate(GenerateRequest(**fields), metadata=metadata, timeout=PATIENCE)
+    return mesh.inference.Generate(GenerateRequest(**fields), metadata=metadata, timeout=TIMEOUT_S)
 
 
 async def test_the_like_of_what_was_refused_costs_neither_a_reservation_nor_a_ticket(mesh):
@@ -80,7 +80,7 @@ async def test_of_many_refusals_one_is_logged(mesh):
 async def test_who_is_refused_here_is_told_when_to_come_back(mesh):
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await ask(mesh).read()
-    assert 0 < error_from_rpc(failure.value).retry_after <= PATIENCE
+    assert 0 < error_from_rpc(failure.value).retry_after <= TIMEOUT_S
 
 
 async def test_smaller_requests_and_answers_that_go_on_reach_the_queue(mesh):
@@ -94,7 +94,7 @@ async def test_a_like_request_that_passes_the_door_asks_the_queue_first_and_is_r
     asked = len(mesh.auth.reserves), len(mesh.queue.tickets)
     mesh.queue.sheds = [FULL]
     mesh.queue.closed = [
-        RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=19, min_output_tokens=10)
+        RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=19, min_output_tokens=10)
     ]
     with structlog.testing.capture_logs() as lines:
         assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("OVERLOADED", "queue")
@@ -121,7 +121,7 @@ async def test_a_queue_that_does_not_answer_who_asks_first_holds_nobody_up(mesh)
 
 
 async def test_a_queue_that_is_lost_before_it_answers_refuses_nobody(mesh, monkeypatch):
-    monkeypatch.setattr("penstock.edge.links.knocks.PROBE_TIMEOUT_S", PATIENCE)
+    monkeypatch.setattr("penstock.edge.admission.probes.PROBE_TIMEOUT_S", TIMEOUT_S)
     mesh.queue.is_deaf = True
     call = ask(mesh, max_output_tokens=9)
     answer = asyncio.ensure_future(outcome(call))
@@ -161,7 +161,7 @@ async def test_text_of_few_words_is_refused_by_its_tokens_before_it_is_reserved(
 
 
 async def test_who_comes_behind_the_last_that_there_was_room_for_is_refused_unasked(mesh):
-    closed = RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=2, min_output_tokens=1)
+    closed = RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=2, min_output_tokens=1)
     mesh.queue.closed_behind = [closed]
     assert await outcome(ask(mesh, max_output_tokens=1)) == ("", "")
     assert await outcome(ask(mesh, max_output_tokens=1)) == ("OVERLOADED", "edge")

@@ -8,19 +8,19 @@ import openai
 import pytest
 
 from edge_http import FakeGateway, http_edge
-from openai_asks import ASK, PATHS, next_text, text_in, text_of
+from openai_calls import CREATE, PATHS, next_text, text_in, text_of
 from otlp_receiver import attributes_of
 from penstock.chassis.errors import (
     Unavailable,
 )
 from penstock.chassis.lifecycle import request_stop
-from penstock.edge.http.front import OpenAIApp
+from penstock.edge.api.http.app import OpenAIApp
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_openai_client_sees_each_piece_before_the_next_is_made(path):
     async with http_edge() as edge:
-        asked = asyncio.create_task(ASK[path](edge.api, stream=True))
+        asked = asyncio.create_task(CREATE[path](edge.api, stream=True))
         call = await edge.gateway.call()
         call.accept()
         async with await asked as events:
@@ -42,7 +42,7 @@ async def test_the_openai_client_sees_each_piece_before_the_next_is_made(path):
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_openai_client_gets_a_whole_answer_with_its_usage(path):
     async with http_edge() as edge:
-        asked = asyncio.create_task(ASK[path](edge.api))
+        asked = asyncio.create_task(CREATE[path](edge.api))
         call = await edge.gateway.call()
         call.accept()
         call.say("Wa", "ter")
@@ -55,7 +55,7 @@ async def test_the_openai_client_gets_a_whole_answer_with_its_usage(path):
 
 
 async def test_pieces_that_are_ready_together_go_out_as_one():
-    async with http_edge() as edge, edge.reading() as (response, call):
+    async with http_edge() as edge, edge.accepted_stream() as (response, call):
         call.say("a", "b", "c")
         call.finish()
         lines = [line async for line in response.aiter_lines() if line.startswith("data: {")]
@@ -63,7 +63,7 @@ async def test_pieces_that_are_ready_together_go_out_as_one():
 
 
 async def test_a_stream_says_how_it_wants_to_be_treated():
-    async with http_edge() as edge, edge.reading() as (response, call):
+    async with http_edge() as edge, edge.accepted_stream() as (response, call):
         call.finish()
         await response.aread()
     assert response.status_code == 200
@@ -91,7 +91,7 @@ async def test_a_request_carries_its_caller_its_trace_and_its_id_down():
     headers = {"authorization": "Bearer k1", "traceparent": traceparent, "x-request-id": "mine:1"}
     async with http_edge() as edge:
         edge.http.headers.update(headers)
-        async with edge.reading() as (response, call):
+        async with edge.accepted_stream() as (response, call):
             call.finish()
             await response.aread()
     assert (call.credential.bearer, call.credential.loopback) == ("k1", True)
@@ -102,7 +102,7 @@ async def test_a_request_carries_its_caller_its_trace_and_its_id_down():
 async def test_a_request_without_a_usable_id_gets_one():
     async with http_edge() as edge:
         edge.http.headers["x-request-id"] = "not / one"
-        async with edge.reading() as (response, call):
+        async with edge.accepted_stream() as (response, call):
             call.finish()
             await response.aread()
         health = await edge.http.get("/health")
@@ -119,7 +119,7 @@ async def test_a_caller_behind_a_proxy_is_where_the_proxy_says():
 
 async def test_a_stream_that_fails_under_way_ends_in_an_error_that_the_client_raises():
     async with http_edge() as edge:
-        asked = asyncio.create_task(ASK["/v1/chat/completions"](edge.api, stream=True))
+        asked = asyncio.create_task(CREATE["/v1/chat/completions"](edge.api, stream=True))
         call = await edge.gateway.call()
         call.accept()
         async with await asked as events:
@@ -133,7 +133,7 @@ async def test_a_stream_that_fails_under_way_ends_in_an_error_that_the_client_ra
 
 async def test_a_response_that_fails_under_way_ends_in_its_failed_event():
     async with http_edge() as edge:
-        asked = asyncio.create_task(ASK["/v1/responses"](edge.api, stream=True))
+        asked = asyncio.create_task(CREATE["/v1/responses"](edge.api, stream=True))
         call = await edge.gateway.call()
         call.accept()
         async with await asked as events:

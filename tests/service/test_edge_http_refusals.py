@@ -5,8 +5,8 @@ import asyncio
 import openai
 import pytest
 
-from edge_http import PATIENCE, http_edge
-from openai_asks import ASK, until
+from edge_http import TIMEOUT_S, http_edge
+from openai_calls import CREATE, wait_until
 from penstock.chassis.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -33,7 +33,7 @@ REFUSALS = [
 @pytest.mark.parametrize(("error", "status", "code", "kind"), REFUSALS)
 async def test_who_is_refused_before_a_turn_sees_it_in_the_status(error, status, code, kind, is_stream):
     async with http_edge() as edge:
-        asked = asyncio.create_task(ASK["/v1/chat/completions"](edge.api, stream=is_stream))
+        asked = asyncio.create_task(CREATE["/v1/chat/completions"](edge.api, stream=is_stream))
         call = await edge.gateway.call()
         call.fail(error)
         with pytest.raises(kind) as refused:
@@ -131,7 +131,7 @@ async def begun_body(edge, sent, announced):
 
 
 async def status_of(reader):
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         return int((await reader.readline()).split()[1])
 
 
@@ -139,13 +139,13 @@ async def test_bodies_under_way_are_bounded_together(monkeypatch):
     monkeypatch.setattr(limits, "BODY_BUDGET_BYTES", 1_000)
     async with http_edge() as edge:
         _, first = await begun_body(edge, sent=600, announced=700)
-        await until(lambda: edge.front.bytes_coming_in == 600)
+        await wait_until(lambda: edge.front.body_bytes_held == 600)
         at_the_bound, second = await begun_body(edge, sent=400, announced=400)
         assert await status_of(at_the_bound) == 400  # read to its end: it is no JSON
         beyond, third = await begun_body(edge, sent=401, announced=401)
         assert await status_of(beyond) == 503
         first.close()
-        await until(lambda: edge.front.bytes_coming_in == 0)
+        await wait_until(lambda: edge.front.body_bytes_held == 0)
         afterwards, fourth = await begun_body(edge, sent=1_000, announced=1_000)
         assert await status_of(afterwards) == 400
         for writer in (second, third, fourth):
@@ -157,5 +157,5 @@ async def test_a_body_that_does_not_go_on_is_given_up(monkeypatch):
     async with http_edge() as edge:
         reader, writer = await begun_body(edge, sent=5, announced=10)
         assert await status_of(reader) == 408
-        assert edge.front.bytes_coming_in == 0
+        assert edge.front.body_bytes_held == 0
         writer.close()

@@ -5,29 +5,29 @@ from datetime import timedelta
 
 import pytest
 
-from edge_mesh import PATIENCE, edge_mesh
+from edge_mesh import TIMEOUT_S, edge_mesh
 from edge_sessions import session
 from penstock.chassis.errors import Overloaded
-from penstock.edge.links.knocks import MAX_CONCURRENT_PROBES
+from penstock.edge.admission.probes import MAX_CONCURRENT_PROBES
 from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.v1.inference_pb2 import TokenIds
 
-FULL = Overloaded("full", retry_after=PATIENCE)
+FULL = Overloaded("full", retry_after=TIMEOUT_S)
 HANDLE = 7
 
 
 @pytest.fixture
 async def mesh(monkeypatch):
     """One whose queue has refused 10 output tokens, and says nothing to those that ask first."""
-    monkeypatch.setattr("penstock.edge.refusals.PROBE_INTERVAL_S", PATIENCE)
-    monkeypatch.setattr("penstock.edge.refusals.MAX_REJECTION_TTL_S", PATIENCE)
-    monkeypatch.setattr("penstock.edge.links.knocks.PROBE_TIMEOUT_S", PATIENCE)
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.PROBE_INTERVAL_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.rejection_cache.MAX_REJECTION_TTL_S", TIMEOUT_S)
+    monkeypatch.setattr("penstock.edge.admission.probes.PROBE_TIMEOUT_S", TIMEOUT_S)
     async with edge_mesh() as found:
         found.queue.sheds = [FULL]
-        found.queue.closed = [
-            RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=1, min_output_tokens=10)
+        found.queue.shed_windows = [
+            RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=1, min_output_tokens=10)
         ]
-        found.queue.is_deaf = True
+        found.queue.holds_probes = True
         yield found
 
 
@@ -35,7 +35,7 @@ async def mesh(monkeypatch):
 async def client(mesh):
     async with session(mesh) as found:
         found.generate(1, max_output_tokens=10)
-        assert (await found.next("failed")).failure.reason == "OVERLOADED"
+        assert (await found.next_frame("failed")).failure.reason == "OVERLOADED"
         yield found
 
 
@@ -68,7 +68,7 @@ async def test_who_is_welcome_is_not_refused_for_what_others_are_told_meanwhile(
     client.generate(HANDLE, None, token_ids=TokenIds(ids=[5]), max_output_tokens=9)
     first = await mesh.queue.unheard.get()
     mesh.queue.closed = [
-        RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=1, min_output_tokens=1)
+        RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=1, min_output_tokens=1)
     ]
     client.generate(3, max_output_tokens=8)
     mesh.queue.answer(*await mesh.queue.unheard.get(), FULL)
@@ -86,7 +86,7 @@ async def test_of_many_that_come_together_few_ask_and_the_others_are_told_the_sa
     await mesh.figures()
     assert mesh.queue.unheard.empty()
     mesh.queue.closed = [
-        RejectionWindow(duration=timedelta(seconds=PATIENCE), min_prompt_tokens=1, min_output_tokens=9)
+        RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=1, min_output_tokens=9)
     ]
     for each in asked:
         mesh.queue.answer(*each, FULL)
@@ -135,7 +135,7 @@ async def test_who_says_that_nothing_more_comes_is_still_answered_what_it_asked(
 async def test_a_session_that_is_cut_while_the_queue_is_asked_opens_nothing(mesh):
     async with session(mesh) as client:
         client.generate(1, max_output_tokens=10)
-        await client.next("failed")
+        await client.next_frame("failed")
         client.generate(HANDLE, max_output_tokens=9)
         asked = await mesh.queue.unheard.get()
     while (await mesh.figures())["pending_probes"]:

@@ -8,15 +8,15 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2
 
-from edge_calls import at_rest, read, refused
-from edge_mesh import CONTEXT, KEY, PATIENCE, edge_mesh, token_at
+from edge_calls import read_answer, rejected_call, wait_at_rest
+from edge_mesh import CONTEXT, KEY, TIMEOUT_S, edge_mesh, token_at
 from edge_sessions import session
 from penstock.auth.config import AuthConfig
 from penstock.chassis.errors import Overloaded, error_from_rpc
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
 from penstock.edge.request import limits
-from penstock.edge.threads import SMALL_INPUT_BYTES, TokenizerPools
+from penstock.edge.text.executor import SMALL_INPUT_BYTES, TokenizerPools
 from penstock.v1.inference_pb2 import (
     Chat,
     CountTokensRequest,
@@ -31,7 +31,7 @@ from penstock.v1.inference_pb2 import (
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer bad"),)])
 async def test_an_unknown_key_is_refused_everywhere(metadata):
     async with edge_mesh() as mesh:
-        error = await refused(mesh.generate(metadata=metadata))
+        error = await rejected_call(mesh.generate(metadata=metadata))
         assert (error.code, error.reason) == (grpc.StatusCode.UNAUTHENTICATED, "KEY_UNKNOWN")
         for call in (
             mesh.inference.ListModels(ListModelsRequest(), metadata=metadata),
@@ -40,22 +40,22 @@ async def test_an_unknown_key_is_refused_everywhere(metadata):
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 await call
             assert failure.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
 
 
 async def test_a_long_prompt_is_not_tokenized_for_nobody():
     async with edge_mesh() as mesh:
         long = "far more than the context holds " * 4_000
-        stranger = await refused(mesh.generate(long, metadata=(("authorization", "Bearer bad"),)))
+        stranger = await rejected_call(mesh.generate(long, metadata=(("authorization", "Bearer bad"),)))
         assert stranger.reason == "KEY_UNKNOWN"
-        assert (await refused(mesh.generate(long))).reason == "PROMPT_TOO_LONG"
-        await at_rest(mesh)
+        assert (await rejected_call(mesh.generate(long))).reason == "PROMPT_TOO_LONG"
+        await wait_at_rest(mesh)
 
 
 async def test_a_shed_ticket_becomes_a_status_that_says_when_to_come_back():
     async with edge_mesh() as mesh:
         mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=1.5))
-        error = await refused(mesh.generate())
+        error = await rejected_call(mesh.generate())
         assert (error.code, error.reason, error.retry_after) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "QUEUE_FULL",
@@ -67,26 +67,26 @@ async def test_a_shed_ticket_becomes_a_status_that_says_when_to_come_back():
 
 async def test_a_prompt_over_the_context_is_refused_with_the_numbers():
     async with edge_mesh() as mesh:
-        error = await refused(mesh.generate("x" * 600))
+        error = await rejected_call(mesh.generate("x" * 600))
         assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG")
         assert (error.metadata["prompt_tokens"], error.metadata["context_length"]) == ("600", str(CONTEXT))
-        error = await refused(mesh.generate("x" * 500, max_output_tokens=13))
+        error = await rejected_call(mesh.generate("x" * 500, max_output_tokens=13))
         assert error.field_violations[0].field == "max_output_tokens"
         assert not mesh.auth.reserves
 
 
 async def test_wrong_fields_are_named_as_the_contract_calls_them():
     async with edge_mesh() as mesh:
-        error = await refused(mesh.generate(sampling=Sampling(temperature=9.0), stop=[""]))
+        error = await rejected_call(mesh.generate(sampling=Sampling(temperature=9.0), stop=[""]))
         assert {violation.field for violation in error.field_violations} == {"sampling.temperature", "stop"}
-        assert (await refused(mesh.generate(text=None))).reason == "INPUT_MISSING"
-        assert (await refused(mesh.generate(model="other"))).reason == "MODEL_UNKNOWN"
+        assert (await rejected_call(mesh.generate(text=None))).reason == "INPUT_MISSING"
+        assert (await rejected_call(mesh.generate(model="other"))).reason == "MODEL_UNKNOWN"
 
 
 async def test_the_deadline_ends_a_waiting_request():
     async with edge_mesh() as mesh:
-        mesh.queue.is_holding = True
-        error = await refused(mesh.generate(timeout=timedelta(seconds=0.2)))
+        mesh.queue.holds_tickets = True
+        error = await rejected_call(mesh.generate(timeout=timedelta(seconds=0.2)))
         assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
         assert await mesh.queue.withdrawn.get()
         assert 0 < mesh.queue.tickets[0].deadline_unix_nano - mesh.queue.tickets[0].enqueue_unix_nano < 2e8
@@ -101,7 +101,7 @@ def allowed_s(ticket):
 async def test_a_timeout_of_up_to_a_day_is_kept_whole(asked, call_deadline):
     async with edge_mesh() as mesh:
         request = GenerateRequest(text="hi", max_output_tokens=1, timeout=timedelta(seconds=asked))
-        await read(mesh.inference.Generate(request, metadata=KEY, timeout=call_deadline))
+        await read_answer(mesh.inference.Generate(request, metadata=KEY, timeout=call_deadline))
         assert allowed_s(mesh.queue.tickets[0]) == pytest.approx(asked, abs=10)
 
 
@@ -109,7 +109,7 @@ async def test_a_timeout_of_up_to_a_day_is_kept_whole(asked, call_deadline):
 async def test_a_timeout_in_a_session_is_kept_whole_as_well(asked):
     async with edge_mesh() as mesh, session(mesh) as client:
         client.generate(1, max_output_tokens=1, timeout=timedelta(seconds=asked))
-        await client.next("finished")
+        await client.next_frame("finished")
         assert allowed_s(mesh.queue.tickets[0]) == pytest.approx(asked, abs=10)
 
 
@@ -117,14 +117,14 @@ async def test_a_timeout_in_a_session_is_kept_whole_as_well(asked):
 async def test_a_timeout_above_a_day_is_refused_and_names_the_limit(seconds):
     too_long = Duration(seconds=int(seconds))
     async with edge_mesh() as mesh, session(mesh) as client:
-        error = await refused(mesh.generate(timeout=too_long))
+        error = await rejected_call(mesh.generate(timeout=too_long))
         assert (error.code, [each.field for each in error.field_violations]) == (
             grpc.StatusCode.INVALID_ARGUMENT,
             ["timeout"],
         )
         assert str(limits.TIMEOUT_S) in error.message
         client.generate(1, timeout=too_long)
-        failure = (await client.next("failed")).failure
+        failure = (await client.next_frame("failed")).failure
         assert (failure.code, failure.field_violations[0].field) == (code_pb2.INVALID_ARGUMENT, "timeout")
         assert not mesh.queue.tickets
 
@@ -133,10 +133,10 @@ async def test_the_deadline_of_a_call_alone_counts_up_to_a_day():
     async with edge_mesh() as mesh:
         for deadline in (7_200.0, 10 * limits.TIMEOUT_S):
             request = GenerateRequest(text="hi", max_output_tokens=1)
-            await read(mesh.inference.Generate(request, metadata=KEY, timeout=deadline))
+            await read_answer(mesh.inference.Generate(request, metadata=KEY, timeout=deadline))
         assert [allowed_s(each) for each in mesh.queue.tickets] == [
-            pytest.approx(7_200.0, abs=PATIENCE),
-            pytest.approx(limits.TIMEOUT_S, abs=PATIENCE),
+            pytest.approx(7_200.0, abs=TIMEOUT_S),
+            pytest.approx(limits.TIMEOUT_S, abs=TIMEOUT_S),
         ]
 
 
@@ -151,10 +151,10 @@ def test_the_default_timeout_is_within_the_contract():
 
 async def test_a_full_edge_says_so_at_once_and_when_to_come_back():
     async with edge_mesh(max_active_requests=1) as mesh:
-        mesh.queue.is_holding = True
+        mesh.queue.holds_tickets = True
         first = mesh.generate()
-        await mesh.queue.held.get()
-        error = await refused(mesh.generate())
+        await mesh.queue.held_tickets.get()
+        error = await rejected_call(mesh.generate())
         assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "EDGE_FULL")
         assert error.retry_after > 0
         first.cancel()
@@ -167,12 +167,12 @@ async def test_all_that_a_caller_sends_counts_against_the_room_there_is():
             {"text": "x", "resume": Resume(token_ids=[token_at(0)] * 200)},
             {"text": None, "chat": Chat(messages=[Message(role="r" * 60, content="")] * 70)},
         ):
-            assert (await refused(mesh.generate(**much))).reason == "EDGE_FULL"
+            assert (await rejected_call(mesh.generate(**much))).reason == "EDGE_FULL"
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await mesh.inference.CountTokens(CountTokensRequest(text="x" * 4_001), metadata=KEY)
         assert error_from_rpc(failure.value).reason == "EDGE_FULL"
         assert (await mesh.inference.CountTokens(CountTokensRequest(text="x" * 400), metadata=KEY)).prompt_tokens == 400
-        assert (await at_rest(mesh))["held_bytes"] == 0
+        assert (await wait_at_rest(mesh))["held_bytes"] == 0
 
 
 async def test_a_long_body_is_parsed_off_the_loop_and_a_short_one_at_once():
@@ -184,6 +184,6 @@ async def test_a_long_body_is_parsed_off_the_loop_and_a_short_one_at_once():
 
 async def test_a_message_above_the_cap_is_refused_before_it_is_parsed():
     async with edge_mesh() as mesh:
-        error = await refused(mesh.generate("x" * limits.BODY_BYTES))
+        error = await rejected_call(mesh.generate("x" * limits.BODY_BYTES))
         assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert str(limits.BODY_BYTES) in error.message

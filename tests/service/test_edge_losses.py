@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from edge_calls import at_rest, read, refused, refusing, some_tokens
-from edge_mesh import PATIENCE, edge_mesh, text_of, token_at
+from edge_calls import read_answer, read_tokens, rejected_call, wait_at_rest, wait_rejecting
+from edge_mesh import TIMEOUT_S, edge_mesh, text_of, token_at
 from penstock.chassis.errors import Unavailable
 from penstock.v1.inference_pb2 import (
     Resume,
@@ -16,22 +16,22 @@ from penstock.v1.inference_pb2 import (
 
 async def test_a_client_that_leaves_frees_the_gpu_and_is_charged_what_was_made():
     async with edge_mesh() as mesh:
-        mesh.workers[0].pause_at = 4
+        mesh.workers[0].pause_at_index = 4
         call = mesh.generate(max_output_tokens=50)
         await mesh.workers[0].paused.get()
         call.cancel()
         assert await mesh.workers[0].cancels.get() == 1
         settle = await mesh.auth.settles.get()
         assert (settle.prompt_tokens, settle.output_tokens, settle.outcome) == (2, 4, "cancelled")
-        figures = await at_rest(mesh)
+        figures = await wait_at_rest(mesh)
         assert (figures["cancels"], figures["cancels_acknowledged"]) == (1, 1)
 
 
 async def test_a_client_that_leaves_while_it_waits_takes_its_ticket_along():
     async with edge_mesh() as mesh:
-        mesh.queue.is_holding = True
+        mesh.queue.holds_tickets = True
         call = mesh.generate()
-        ticket = await mesh.queue.held.get()
+        ticket = await mesh.queue.held_tickets.get()
         call.cancel()
         assert await mesh.queue.withdrawn.get() == [ticket.ticket_id]
         settle = await mesh.auth.settles.get()
@@ -44,11 +44,11 @@ async def test_a_client_that_leaves_while_it_waits_takes_its_ticket_along():
 
 async def test_a_worker_that_dies_mid_answer_costs_no_token_and_repeats_none():
     async with edge_mesh(workers=2) as mesh:
-        mesh.workers[0].pause_at = 5
+        mesh.workers[0].pause_at_index = 5
         call = mesh.generate("hi", max_output_tokens=12, explain=True)
-        before = await some_tokens(call, 5)
-        mesh.workers[0].die()
-        _, text, ids, finished = await read(call)
+        before = await read_tokens(call, 5)
+        mesh.workers[0].cut_streams()
+        _, text, ids, finished = await read_answer(call)
         assert before == [token_at(index) for index in range(5)]
         assert (text, ids) == (text_of(12)[5:], [token_at(index) for index in range(5, 12)])
         assert finished.usage.output_tokens == 12
@@ -60,27 +60,27 @@ async def test_a_worker_that_dies_mid_answer_costs_no_token_and_repeats_none():
         (start,), (again,) = mesh.workers[0].starts, mesh.workers[1].starts
         assert (list(again.token_ids[:2]), again.emitted) == (list(start.token_ids), 5)
         assert again.sampling.seed == start.sampling.seed
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
 
 
 async def test_an_answer_goes_on_at_the_only_worker_whose_stream_was_cut():
     async with edge_mesh() as mesh:
-        mesh.workers[0].pause_at = 5
+        mesh.workers[0].pause_at_index = 5
         call = mesh.generate("hi", max_output_tokens=12)
-        before = await some_tokens(call, 5)
-        mesh.queue.sheds.append(Unavailable("no other is left", reason="NO_WORKER", retry_after=PATIENCE))
-        mesh.workers[0].pause_at = None
-        mesh.workers[0].die()
-        assert before + (await read(call))[2] == [token_at(index) for index in range(12)]
+        before = await read_tokens(call, 5)
+        mesh.queue.sheds.append(Unavailable("no other is left", reason="NO_WORKER", retry_after=TIMEOUT_S))
+        mesh.workers[0].pause_at_index = None
+        mesh.workers[0].cut_streams()
+        assert before + (await read_answer(call))[2] == [token_at(index) for index in range(12)]
         assert [list(each.avoid_workers) for each in mesh.queue.tickets] == [[], ["w1"], []]
 
 
 async def test_a_queue_that_starts_again_gets_its_waiting_tickets_back():
     async with edge_mesh() as mesh:
-        mesh.queue.is_holding = True
-        reading = asyncio.create_task(read(mesh.generate(max_output_tokens=2)))
-        await mesh.queue.held.get()
-        mesh.queue.is_holding = False
+        mesh.queue.holds_tickets = True
+        reading = asyncio.create_task(read_answer(mesh.generate(max_output_tokens=2)))
+        await mesh.queue.held_tickets.get()
+        mesh.queue.holds_tickets = False
         for peer in list(mesh.queue.peers):
             peer.close("killed")
         _, text, _, _ = await reading
@@ -94,13 +94,13 @@ async def test_a_lost_shards_tickets_go_to_another_at_once():
         while (await mesh.figures())["queue_links_up"] < 2:
             pass
         for queue in mesh.queues:
-            queue.is_holding = True
-        reading = asyncio.create_task(read(mesh.generate(max_output_tokens=2)))
-        held = [asyncio.create_task(queue.held.get()) for queue in mesh.queues]
+            queue.holds_tickets = True
+        reading = asyncio.create_task(read_answer(mesh.generate(max_output_tokens=2)))
+        held = [asyncio.create_task(queue.held_tickets.get()) for queue in mesh.queues]
         await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
         home, other = mesh.queues if held[0].done() else reversed(mesh.queues)
         assert not other.tickets
-        other.is_holding = False
+        other.holds_tickets = False
         for peer in list(home.peers):
             peer.close("killed")
         assert (await reading)[1] == "ab"
@@ -112,7 +112,7 @@ async def test_a_lost_shards_tickets_go_to_another_at_once():
 async def test_a_draining_queue_is_asked_again_only_when_it_is_back():
     async with edge_mesh() as mesh:
         mesh.queue.sheds.append(Unavailable("drains", reason="DRAINING", retry_after=1.0))
-        reading = asyncio.create_task(read(mesh.generate(max_output_tokens=2)))
+        reading = asyncio.create_task(read_answer(mesh.generate(max_output_tokens=2)))
         while not mesh.queue.tickets:
             await mesh.figures()
         for peer in list(mesh.queue.peers):
@@ -131,7 +131,7 @@ async def test_an_auth_that_dies_before_it_answers_is_asked_again():
         mesh.auth.answer = answer
         for peer in list(mesh.auth.peers):
             peer.close("killed")
-        assert (await read(call))[1] == "ab"
+        assert (await read_answer(call))[1] == "ab"
         assert mesh.auth.reserves == [lost]
 
 
@@ -139,29 +139,29 @@ async def test_a_settlement_is_said_again_until_auth_confirms_it():
     async with edge_mesh() as mesh:
         answer = mesh.auth.answer
         mesh.auth.answer = lambda frame: None if frame.HasField("settle") else answer(frame)
-        await read(mesh.generate(max_output_tokens=2))
+        await read_answer(mesh.generate(max_output_tokens=2))
         assert (await mesh.figures())["reservations_open"] == 1
         mesh.auth.answer = answer
         for peer in list(mesh.auth.peers):
             peer.close("killed")
         assert (await mesh.auth.settles.get()).outcome == "length"
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
 
 
 async def test_a_client_too_far_behind_loses_its_request_and_can_resume():
     async with edge_mesh(response_buffer_bytes=64) as mesh:
-        mesh.workers[0].is_bursting = True
-        error = await refused(mesh.generate(max_output_tokens=40))
+        mesh.workers[0].sends_one_frame = True
+        error = await rejected_call(mesh.generate(max_output_tokens=40))
         assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "CLIENT_TOO_SLOW")
         assert await mesh.workers[0].cancels.get() == 1
-        _, text, _, _ = await read(mesh.generate(max_output_tokens=12))
+        _, text, _, _ = await read_answer(mesh.generate(max_output_tokens=12))
         assert text == text_of(12)
 
 
 async def test_an_answer_is_resumed_after_the_tokens_its_client_has():
     async with edge_mesh() as mesh:
         had = [token_at(index) for index in range(3)]
-        _, text, ids, finished = await read(
+        _, text, ids, finished = await read_answer(
             mesh.generate("hi", max_output_tokens=6, resume=Resume(token_ids=had), sampling=Sampling(seed=1))
         )
         assert (text, ids) == ("def", [token_at(index) for index in range(3, 6)])
@@ -171,31 +171,31 @@ async def test_an_answer_is_resumed_after_the_tokens_its_client_has():
 @pytest.mark.parametrize("known", [{"answer_id": "0" * 32}, {"token_ids": [token_at(0)]}], ids=["by name", "by tokens"])
 async def test_a_queue_is_told_that_an_answer_which_goes_on_may_have_run_elsewhere(known):
     async with edge_mesh() as mesh:
-        await read(mesh.generate("hi", max_output_tokens=6))
-        await read(mesh.generate("hi", max_output_tokens=6, resume=Resume(**known), sampling=Sampling(seed=1)))
+        await read_answer(mesh.generate("hi", max_output_tokens=6))
+        await read_answer(mesh.generate("hi", max_output_tokens=6, resume=Resume(**known), sampling=Sampling(seed=1)))
         assert [each.may_have_run for each in mesh.queue.tickets] == [False, True]
 
 
 async def test_a_drained_edge_lets_running_answers_end():
-    async with edge_mesh(drain_grace=PATIENCE) as mesh:
-        mesh.workers[0].pause_at = 3
+    async with edge_mesh(drain_grace=TIMEOUT_S) as mesh:
+        mesh.workers[0].pause_at_index = 3
         call = mesh.generate(max_output_tokens=9)
-        await some_tokens(call, 3)
+        await read_tokens(call, 3)
         draining = asyncio.create_task(mesh.drain())
-        await refusing(mesh)
-        mesh.workers[0].go_on(1)
-        assert (await read(call))[1] == text_of(9)[3:]
+        await wait_rejecting(mesh)
+        mesh.workers[0].send_tokens(1)
+        assert (await read_answer(call))[1] == text_of(9)[3:]
         await draining
         assert (await mesh.auth.settles.get()).outcome == "length"
 
 
 async def test_answers_that_outlast_the_grace_are_cancelled_down_to_the_gpu():
     async with edge_mesh() as mesh:
-        mesh.workers[0].pause_at = 3
+        mesh.workers[0].pause_at_index = 3
         call = mesh.generate(max_output_tokens=9)
-        await some_tokens(call, 3)
+        await read_tokens(call, 3)
         await mesh.drain()
         assert await mesh.workers[0].cancels.get() == 1
         assert (await mesh.auth.settles.get()).outcome == "cancelled"
         with pytest.raises(grpc.aio.AioRpcError):
-            await read(call)
+            await read_answer(call)

@@ -4,18 +4,18 @@ import asyncio
 
 import pytest
 
-from edge_calls import at_rest
+from edge_calls import wait_at_rest
 from edge_mesh import edge_mesh
 from edge_sessions import session
-from penstock.edge.links import gathered
+from penstock.edge.upstreams import coalescer
 
-CROWD = gathered.MAX_IMMEDIATE_FRAMES + 4
-HELD = CROWD - gathered.MAX_IMMEDIATE_FRAMES
+CROWD = coalescer.MAX_IMMEDIATE_FRAMES + 4
+HELD = CROWD - coalescer.MAX_IMMEDIATE_FRAMES
 
 
 @pytest.fixture(autouse=True)
 def _held_for_good(monkeypatch):
-    monkeypatch.setattr(gathered, "COALESCE_WINDOW_S", 3_600.0)
+    monkeypatch.setattr(coalescer, "COALESCE_WINDOW_S", 3_600.0)
 
 
 async def leave(mesh, client):
@@ -30,7 +30,7 @@ async def leave(mesh, client):
     for _ in range(CROWD):
         await client.next("cancelled")
     mesh.queue.is_holding = False
-    assert {(await mesh.auth.settles.get()).outcome for _ in range(gathered.MAX_IMMEDIATE_FRAMES)} == {"cancelled"}
+    assert {(await mesh.auth.settles.get()).outcome for _ in range(coalescer.MAX_IMMEDIATE_FRAMES)} == {"cancelled"}
     assert len(mesh.auth.open) == HELD
 
 
@@ -41,14 +41,14 @@ async def test_a_crowd_costs_auth_a_few_words_and_whoever_asks_next_finds_its_ro
 
         def count_and_answer(frame):
             if frame.HasField("reserve"):
-                found_open.append(len(mesh.auth.open))
+                found_open.append(len(mesh.auth.open_reservations))
             return answer(frame)
 
         mesh.auth.answer = count_and_answer
         client.generate(CROWD, max_output_tokens=3)
-        await client.next("finished")
+        await client.next_frame("finished")
         assert found_open == [0]
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
         assert mesh.auth.settles.qsize() == HELD + 1  # each once
 
 
@@ -58,7 +58,7 @@ async def test_what_is_held_back_reaches_auth_when_its_stream_is_new():
         for peer in list(mesh.auth.peers):
             peer.close("killed")
         assert {(await mesh.auth.settles.get()).outcome for _ in range(HELD)} == {"cancelled"}
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
 
 
 async def test_an_edge_that_ends_says_first_what_it_held_back():
@@ -67,4 +67,4 @@ async def test_an_edge_that_ends_says_first_what_it_held_back():
             await leave(mesh, client)
         async with asyncio.timeout(30):
             await mesh.drain()
-        assert not mesh.auth.open
+        assert not mesh.auth.open_reservations

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import structlog
 
-from edge_calls import at_rest, read, refused, some_tokens
+from edge_calls import read_answer, read_tokens, rejected_call, wait_at_rest
 from edge_mesh import CONTEXT, KEY, edge_mesh, text_of, token_at
 from penstock.chassis.errors import Overloaded
 from penstock.v1.inference_pb2 import (
@@ -22,7 +22,7 @@ from penstock.v1.inference_pb2 import (
 
 async def test_a_request_is_reserved_queued_run_streamed_and_settled():
     async with edge_mesh() as mesh:
-        accepted, text, ids, finished = await read(
+        accepted, text, ids, finished = await read_answer(
             mesh.generate("hi", request_id="mine", max_output_tokens=9, explain=True, sampling=Sampling(seed=5))
         )
         assert (accepted.request_id, accepted.model, accepted.prompt_tokens, accepted.seed) == ("mine", "tiny", 2, 5)
@@ -36,12 +36,12 @@ async def test_a_request_is_reserved_queued_run_streamed_and_settled():
         ]
         settle = await mesh.auth.settles.get()
         assert (settle.prompt_tokens, settle.output_tokens, settle.outcome) == (2, 9, "length")
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
 
 
 async def test_queue_and_auth_get_sizes_and_the_worker_alone_gets_ids():
     async with edge_mesh() as mesh:
-        await read(mesh.generate("x" * 40, max_output_tokens=3))
+        await read_answer(mesh.generate("x" * 40, max_output_tokens=3))
         (ticket,), (reserve,), (start,) = mesh.queue.tickets, mesh.auth.reserves, mesh.workers[0].starts
         assert (ticket.prompt_tokens, ticket.max_output_tokens, ticket.tenant_id) == (40, 3, "acme")
         assert (reserve.prompt_tokens, reserve.max_output_tokens) == (40, 3)
@@ -53,7 +53,7 @@ async def test_queue_and_auth_get_sizes_and_the_worker_alone_gets_ids():
 async def test_a_conversation_is_rendered_with_the_models_template():
     async with edge_mesh() as mesh:
         chat = Chat(messages=[Message(role="user", content="hi")])
-        await read(mesh.generate(text=None, chat=chat, max_output_tokens=1))
+        await read_answer(mesh.generate(text=None, chat=chat, max_output_tokens=1))
         count = await mesh.inference.CountTokens(CountTokensRequest(chat=chat, include_token_ids=True), metadata=KEY)
         assert list(count.token_ids) == list(mesh.workers[0].starts[0].token_ids)
         assert (count.prompt_tokens, count.context_length) == (len(count.token_ids), CONTEXT)
@@ -61,15 +61,15 @@ async def test_a_conversation_is_rendered_with_the_models_template():
 
 async def test_models_are_listed_with_their_limits():
     async with edge_mesh(workers=2) as mesh:
-        await read(mesh.generate(max_output_tokens=1))
+        await read_answer(mesh.generate(max_output_tokens=1))
         (model,) = (await mesh.inference.ListModels(ListModelsRequest(), metadata=KEY)).models
         assert (model.name, model.context_length, model.workers_hint) == ("tiny", CONTEXT, 2)
 
 
 async def test_a_stop_string_cancels_the_run_and_is_not_part_of_the_answer():
     async with edge_mesh() as mesh:
-        mesh.workers[0].pause_at = 10
-        _, text, ids, finished = await read(mesh.generate(max_output_tokens=50, stop=["ef"]))
+        mesh.workers[0].pause_at_index = 10
+        _, text, ids, finished = await read_answer(mesh.generate(max_output_tokens=50, stop=["ef"]))
         assert (text, finished.reason, finished.stop_string) == ("abcd", FINISH_REASON_STOP, "ef")
         assert finished.usage.output_tokens == len(ids) == 6
         assert await mesh.workers[0].cancels.get() == 1
@@ -88,7 +88,7 @@ async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver)
     trace_id = "e" * 31 + "1"
     traceparent = f"00-{trace_id}-{'c' * 16}-01"
     async with edge_mesh() as mesh:
-        _, _, _, finished = await read(
+        _, _, _, finished = await read_answer(
             mesh.generate(max_output_tokens=3, explain=True, metadata=(*KEY, ("traceparent", traceparent)))
         )
         assert finished.timeline.trace_id == trace_id
@@ -109,16 +109,18 @@ async def test_one_trace_goes_through_the_edge_to_every_tier_behind_it(receiver)
 
 
 async def refused_by_auth(mesh, **fields):
-    await refused(mesh.generate(**fields | {"metadata": (("authorization", "Bearer bad"), *fields["metadata"][1:])}))
+    await rejected_call(
+        mesh.generate(**fields | {"metadata": (("authorization", "Bearer bad"), *fields["metadata"][1:])})
+    )
 
 
 async def refused_by_the_queue(mesh, **fields):
     mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=1.5))
-    await refused(mesh.generate(**fields))
+    await rejected_call(mesh.generate(**fields))
 
 
 async def refused_by_the_edge(mesh, **fields):
-    await refused(mesh.generate("x" * (CONTEXT + 1), **fields))
+    await rejected_call(mesh.generate("x" * (CONTEXT + 1), **fields))
 
 
 async def cancelled_as_it_waits(mesh, **fields):
@@ -132,14 +134,14 @@ async def cancelled_as_it_waits(mesh, **fields):
 async def cancelled_as_it_runs(mesh, **fields):
     mesh.workers[0].pause_at = 1
     call = mesh.generate(**fields)
-    await some_tokens(call, 1)
+    await read_tokens(call, 1)
     call.cancel()
     await mesh.workers[0].cancels.get()
 
 
 async def failed_at_its_deadline(mesh, **fields):
     mesh.queue.is_holding = True
-    await refused(mesh.generate(timeout=timedelta(seconds=0.05), **fields))
+    await rejected_call(mesh.generate(timeout=timedelta(seconds=0.05), **fields))
 
 
 ENDINGS = [
@@ -154,7 +156,7 @@ async def test_every_stage_lies_within_its_request_however_that_ends(receiver, e
     traceparent = ("traceparent", f"00-{trace_id}-{'c' * 16}-01")
     async with edge_mesh() as mesh:
         await ending(mesh, metadata=(*KEY, traceparent))
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
         spans = await asyncio.to_thread(receiver.wait_for_spans, "edge.generate", "edge.tokenize", trace_id=trace_id)
     (root,) = [span for span in spans if span.name == "edge.generate"]
     stages = [span for span in spans if span.parent_id == root.span_id]
@@ -172,8 +174,8 @@ async def test_the_queue_is_told_when_a_request_was_given_up():
 async def test_each_request_of_a_log_is_one_wide_line(receiver):
     with structlog.testing.capture_logs() as logs:
         async with edge_mesh() as mesh:
-            accepted, *_ = await read(mesh.generate("a secret prompt", max_output_tokens=3, request_id="mine"))
-            await at_rest(mesh)
+            accepted, *_ = await read_answer(mesh.generate("a secret prompt", max_output_tokens=3, request_id="mine"))
+            await wait_at_rest(mesh)
     (line,) = [line for line in logs if line["event"] == "ticket_done"]
     assert (line["request_id"], line["tenant"], line["outcome"], line["worker_id"]) == ("mine", "acme", "length", "w1")
     assert (line["prompt_tokens"], line["output_tokens"], line["attempts"]) == (accepted.prompt_tokens, 3, 1)

@@ -8,8 +8,8 @@ import pytest
 
 from edge_mesh import KEY, KV_BLOCKS, edge_mesh, hello, text_of, token_at
 from edge_sessions import session
-from penstock.chassis import stream_end, streams
 from penstock.chassis.errors import Overloaded, error_from_rpc
+from penstock.chassis.streams import endpoint, link
 from penstock.edge import gateway
 from penstock.v1.inference_pb2 import (
     GenerateRequest,
@@ -24,7 +24,7 @@ async def test_requests_of_a_session_are_answered_side_by_side():
     async with edge_mesh() as mesh, session(mesh) as client:
         for handle in range(8):
             client.generate(handle, max_output_tokens=5 + handle)
-        ends = [await client.next("finished") for _ in range(8)]
+        ends = [await client.next_frame("finished") for _ in range(8)]
         assert {end.handle for end in ends} == set(range(8))
         assert dict(client.texts) == {handle: text_of(5 + handle) for handle in range(8)}
         assert client.ids[7] == [token_at(index) for index in range(12)]
@@ -33,9 +33,9 @@ async def test_requests_of_a_session_are_answered_side_by_side():
 
 async def test_tokens_that_come_together_leave_in_one_frame():
     async with edge_mesh() as mesh, session(mesh) as client:
-        mesh.workers[0].is_bursting = True
+        mesh.workers[0].sends_one_frame = True
         client.generate(1, max_output_tokens=30)
-        await client.next("finished")
+        await client.next_frame("finished")
         assert client.steps == 1
         assert client.texts[1] == text_of(30)
 
@@ -44,37 +44,37 @@ async def test_logprobs_are_parallel_to_tokens_even_beside_requests_without_them
     async with edge_mesh() as mesh, session(mesh) as client:
         client.generate(1, max_output_tokens=3, sampling=Sampling(logprobs=True))
         client.generate(2, max_output_tokens=3)
-        await client.next("finished")
-        await client.next("finished")
+        await client.next_frame("finished")
+        await client.next_frame("finished")
         assert client.logprobs[1] == [-0.5] * 3
         assert set(client.logprobs[2]) <= {0.0}
 
 
 async def test_a_cancel_comes_back_with_the_workers_receipt_and_the_others_go_on():
     async with edge_mesh() as mesh, session(mesh) as client:
-        mesh.workers[0].pause_at = 3
+        mesh.workers[0].pause_at_index = 3
         client.generate(1, max_output_tokens=10)
         client.generate(2, max_output_tokens=10)
         handles = [await mesh.workers[0].paused.get() for _ in range(2)]
         client.cancel(1)
         client.cancel(1)
         client.cancel(99)
-        cancelled = await client.next("cancelled")
+        cancelled = await client.next_frame("cancelled")
         assert (cancelled.handle, cancelled.output_tokens, cancelled.kv_blocks_freed) == (1, 3, KV_BLOCKS)
         gone = await mesh.workers[0].cancels.get()
-        mesh.workers[0].go_on(next(handle for handle in handles if handle != gone))
-        finished = await client.next("finished")
+        mesh.workers[0].send_tokens(next(handle for handle in handles if handle != gone))
+        finished = await client.next_frame("finished")
         assert (finished.handle, client.texts[2]) == (2, text_of(10))
         assert mesh.workers[0].cancels.empty()
 
 
 async def test_operators_see_how_soon_cancels_are_acknowledged(receiver):
     async with edge_mesh() as mesh, session(mesh) as client:
-        mesh.workers[0].pause_at = 3
+        mesh.workers[0].pause_at_index = 3
         client.generate(1, max_output_tokens=10)
         await mesh.workers[0].paused.get()
         client.cancel(1)
-        await client.next("cancelled")
+        await client.next_frame("cancelled")
     seen = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.acknowledged")
     assert sum(point.count for point in seen.histogram.data_points) >= 1
     assert seen.unit == "s"
@@ -84,33 +84,33 @@ async def test_a_request_that_fails_fails_alone():
     async with edge_mesh() as mesh, session(mesh) as client:
         mesh.queue.sheds.append(Overloaded("full", reason="QUEUE_FULL", retry_after=2.0))
         client.generate(1)
-        failed = await client.next("failed")
+        failed = await client.next_frame("failed")
         assert (failed.handle, failed.failure.reason, failed.failure.retry_after.seconds) == (1, "QUEUE_FULL", 2)
         client.generate(1, sampling=Sampling(temperature=-1))
-        assert (await client.next("failed")).failure.field_violations[0].field == "sampling.temperature"
+        assert (await client.next_frame("failed")).failure.field_violations[0].field == "sampling.temperature"
         client.generate(1, max_output_tokens=2)
-        assert (await client.next("finished")).handle == 1
+        assert (await client.next_frame("finished")).handle == 1
 
 
 async def test_an_unknown_key_fails_each_request_of_the_session():
     async with edge_mesh() as mesh, session(mesh, metadata=()) as client:
         client.generate(1)
-        assert (await client.next("failed")).failure.reason == "KEY_UNKNOWN"
+        assert (await client.next_frame("failed")).failure.reason == "KEY_UNKNOWN"
 
 
 async def test_a_session_that_is_cut_cancels_what_runs_on_it():
     async with edge_mesh() as mesh:
         async with session(mesh) as client:
-            mesh.workers[0].pause_at = 3
+            mesh.workers[0].pause_at_index = 3
             client.generate(1, max_output_tokens=10)
             await mesh.workers[0].paused.get()
         assert (await mesh.auth.settles.get()).outcome == "cancelled"
 
 
 async def test_a_session_whose_client_takes_nothing_is_ended_and_what_runs_on_it_is_cancelled(monkeypatch):
-    monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT_S", 0.02)
-    monkeypatch.setattr("penstock.edge.session.MAX_STALLED_FLUSHES", 3)
-    write, is_stuck = streams.Peer.write, False
+    monkeypatch.setattr(endpoint, "FLUSH_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("penstock.edge.api.grpc.session.MAX_STALLED_FLUSHES", 3)
+    write, is_stuck = link.Peer.write, False
 
     async def write_until_stuck(self, to_client):
         async def take(frame):
@@ -120,38 +120,38 @@ async def test_a_session_whose_client_takes_nothing_is_ended_and_what_runs_on_it
 
         await write(self, take)
 
-    monkeypatch.setattr(streams.Peer, "write", write_until_stuck)
+    monkeypatch.setattr(link.Peer, "write", write_until_stuck)
     async with edge_mesh() as mesh, session(mesh) as client, session(mesh) as other:
-        mesh.workers[0].pause_at = 3
+        mesh.workers[0].pause_at_index = 3
         client.generate(1, max_output_tokens=10)
         await mesh.workers[0].paused.get()
         is_stuck = True
-        mesh.workers[0].pause_at = 6
+        mesh.workers[0].pause_at_index = 6
         client.generate(2, max_output_tokens=10)
         assert len({await mesh.workers[0].cancels.get() for _ in range(2)}) == 2
         assert {(await mesh.auth.settles.get()).outcome for _ in range(2)} == {"cancelled"}
         is_stuck = False
-        mesh.workers[0].pause_at = None
+        mesh.workers[0].pause_at_index = None
         other.generate(1, max_output_tokens=4)
-        await other.next("finished")
+        await other.next_frame("finished")
         assert other.texts[1] == text_of(4)
 
 
 async def test_a_session_whose_client_says_end_goes_on_to_the_last_answer():
     async with edge_mesh() as mesh, session(mesh) as client:
-        mesh.workers[0].pause_at = 3
+        mesh.workers[0].pause_at_index = 3
         client.generate(1, max_output_tokens=10)
         handle = await mesh.workers[0].paused.get()
         client.link.end("no more")
-        mesh.workers[0].go_on(handle)
-        assert (await client.next("finished")).handle == 1
+        mesh.workers[0].send_tokens(handle)
+        assert (await client.next_frame("finished")).handle == 1
         assert client.texts[1] == text_of(10)
-        assert await client.next("down")
+        assert await client.next_frame("down")
 
 
 async def test_a_handle_used_twice_ends_the_session():
     async with edge_mesh() as mesh:
-        mesh.queue.is_holding = True
+        mesh.queue.holds_tickets = True
         call = mesh.inference.Session(metadata=KEY)
         await call.write(SessionRequest(hello=hello("client", "c1")))
         for _ in range(2):
@@ -170,10 +170,10 @@ async def test_a_fault_of_ours_ends_one_request_and_not_its_session(monkeypatch)
         with monkeypatch.context() as patch:
             patch.setattr("penstock.edge.gateway.plan_for", fail)
             client.generate(1)
-            failure = (await client.next("failed")).failure
+            failure = (await client.next_frame("failed")).failure
             assert (failure.reason, failure.message) == ("INTERNAL", "internal error")
         client.generate(1, max_output_tokens=2)
-        assert (await client.next("finished")).handle == 1
+        assert (await client.next_frame("finished")).handle == 1
 
 
 async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_tokenizing(monkeypatch):
@@ -195,16 +195,16 @@ async def test_a_request_cancelled_before_its_prompt_is_tokenized_costs_no_token
             client.generate(handle, request_id=f"cancelled-{handle}")
             client.cancel(handle)
         for _ in range(2, 20):
-            await client.next("cancelled")
+            await client.next_frame("cancelled")
         may_go_on.set()
-        assert (await client.next("finished")).handle == 1
+        assert (await client.next_frame("finished")).handle == 1
         client.generate(2, request_id="last", max_output_tokens=2)
-        assert (await client.next("finished")).handle == 2
+        assert (await client.next_frame("finished")).handle == 2
     assert planned == ["first", "last"]
 
 
 async def test_a_session_without_a_hello_is_ended_and_told_what_was_missing(monkeypatch):
-    monkeypatch.setattr(streams, "HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(link, "HELLO_TIMEOUT_S", 0.05)
     async with edge_mesh() as mesh:
         call = mesh.inference.Session(metadata=KEY)
         with pytest.raises(grpc.aio.AioRpcError) as failure:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from paths import REPO
-from penstock.worker.engine_link import EngineSupervisor
+from penstock.worker.engine_host.supervisor import EngineSupervisor
 
 PATIENCE = 30.0  # s
 
@@ -15,13 +15,13 @@ PATIENCE = 30.0  # s
 @pytest.fixture
 def _engine_with_offspring(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
-    monkeypatch.setattr("penstock.worker.engine_process.CHILD_MODULE", "engine_with_offspring")
+    monkeypatch.setattr("penstock.worker.engine_host.process.CHILD_MODULE", "forking_engine")
 
 
 @pytest.fixture
 def _engine_that_stays(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO / "tests" / "harness"))
-    monkeypatch.setattr("penstock.worker.engine_process.CHILD_MODULE", "engine_that_stays")
+    monkeypatch.setattr("penstock.worker.engine_host.process.CHILD_MODULE", "hung_engine")
 
 
 @contextlib.asynccontextmanager
@@ -61,7 +61,7 @@ async def test_who_stops_the_link_leaves_none_of_the_engines_processes():
 
 @pytest.mark.usefixtures("_engine_that_stays")
 async def test_an_engine_that_only_hangs_up_is_killed_and_replaced(monkeypatch):
-    monkeypatch.setattr("penstock.worker.engine_link.EXIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("penstock.worker.engine_host.supervisor.EXIT_TIMEOUT_S", 0.1)
     async with running_link() as (link, heard, down):
         first = await heard.get()
         link.on_ready()
@@ -73,7 +73,7 @@ async def test_an_engine_that_only_hangs_up_is_killed_and_replaced(monkeypatch):
 
 @pytest.mark.usefixtures("_engine_that_stays")
 async def test_who_stops_the_link_does_not_wait_for_an_engine_that_stays(monkeypatch):
-    monkeypatch.setattr("penstock.worker.engine_link.EXIT_TIMEOUT_S", 10 * PATIENCE)
+    monkeypatch.setattr("penstock.worker.engine_host.supervisor.EXIT_TIMEOUT_S", 10 * PATIENCE)
     async with running_link() as (_, heard, down):
         engine = await heard.get()
         await down.get()  # from now on it is given time to end

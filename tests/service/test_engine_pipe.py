@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.worker.engine.framing import MessageDecoder, encode_message
-from penstock.worker.engine.pipe import MAX_UNSENT_BYTES, HostGone, HostPipe
-from penstock.worker.engine_pipe import EnginePipe
+from penstock.worker.engine.host.pipe import MAX_UNSENT_BYTES, HostGone, HostPipe, MessageDecoder, encode_message
+from penstock.worker.engine_host.pipe import EnginePipe
 
 
 @asynccontextmanager

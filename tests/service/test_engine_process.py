@@ -9,14 +9,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from penstock.worker.engine import process
 from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.host import loop
+from penstock.worker.engine.host.loop import engine_main
+from penstock.worker.engine.host.pipe import MAX_UNSENT_BYTES, HostPipe
 from penstock.worker.engine.interface import FinishReason, SequenceSpec
 from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.pipe import MAX_UNSENT_BYTES, HostPipe
-from penstock.worker.engine.process import engine_main
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 from tiny_model import write_tiny_model
 
 PATIENCE = 30.0  # s
@@ -157,7 +157,7 @@ def test_a_model_that_cannot_load_is_told_and_raised():
 def test_a_process_of_its_own_ends_when_its_pipe_closes(folder):
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "penstock.worker.engine_child", str(theirs.fileno())]
+        command = [sys.executable, "-m", "penstock.worker.engine_host.child", str(theirs.fileno())]
         child = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
     try:
         front = FrontEnd(ours, options_for(folder))
@@ -186,15 +186,15 @@ def test_a_front_that_does_not_read_delays_no_step_until_it_is_far_behind_and_th
     for seq_id in range(4):
         front.send(Add(spec(seq_id, output=20_000)))
     while not unsent_at_waits:
-        process._receive_messages(pipe, engine)
-        process._step(pipe, engine)
+        loop._receive_messages(pipe, engine)
+        loop._step(pipe, engine)
     made = engine.batch.step
     assert min(unsent_at_waits) > MAX_UNSENT_BYTES
     assert len(heard) < made
     front.send(Cancel(3))  # heard at the next turn, full or not
     while engine.has_work:
-        process._receive_messages(pipe, engine)
-        process._step(pipe, engine)
+        loop._receive_messages(pipe, engine)
+        loop._step(pipe, engine)
     while heard[-1].result.step < engine.batch.step:
         pipe.receive()
         heard += front.receive()

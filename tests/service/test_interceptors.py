@@ -9,9 +9,10 @@ from google.rpc.error_details_pb2 import ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 from structlog.testing import capture_logs
 
-from penstock.chassis import semconv
+from inference_server import inference_server
 from penstock.chassis.errors import Overloaded, QuotaExceeded
-from penstock.chassis.telemetry import current_traceparent, trace_id_of
+from penstock.chassis.observability import semconv
+from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
 from penstock.v1.failure_pb2 import QuotaViolation
 from penstock.v1.inference_pb2 import (
     CountTokensRequest,
@@ -22,7 +23,6 @@ from penstock.v1.inference_pb2 import (
     SessionResponse,
 )
 from penstock.v1.stream_pb2 import End
-from scripted import inference
 
 ANSWER = GenerateResponse()
 
@@ -75,7 +75,7 @@ async def drive(stub, method, **options):
 
 async def failure_of(kind, error):
     method, handler = failing(kind, error)
-    async with inference(**{method: handler}) as (stub, _):
+    async with inference_server(**{method: handler}) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await drive(stub, method)
     return failure.value
@@ -132,14 +132,14 @@ async def test_a_handlers_own_abort_passes_unchanged():
     async def abort(request, context):
         await context.abort(grpc.StatusCode.ALREADY_EXISTS, "there is one")
 
-    async with inference(CountTokens=abort) as (stub, _):
+    async with inference_server(CountTokens=abort) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await drive(stub, "CountTokens")
     assert (failure.value.code(), failure.value.details()) == (grpc.StatusCode.ALREADY_EXISTS, "there is one")
 
 
 async def test_a_handler_that_is_not_async_fails_inside():
-    async with inference(CountTokens=lambda request, context: CountTokensResponse()) as (stub, _):
+    async with inference_server(CountTokens=lambda request, context: CountTokensResponse()) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await drive(stub, "CountTokens")
     assert failure.value.code() is grpc.StatusCode.INTERNAL
@@ -150,7 +150,7 @@ async def test_a_timeout_of_the_calls_own_deadline_is_told_as_such():
         async with asyncio.timeout(context.time_remaining()):
             await asyncio.Event().wait()
 
-    async with inference(CountTokens=slow) as (stub, _):
+    async with inference_server(CountTokens=slow) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await drive(stub, "CountTokens", timeout=0.1)
     assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -161,7 +161,7 @@ async def test_a_timeout_that_is_not_the_callers_is_a_crash():
         async with asyncio.timeout(0):
             await asyncio.Event().wait()
 
-    async with inference(CountTokens=slow) as (stub, _):
+    async with inference_server(CountTokens=slow) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await drive(stub, "CountTokens", timeout=30)
     assert failure.value.code() is grpc.StatusCode.INTERNAL
@@ -177,7 +177,7 @@ async def test_bidi_handlers_of_both_styles_echo_frame_by_frame():
             yield SessionResponse(end=frame.end)
 
     for handler in (read_write, iterate):
-        async with inference(Session=handler) as (stub, _):
+        async with inference_server(Session=handler) as (stub, _):
             call = stub.Session()
             for name in ("a", "b", "c"):
                 await call.write(SessionRequest(end=End(reason=name)))
@@ -201,7 +201,7 @@ async def test_a_cancel_reaches_the_finally_of_a_generator(waits_at):
         finally:
             left.set()
 
-    async with inference(Generate=endless) as (stub, _):
+    async with inference_server(Generate=endless) as (stub, _):
         call = stub.Generate(GenerateRequest())
         await call.read()
         call.cancel()
@@ -222,7 +222,7 @@ async def test_a_call_that_succeeds_is_a_span_below_its_caller(receiver):
         seen.append(current_traceparent.get())
         return CountTokensResponse()
 
-    async with inference(CountTokens=count) as (stub, _):
+    async with inference_server(CountTokens=count) as (stub, _):
         await drive(stub, "CountTokens", **options)
     [span] = receiver.wait_for_spans("penstock.v1.Inference/CountTokens", trace_id=trace_id)
     assert (span.parent_id, span.kind, span.status) == (span_id, "SERVER", "UNSET")
@@ -245,7 +245,7 @@ async def test_a_call_that_succeeds_is_a_span_below_its_caller(receiver):
 async def test_a_failed_call_is_an_error_only_when_the_fault_is_ours(receiver, *, kind, error, code, status, reason):
     trace_id, _, options = new_trace()
     method, handler = failing(kind, error)
-    async with inference(**{method: handler}) as (stub, _):
+    async with inference_server(**{method: handler}) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError):
             await drive(stub, method, **options)
     [span] = receiver.wait_for_spans(f"penstock.v1.Inference/{method}", trace_id=trace_id)
@@ -262,7 +262,7 @@ async def endless(request, context):
 async def test_a_call_past_its_deadline_is_told_from_a_cancelled_one(receiver):
     late, _, late_options = new_trace()
     cancelled, _, cancel_options = new_trace()
-    async with inference(Generate=endless) as (stub, _):
+    async with inference_server(Generate=endless) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError):
             await drive(stub, "Generate", timeout=0.2, **late_options)
         call = stub.Generate(GenerateRequest(), timeout=30, **cancel_options)
@@ -287,7 +287,7 @@ async def test_a_session_has_no_span_of_its_own(receiver):
     async def count(request, context):
         return CountTokensResponse()
 
-    async with inference(Session=session, CountTokens=count) as (stub, _):
+    async with inference_server(Session=session, CountTokens=count) as (stub, _):
         await drive(stub, "Session", **options)
         await drive(stub, "CountTokens", **options)
     spans = receiver.wait_for_spans("penstock.v1.Inference/CountTokens", trace_id=trace_id)
@@ -298,7 +298,7 @@ async def test_durations_are_counted_by_method_and_status_in_the_conventional_bu
     async def lose(request, context):
         await context.abort(grpc.StatusCode.DATA_LOSS, "gone")  # a status that no other test has
 
-    async with inference(CountTokens=lose) as (stub, _):
+    async with inference_server(CountTokens=lose) as (stub, _):
         for _ in range(3):
             with pytest.raises(grpc.aio.AioRpcError):
                 await drive(stub, "CountTokens")
@@ -331,7 +331,7 @@ async def test_log_lines_of_a_handler_carry_its_method_and_trace():
         bound.update(structlog.contextvars.get_contextvars())
         return CountTokensResponse()
 
-    async with inference(CountTokens=count) as (stub, _):
+    async with inference_server(CountTokens=count) as (stub, _):
         await drive(stub, "CountTokens", **options)
     assert bound == {"rpc": "penstock.v1.Inference/CountTokens", "trace_id": trace_id}
 
@@ -343,6 +343,6 @@ async def test_a_malformed_traceparent_starts_a_new_trace(receiver):
         seen.append(trace_id_of(current_traceparent.get()))
         return CountTokensResponse()
 
-    async with inference(CountTokens=count) as (stub, _):
+    async with inference_server(CountTokens=count) as (stub, _):
         await drive(stub, "CountTokens", metadata=(("traceparent", "00-zz-zz-01"),))
     assert len(seen[0]) == 32

@@ -20,7 +20,7 @@ import asyncio
 from penstock.chassis.config import ServiceConfig
 from penstock.cli import child as child_program
 from penstock.chassis.lifecycle import background, main, stop_requested
-from penstock.chassis.server import serving
+from penstock.chassis.server.server import serving
 
 async def run(config):
     {body}

@@ -7,21 +7,21 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from auth_server import auth, edge
+from auth_server import auth_process, edge
 from edge_mesh import KEY, edge_mesh, text_of
 from edge_sessions import session
+from inference_server import scripted_servicer
 from paths import REPO
-from penstock.chassis.admin import AdminService
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
-from penstock.chassis.server import serving
+from penstock.chassis.server.admin import AdminService
+from penstock.chassis.server.server import serving
 from penstock.mesh.v1.admission_pb2 import AdmitRequest
 from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import CountTokensResponse, GenerateResponse, SessionRequest
 from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
-from scripted import scripted
 
 GARBAGE = b"\xff\xff\xff"
 SESSION = "/penstock.v1.Inference/Session"
@@ -82,7 +82,7 @@ READERS = [(each, iterates) for each in METHODS] + [(METHODS[2], reads), (METHOD
 
 @pytest.mark.parametrize(("called", "reader"), READERS)
 async def test_a_message_that_does_not_parse_is_its_senders_fault(caplog, called, reader):
-    servicer = scripted(CountTokens=answers, Generate=streams, Session=reader)
+    servicer = scripted_servicer(CountTokens=answers, Generate=streams, Session=reader)
     admin = AdminService("demo", "demo-1")
     async with (
         serving("127.0.0.1:0", [(add_InferenceServicer_to_server, servicer)], admin=admin) as server,
@@ -103,7 +103,7 @@ async def test_a_message_that_does_not_parse_is_its_senders_fault(caplog, called
 
 async def test_a_malformed_frame_ends_the_session_it_came_on_and_no_other():
     async with edge_mesh() as mesh, channel(mesh.address) as to_edge, session(mesh) as client:
-        mesh.workers[0].pause_at = 3
+        mesh.workers[0].pause_at_index = 3
         client.generate(1, min_output_tokens=5)
         handle = await mesh.workers[0].paused.get()
         greeting = SessionRequest(hello=Hello(protocol=1, instance_id="c2", tier="client")).SerializeToString()
@@ -111,13 +111,13 @@ async def test_a_malformed_frame_ends_the_session_it_came_on_and_no_other():
             failure = await error_of(raw(to_edge, SESSION, "stream_stream", greeting, GARBAGE, metadata=KEY))
         assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert [each["event"] for each in complaints(logs)] == ["message_malformed"]
-        mesh.workers[0].go_on(handle)
-        await client.next("finished")
+        mesh.workers[0].send_tokens(handle)
+        await client.next_frame("finished")
         assert client.texts[1] == text_of(5)
 
 
 async def test_a_malformed_frame_on_a_stream_between_tiers_ends_that_stream_alone():
-    async with auth() as found, edge(found) as other, channel(found.address) as to_auth:
+    async with auth_process() as found, edge(found) as other, channel(found.address) as to_auth:
         admit = "/penstock.mesh.v1.AdmissionService/Admit"
         greeting = AdmitRequest(hello=Hello(protocol=1, instance_id="edge-2", tier="edge")).SerializeToString()
         failure = await error_of(raw(to_auth, admit, "stream_stream", greeting, GARBAGE))

@@ -6,7 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.chassis.channels import channel
-from penstock.local_mesh.mesh import _says_serving, _serving
+from penstock.local_mesh.mesh import _is_serving, _wait_serving
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -50,7 +50,7 @@ async def test_a_stream_that_is_cut_is_asked_for_again_and_the_last_is_not_left_
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with asyncio.timeout(20):
-        await _serving(f"127.0.0.1:{port}")
+        await _wait_serving(f"127.0.0.1:{port}")
         await health.left.wait()
         await server.stop(None)
     assert health.watches == 2
@@ -62,7 +62,7 @@ async def test_a_stream_that_nobody_waits_for_any_more_is_not_left_behind():
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with asyncio.timeout(20), channel(f"127.0.0.1:{port}") as kept:
-        waiting = asyncio.create_task(_says_serving(health_pb2_grpc.HealthStub(kept)))
+        waiting = asyncio.create_task(_is_serving(health_pb2_grpc.HealthStub(kept)))
         await health.asked.wait()
         waiting.cancel()
         await health.left.wait()

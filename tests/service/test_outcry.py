@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from penstock.chassis.lifecycle import background
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.v1.stream_pb2 import Hello
-from penstock.worker.blames import PoisonReport
-from penstock.worker.outcry import PoisonBroadcast
-from worker_front import PATIENCE, fake_scheduler
+from penstock.worker.quarantine.broadcast import PoisonBroadcast
+from penstock.worker.quarantine.poison_list import PoisonReport
+from worker_mesh import TIMEOUT_S, fake_scheduler
 
 SUSPECT, OTHER, GUILTY = PoisonReport(5, False, 30.0), PoisonReport(6, False, 30.0), PoisonReport(5, True, 600.0)
 
@@ -26,7 +26,7 @@ async def cry():
 
 
 async def heard(schedulers):
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         return [await each.outcries.get() for each in schedulers]
 
 

@@ -8,22 +8,22 @@ import pytest
 from google.rpc import code_pb2
 
 from otlp_receiver import attributes_of
-from penstock.chassis import semconv
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import DeadlineExceeded, InvalidArgument, Overloaded, error_from_failure
 from penstock.chassis.lifecycle import background
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.observability import semconv
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.mesh.v1.queue_pb2 import Knock, SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
-from penstock.queue.book import TicketBook
-from penstock.queue.bounds import QueueLimits
-from penstock.queue.placed import RecentLeases
-from penstock.queue.presence import ModelAvailability
-from penstock.queue.record import record_depths
+from penstock.queue.admission.limits import QueueLimits
+from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.service import QueueService
+from penstock.queue.telemetry import record_depths
+from penstock.queue.tickets.book import TicketBook
+from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import PATIENCE, edge_at, scheduler_at, ticket
+from queue_streams import TIMEOUT_S, edge_at, scheduler_at, ticket
 
 START = 2_000.0  # s
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -93,7 +93,7 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
     async with shard_with_both() as (shard, scheduler, edge):
         edge.enqueue(ticket("a"))
         await edge.hear("queued")
-        record_depths(shard.book.shelves)
+        record_depths(shard.book.model_queues)
         shard.time += 0.02
         scheduler.credit(1, max_ticket_tokens=100)
         await scheduler.hear("offer")
@@ -132,7 +132,7 @@ async def test_an_edge_hears_the_models_at_once_and_whenever_they_change():
 
 async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for_them():
     async with (
-        shard_of(staffing=PATIENCE) as shard,
+        shard_of(staffing=TIMEOUT_S) as shard,
         scheduler_at(shard.address, models=()) as scheduler,
         AsyncExitStack() as stack,
     ):

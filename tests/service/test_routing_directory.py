@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.routing.directory import EdgeDiscovery
-from penstock.routing.edge import InvalidEdge
+from penstock.routing.edges.discovery import EdgeDiscovery
+from penstock.routing.edges.edge_spec import InvalidEdge
 
 
 class Resolver:

@@ -15,11 +15,11 @@ from envoy_data_plane.envoy.service.discovery.v3 import (
 )
 from envoy_data_plane.google.rpc import Status
 
-from penstock.routing.board import SnapshotCache
-from penstock.routing.edge import Address, parse_specs
-from penstock.routing.resource import ResourceType
-from penstock.routing.resources import ProxyConfig, build_snapshot
+from penstock.routing.edges.edge_spec import Address, parse_specs
+from penstock.routing.resources.build import ProxyConfig, build_snapshot
+from penstock.routing.resources.types import ResourceType
 from penstock.routing.service import SERVICE, AggregatedDiscovery, add_discovery_to_server
+from penstock.routing.snapshot_cache import SnapshotCache
 
 CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 NODE = Node(id="front-1")

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from penstock.chassis.lifecycle import background
-from penstock.routing.directory import EdgeDiscovery
-from penstock.routing.edge import Address, InvalidEdge
-from penstock.routing.resource import ResourceType
-from penstock.routing.resources import ProxyConfig
-from penstock.routing.rollout import Reconciler
+from penstock.routing.edges.discovery import EdgeDiscovery
+from penstock.routing.edges.edge_spec import Address, InvalidEdge
+from penstock.routing.reconciler import Reconciler
+from penstock.routing.resources.build import ProxyConfig
+from penstock.routing.resources.types import ResourceType
 
 FRONT = ProxyConfig(listen=Address("127.0.0.1", 8080))
 ONE, TWO = "10.0.0.1:1/10.0.0.1:2", "10.0.0.2:1/10.0.0.2:2;draining"

@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from penstock.chassis import semconv
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.observability import semconv
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1.queue_pb2 import Head, OfferWithdrawn
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.v1.stream_pb2 import Hello
 from queue_streams import ticket
-from scheduler_streams import PATIENCE, scheduler_of, shard_server, worker_at
+from scheduler_streams import TIMEOUT_S, scheduler_of, shard_server, worker_at
 
 TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
 
@@ -30,7 +30,7 @@ async def one_of_each(**settings):
         worker_at(scheduler.address) as worker,
     ):
         await shard.catalog_of("m")
-        assert (await shard.hear("credit")).tickets == 2
+        assert (await shard.receive("credit")).tickets == 2
         yield shard, scheduler, worker
 
 
@@ -38,9 +38,9 @@ async def test_a_worker_that_attaches_makes_its_model_known_and_brings_credit():
     async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
         await shard.catalog_of()
         async with worker_at(scheduler.address, kv_blocks=10):
-            (entry,) = (await shard.hear("catalog")).entries
+            (entry,) = (await shard.receive("catalog")).entries
             assert (entry.model, entry.worker_address, entry.workers_hint) == ("m", "w1:1", 1)
-            credit = await shard.hear("credit")
+            credit = await shard.receive("credit")
             assert (credit.model, credit.tickets, credit.max_tokens) == ("m", 2, 160)
         await shard.catalog_of()
 
@@ -48,8 +48,8 @@ async def test_a_worker_that_attaches_makes_its_model_known_and_brings_credit():
 async def test_an_offer_becomes_a_lease_that_its_worker_expects():
     async with one_of_each() as (shard, scheduler, worker):
         shard.offer(ticket("a"))
-        expected = (await worker.hear("expect")).lease
-        placed = (await shard.hear("place")).lease
+        expected = (await worker.receive("expect")).lease
+        placed = (await shard.receive("place")).lease
         assert (placed.lease_id, placed.ticket_id) == (expected.lease_id, "a")
         assert (placed.worker_id, placed.worker_address) == ("w1", "w1:1")
         assert placed.ttl.ToTimedelta().total_seconds() == 5.0
@@ -60,9 +60,9 @@ async def test_an_offer_becomes_a_lease_that_its_worker_expects():
 async def test_a_released_lease_is_new_credit_at_once():
     async with one_of_each() as (shard, scheduler, worker):
         shard.offer(ticket("a"))
-        lease_id = (await shard.hear("place")).lease.lease_id
+        lease_id = (await shard.receive("place")).lease.lease_id
         worker.started(lease_id), worker.released(lease_id)
-        assert (await shard.hear("credit")).tickets == 1
+        assert (await shard.receive("credit")).tickets == 1
         figures = scheduler.service.figures()
         assert (figures["leases"], figures["promised_blocks"], figures["room"]) == (0, 0, 2)
 
@@ -70,36 +70,38 @@ async def test_a_released_lease_is_new_credit_at_once():
 async def test_what_a_worker_tells_of_its_runs_reaches_the_shard_that_they_came_from():
     async with one_of_each() as (shard, _, worker):
         shard.offer(ticket("a"))
-        lease = (await shard.hear("place")).lease
+        lease = (await shard.receive("place")).lease
         assert lease.queue_id == "queue-1"
         worker.started(lease.lease_id)
-        worker.say(progress=scheduler_pb2.Progress(leases=[served(lease.lease_id, 10, 1)]))
-        (told,) = (await shard.hear("service_report")).tickets
+        worker.send(progress=scheduler_pb2.Progress(leases=[served(lease.lease_id, 10, 1)]))
+        (told,) = (await shard.receive("service_report")).tickets
         assert (told.ticket_id, told.attempt, told.prompt_tokens, told.output_tokens) == ("a", lease.attempt, 10, 1)
         assert not told.ended
         ended = scheduler_pb2.Released(lease_ids=[lease.lease_id], served=[served(lease.lease_id, 10, 7)])
-        worker.say(released=ended)
-        (told,) = (await shard.hear("service_report")).tickets
+        worker.send(released=ended)
+        (told,) = (await shard.receive("service_report")).tickets
         assert (told.output_tokens, told.ended) == (7, True)
 
 
 async def test_a_shard_hears_how_fast_the_workers_are():
     async with one_of_each() as (shard, _, worker):
-        assert (await shard.hear("pool_stats")).slots == 2
-        worker.say(report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0))
-        while not (pace := await shard.hear("pool_stats")).running:
+        assert (await shard.receive("pool_stats")).slots == 2
+        worker.send(
+            report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0)
+        )
+        while not (pace := await shard.receive("pool_stats")).running:
             pass
         assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == ("m", 100.0, 900.0)
 
 
 async def test_a_prompt_goes_where_its_beginning_is_cached():
     async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2") as second:
-        second.say(cache_news=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
-        second.say(report=scheduler_pb2.LoadReport(running=3))
-        while not (await shard.hear("pool_stats")).running:  # so it has heard of the cache as well
+        second.send(cache_news=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
+        second.send(report=scheduler_pb2.LoadReport(running=3))
+        while not (await shard.receive("pool_stats")).running:  # so it has heard of the cache as well
             pass
         shard.offer(ticket("a", prefix_hashes=[5, 6, 7]))
-        assert (await shard.hear("place")).lease.worker_id == "w2"
+        assert (await shard.receive("place")).lease.worker_id == "w2"
 
 
 def served(lease_id, prompt_tokens, output_tokens):
@@ -109,37 +111,37 @@ def served(lease_id, prompt_tokens, output_tokens):
 async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_for_good():
     async with one_of_each() as (shard, _, _):
         shard.offer(ticket("a", max_output_tokens=1_000, prompt_tokens=10))
-        await shard.hear("place")
+        await shard.receive("place")
         shard.offer(ticket("b"))
-        assert (await shard.hear("decline")).reason == "NO_CAPACITY"
+        assert (await shard.receive("decline")).reason == "NO_CAPACITY"
         shard.offer(ticket("c", prompt_tokens=64 * 16))
-        assert (await shard.hear("decline")).reason == "NO_WORKER"
+        assert (await shard.receive("decline")).reason == "NO_WORKER"
 
 
 async def test_a_lease_that_is_not_started_is_revoked_and_its_room_offered_again():
     async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
         shard.offer(ticket("a"))
-        lease_id = (await shard.hear("place")).lease.lease_id
-        assert (await worker.hear("revoke")).lease_id == lease_id
-        assert (await shard.hear("credit")).tickets == 1
+        lease_id = (await shard.receive("place")).lease.lease_id
+        assert (await worker.receive("revoke")).lease_id == lease_id
+        assert (await shard.receive("credit")).tickets == 1
         assert scheduler.service.figures()["leases"] == 0
 
 
 async def test_a_started_lease_does_not_lapse():
     async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
         shard.offer(ticket("a")), shard.offer(ticket("b"))
-        first, second = [(await shard.hear("place")).lease.lease_id for _ in range(2)]
+        first, second = [(await shard.receive("place")).lease.lease_id for _ in range(2)]
         worker.started(first)
-        assert (await worker.hear("revoke")).lease_id == second
+        assert (await worker.receive("revoke")).lease_id == second
         assert scheduler.dispatcher.leases.leases.keys() == {first}
 
 
 async def test_a_recall_frees_a_lease_that_was_not_started():
     async with one_of_each() as (shard, scheduler, worker):
         shard.offer(ticket("a"))
-        lease_id = (await shard.hear("place")).lease.lease_id
-        shard.say(recalled=OfferWithdrawn(ticket_ids=["a"]))
-        assert (await worker.hear("revoke")).lease_id == lease_id
+        lease_id = (await shard.receive("place")).lease.lease_id
+        shard.send(recalled=OfferWithdrawn(ticket_ids=["a"]))
+        assert (await worker.receive("revoke")).lease_id == lease_id
         assert scheduler.service.figures()["promised_blocks"] == 0
 
 
@@ -148,7 +150,7 @@ async def test_a_cut_worker_is_forgotten_and_one_that_comes_back_brings_what_it_
         async with worker_at(scheduler.address) as worker:
             await shard.catalog_of("m")
             shard.offer(ticket("a"))
-            lease_id = (await shard.hear("place")).lease.lease_id
+            lease_id = (await shard.receive("place")).lease.lease_id
             worker.started(lease_id)
         await shard.catalog_of()
         assert scheduler.service.figures()["leases"] == 0
@@ -157,9 +159,9 @@ async def test_a_cut_worker_is_forgotten_and_one_that_comes_back_brings_what_it_
             await shard.catalog_of("m")
             assert scheduler.service.figures()["promised_blocks"] == 7
             worker.released(lease_id)
-            assert (await shard.hear("credit")).tickets >= 1
+            assert (await shard.receive("credit")).tickets >= 1
             while scheduler.service.figures()["promised_blocks"]:
-                await shard.hear("credit")
+                await shard.receive("credit")
 
 
 async def test_the_least_loaded_of_two_workers_gets_the_ticket():
@@ -167,7 +169,7 @@ async def test_the_least_loaded_of_two_workers_gets_the_ticket():
         await shard.catalog_of("m")
         for name in "abcd":
             shard.offer(ticket(name))
-        places = [(await shard.hear("place")).lease.worker_id for _ in range(4)]
+        places = [(await shard.receive("place")).lease.worker_id for _ in range(4)]
         assert sorted(places[:2]) == sorted(places[2:]) == ["w1", "w2"]
 
 
@@ -179,19 +181,19 @@ async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
         worker_at(scheduler.address, slots=1) as worker,
     ):
         for shard in (first, second):
-            await shard.hear("credit")
+            await shard.receive("credit")
         first.offer(ticket("runs"))
-        lease_id = (await first.hear("place")).lease.lease_id
-        first.say(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
-        second.say(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
-        asked = await second.hear("credit")
+        lease_id = (await first.receive("place")).lease.lease_id
+        first.send(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
+        second.send(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
+        asked = await second.receive("credit")
         assert (asked.tickets, asked.once) == (0, True), "standing credit is called in while several wait"
-        second.say(returned={"model": "m", "tickets": 1})
-        async with asyncio.timeout(PATIENCE):  # for streams have no order among them, and with credit it is served
+        second.send(returned={"model": "m", "tickets": 1})
+        async with asyncio.timeout(TIMEOUT_S):  # for streams have no order among them, and with credit it is served
             while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110 - a turn of the loop, no wait
                 await asyncio.sleep(0)
         worker.released(lease_id)
-        assert (await second.hear("credit")).tickets == 1
+        assert (await second.receive("credit")).tickets == 1
 
 
 async def test_a_worker_without_a_profile_is_refused_in_words():
@@ -218,10 +220,10 @@ async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
         call = SchedulerServiceStub(to_scheduler).Attach()
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
-        assert not (await shard.hear("catalog")).blames
+        assert not (await shard.receive("catalog")).blames
         for blames in ([blame], []):
             await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=blames)))
-            said = await shard.hear("catalog")
+            said = await shard.receive("catalog")
             assert [each.fingerprint for each in said.blames] == [each.fingerprint for each in blames]
         call.cancel()
 
@@ -229,14 +231,14 @@ async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
 async def test_a_drain_tells_both_sides_and_gives_no_more_credit():
     async with one_of_each() as (shard, scheduler, worker):
         await scheduler.service.drain()
-        assert (await worker.hear("end")).reason == "drained"
+        assert (await worker.receive("end")).reason == "drained"
         assert await shard.ended.get() is True
 
 
 async def test_a_worker_that_comes_back_to_a_scheduler_that_drains_is_sent_on():
     async with one_of_each() as (_, scheduler, worker):
         await scheduler.service.drain()
-        await worker.hear("end")
+        await worker.receive("end")
         async with channel(scheduler.address) as to_scheduler:
             call = SchedulerServiceStub(to_scheduler).Attach()
             with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -247,7 +249,7 @@ async def test_a_worker_that_comes_back_to_a_scheduler_that_drains_is_sent_on():
 async def test_a_placement_has_a_span_in_the_tickets_trace(receiver):
     async with one_of_each() as (shard, _, _):
         shard.offer(ticket("a", traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01"))
-        lease = (await shard.hear("place")).lease
+        lease = (await shard.receive("place")).lease
         (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_PLACEMENT, trace_id=TRACE_ID)
         assert span.parent_id == "b7ad6b7169203331"
         assert span.attributes[semconv.PENSTOCK_LEASE_ID] == lease.lease_id

@@ -10,8 +10,8 @@ from dispatch_mesh import book_of
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import background
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION, Link
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, LoadReport, Profile, Released, RunningLease, Started
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
@@ -22,7 +22,7 @@ from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.snapshot import tables
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import PATIENCE, Side, edge_at, ticket
+from queue_streams import TIMEOUT_S, StreamClient, edge_at, ticket
 
 PROFILE = {"model": "m", "card_digest": "d", "slots": 2, "kv_blocks": 16, "block_size": 16, "context_length": 200}
 
@@ -51,7 +51,7 @@ class Scheduler:
 
 async def turns_until(is_so):
     """Let the loop turn, as frames arrive, until `is_so`."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         while not is_so():  # noqa: ASYNC110  # a core has figures, and no event for each of them
             await asyncio.sleep(0)
 
@@ -77,9 +77,9 @@ async def scheduler_of(*queues):
         yield scheduler
 
 
-class Worker(Side):
+class Worker(StreamClient):
     def released(self, *lease_ids):
-        self.say(released=Released(lease_ids=lease_ids))
+        self.send(released=Released(lease_ids=lease_ids))
 
 
 @asynccontextmanager
@@ -91,9 +91,9 @@ async def worker_at(address, name="worker-1", zone="", **profile):
         worker = Worker(lambda **callbacks: Link(name, call, AttachRequest, hello, **callbacks), AttachRequest)
         running = asyncio.create_task(worker.link.run())
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_S):
                 await worker.up.wait()
-            worker.say(profile=Profile(**PROFILE | profile))
+            worker.send(profile=Profile(**PROFILE | profile))
             yield worker
         finally:
             running.cancel()
@@ -153,13 +153,13 @@ def hello_frame():
 async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promised():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
-        expect, leased = await worker.hear("expect"), await edge.hear("leased")
+        expect, leased = await worker.receive("expect"), await edge.hear("leased")
         lease = leased.lease
         assert (lease.lease_id, lease.worker_id, lease.worker_address) == ("s-1", "worker-1", "worker-1:1")
         assert expect.lease.lease_id == "s-1"
         assert lease.HasField("queue_wait")
         assert 0 < lease.placement.nanos < 1_000_000_000
-        worker.say(started=Started(lease_id="s-1"))
+        worker.send(started=Started(lease_id="s-1"))
         await scheduler.until(leases=1, leases_unstarted=0, promised_blocks=7)
         worker.released("s-1")
         await scheduler.until(leases=0, promised_blocks=0, room=2)
@@ -181,7 +181,7 @@ async def test_a_withdrawn_ticket_takes_its_unstarted_lease_back_from_the_worker
         edge.enqueue(ticket("t"))
         await edge.hear("leased")
         edge.withdraw("t")
-        assert (await worker.hear("revoke")).lease_id == "s-1"
+        assert (await worker.receive("revoke")).lease_id == "s-1"
         await scheduler.until(leases=0, promised_blocks=0)
 
 
@@ -190,7 +190,7 @@ async def test_a_lease_that_nobody_starts_is_revoked_when_its_time_is_over():
         edge.enqueue(ticket("t"))
         await edge.hear("leased")
         scheduler.clock.now += 5.0
-        assert (await worker.hear("revoke")).lease_id == "s-1"
+        assert (await worker.receive("revoke")).lease_id == "s-1"
         await scheduler.until(leases=0, promised_blocks=0)
 
 
@@ -206,7 +206,7 @@ async def test_a_worker_that_ends_its_stream_leaves_the_fleet_at_once_and_keeps_
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.hear("leased")
-        worker.say(started=Started(lease_id="s-1"))
+        worker.send(started=Started(lease_id="s-1"))
         await scheduler.until(leases_unstarted=0)
         worker.link.end("drains")
         await worker.down.wait()
@@ -259,7 +259,7 @@ async def test_draining_sends_workers_away_and_gives_waiting_tickets_to_others()
             edge.enqueue(ticket("runs"), ticket("waits"))
             assert (await edge.hear("leased")).lease.ticket_id == "runs"
             await scheduler.service.drain()
-            assert (await worker.hear("end")).reason == "drained"
+            assert (await worker.receive("end")).reason == "drained"
         async with scheduler_of(shard) as other, worker_at(other.address, "worker-2"):
             lease = (await edge.hear("leased")).lease
             assert (lease.ticket_id, lease.worker_id) == ("waits", "worker-2")
@@ -269,7 +269,7 @@ async def test_the_workers_table_says_what_each_has_left():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.hear("leased")
-        worker.say(report=LoadReport(running=1, prefill_backlog_tokens=5, tokens_per_second=80.0))
+        worker.send(report=LoadReport(running=1, prefill_backlog_tokens=5, tokens_per_second=80.0))
         await turns_until(lambda: tables(scheduler.dispatcher.fleet)["workers"][0]["running"])
         assert tables(scheduler.dispatcher.fleet)["workers"] == [
             {
@@ -305,7 +305,7 @@ async def test_a_worker_that_takes_nothing_is_heard_and_placed_on_once_it_says_w
     async with scheduler_of() as scheduler, worker_at(scheduler.address, **nothing, blames=[blame]) as worker:
         await turns_until(lambda: scheduler.dispatcher.poison.is_reported(5))
         assert scheduler.service.figures()["workers"] == 0
-        worker.say(profile=Profile(**PROFILE))
+        worker.send(profile=Profile(**PROFILE))
         await scheduler.until(workers=1)
         assert not scheduler.dispatcher.poison.is_reported(5)
 

@@ -1,13 +1,13 @@
 """The floors that refusals are held against, measured on a real process."""
 
-from penstock.proofs.live.refusal_floor import measured_floors
-from penstock.proofs.testbed.drivers import WAYS
+from penstock.proofs.live.rejection_floor import measure_floors
+from penstock.proofs.testbed.drivers import DRIVERS
 
 
 async def test_each_way_of_being_refused_is_timed():
-    floors = await measured_floors(20)
-    assert floors.keys() == WAYS.keys()
+    floors = await measure_floors(20)
+    assert floors.keys() == DRIVERS.keys()
     for floor in floors.values():
-        assert len(floor.waits) == 20
-        assert min(floor.waits) > 0
-        assert floor.cpu >= 0
+        assert len(floor.latencies_s) == 20
+        assert min(floor.latencies_s) > 0
+        assert floor.cpu_s >= 0

@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from penstock.chassis import stream_end, streams
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import FailedPrecondition
-from penstock.chassis.outbox import MAX_BUNDLE_BYTES, MAX_BUNDLE_FRAMES, Outbox
-from penstock.chassis.stream_end import StreamEndpoint
-from penstock.chassis.streams import Link, accept_stream, check_hello
+from penstock.chassis.streams import endpoint
+from penstock.chassis.streams import link as link_module
+from penstock.chassis.streams.endpoint import StreamEndpoint
+from penstock.chassis.streams.link import Link, accept_stream, check_hello
+from penstock.chassis.streams.outbox import MAX_BUNDLE_BYTES, MAX_BUNDLE_FRAMES, Outbox
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Identify, Settled
 from penstock.mesh.v1.admission_pb2_grpc import (
     AdmissionServiceServicer,
@@ -29,7 +30,7 @@ class Echo(AdmissionServiceServicer):
         self.left = asyncio.Queue()
 
     async def Admit(self, request_iterator, context):
-        hello = Hello(protocol=streams.PROTOCOL_VERSION, instance_id="echo", tier="auth")
+        hello = Hello(protocol=link_module.PROTOCOL_VERSION, instance_id="echo", tier="auth")
         async with accept_stream(context, AdmitResponse, hello) as peer:
             self.peers.put_nowait(peer)
             try:
@@ -60,7 +61,7 @@ async def link_to(address, **options):
             "echo",
             lambda: AdmissionServiceStub(open_channel).Admit(),
             AdmitRequest,
-            Hello(protocol=options.pop("protocol", streams.PROTOCOL_VERSION), instance_id="me", tier="edge"),
+            Hello(protocol=options.pop("protocol", link_module.PROTOCOL_VERSION), instance_id="me", tier="edge"),
             on_frame=lambda frame: events.put_nowait(("frame", frame)),
             on_up=lambda hello: events.put_nowait(("up", hello.instance_id)),
             on_down=lambda reason: events.put_nowait(("down", reason)),
@@ -91,7 +92,7 @@ async def raw_call(address, **hello):
     """A peer that the test holds in its hand, greeted."""
     async with channel(address) as open_channel:
         call = AdmissionServiceStub(open_channel).Admit()
-        greeting = Hello(protocol=streams.PROTOCOL_VERSION, instance_id="raw", tier="edge", **hello)
+        greeting = Hello(protocol=link_module.PROTOCOL_VERSION, instance_id="raw", tier="edge", **hello)
         await call.write(AdmitRequest(hello=greeting))
         answer = await call.read()
         assert (answer.WhichOneof("frame"), answer.hello.bundles, list(answer.more)) == ("hello", True, [])
@@ -219,12 +220,12 @@ async def test_a_server_that_is_stopped_between_two_frames_ends_its_streams_with
         async def read(self):
             raise Stopped
 
-    peer = streams.Peer(Context(), AdmitResponse, Hello(), capacity=8)
+    peer = link_module.Peer(Context(), AdmitResponse, Hello(), capacity=8)
     assert [frame async for frame in peer] == []
 
 
 async def test_nobody_waits_for_frames_that_a_stream_cannot_write_any_more(monkeypatch):
-    monkeypatch.setattr(stream_end, "FLUSH_TIMEOUT_S", 3_600.0)
+    monkeypatch.setattr(endpoint, "FLUSH_TIMEOUT_S", 3_600.0)
     end = StreamEndpoint(AdmitRequest, Hello(), capacity=8)
 
     async def fail(_):
@@ -237,7 +238,7 @@ async def test_nobody_waits_for_frames_that_a_stream_cannot_write_any_more(monke
 
 
 async def test_silence_counts_as_death_on_both_sides(monkeypatch):
-    monkeypatch.setattr(stream_end, "TICK_S", 0.02)
+    monkeypatch.setattr(endpoint, "TICK_S", 0.02)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
@@ -248,7 +249,7 @@ async def test_silence_counts_as_death_on_both_sides(monkeypatch):
 
 
 async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
-    monkeypatch.setattr(stream_end, "TICK_S", 0.01)
+    monkeypatch.setattr(endpoint, "TICK_S", 0.01)
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
@@ -258,7 +259,7 @@ async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
         def count(frame):
             nonlocal heard
             heard += frame.WhichOneof("frame") == "heartbeat"
-            if heard == 3 * stream_end.MAX_SILENT_TICKS:
+            if heard == 3 * endpoint.MAX_SILENT_TICKS:
                 peer.send(AdmitResponse(settled=Settled(reservation_id="quiet")))
             return original(frame)
 

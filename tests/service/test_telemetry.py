@@ -8,8 +8,8 @@ from textwrap import dedent
 
 import pytest
 
-from penstock.chassis import semconv
-from penstock.chassis.telemetry import meter, start_span, trace_id_of, traceparent_of
+from penstock.chassis.observability import semconv
+from penstock.chassis.observability.telemetry import meter, start_span, trace_id_of, traceparent_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -76,7 +76,7 @@ def test_a_counter_made_before_telemetry_is_configured_counts(receiver):
 
 def test_without_an_endpoint_spans_have_ids_and_go_nowhere():
     ended = run_python("""
-        from penstock.chassis.telemetry import configure, start_span, traceparent_of
+        from penstock.chassis.observability.telemetry import configure, start_span, traceparent_of
         telemetry = configure("demo", "demo-1")
         span = start_span("x")
         print(traceparent_of(span), span.is_recording())
@@ -91,7 +91,7 @@ def test_without_an_endpoint_spans_have_ids_and_go_nowhere():
 def test_spans_still_unsent_are_sent_at_shutdown(receiver):
     run_python(
         f"""
-        from penstock.chassis.telemetry import configure, start_span
+        from penstock.chassis.observability.telemetry import configure, start_span
         telemetry = configure("demo", "demo-1", otlp_endpoint="{receiver.endpoint}")
         start_span("last words", "{CALLER.replace(TRACE, "4" * 32)}").end()
         telemetry.shutdown()
@@ -103,7 +103,7 @@ def test_spans_still_unsent_are_sent_at_shutdown(receiver):
 
 def test_a_receiver_that_is_away_is_logged_and_does_not_hold_up_the_end():
     ended = run_python("""
-        from penstock.chassis.telemetry import configure, start_span
+        from penstock.chassis.observability.telemetry import configure, start_span
         telemetry = configure("demo", "demo-1", otlp_endpoint="http://127.0.0.1:9")
         start_span("lost").end()
         telemetry.shutdown()
@@ -117,7 +117,7 @@ def test_metrics_are_served_for_scraping():
         import json, sys, urllib.request
         import io
         sys.stderr = io.TextIOWrapper(io.BytesIO())
-        from penstock.chassis.telemetry import configure, meter
+        from penstock.chassis.observability.telemetry import configure, meter
         telemetry = configure("demo", "demo-1", metrics_listen="127.0.0.1:0")
         address = json.loads(sys.stderr.buffer.getvalue().splitlines()[0])["address"]
         depth = meter().create_up_down_counter("penstock.queue.depth")
@@ -137,7 +137,7 @@ def test_every_line_on_stderr_is_json_with_tier_instance_and_bound_context():
     ended = run_python("""
         import logging, warnings
         import structlog
-        from penstock.chassis.telemetry import configure
+        from penstock.chassis.observability.telemetry import configure
         telemetry = configure("demo", "demo-1")
         log = structlog.get_logger()
         with structlog.contextvars.bound_contextvars(trace_id="abc"):
@@ -173,7 +173,7 @@ def test_a_line_is_written_whatever_a_client_had_it_say():
     ended = run_python("""
         import math
         import structlog
-        from penstock.chassis.telemetry import configure
+        from penstock.chassis.observability.telemetry import configure
         telemetry = configure("demo", "demo-1")
         log = structlog.get_logger()
         log.info("asked", name="half of a pair: \\ud83d", seed=2**70, took_s=1.5)

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from dispatch_mesh import book_of
-from penstock.chassis.admin import AdminService
 from penstock.chassis.errors import Unavailable
 from penstock.chassis.lifecycle import background
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.server.admin import AdminService
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.cli.top import command
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import LoadReport
@@ -26,7 +26,7 @@ from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
 from penstock.scheduler.service import SchedulerService
 from penstock.v1.stream_pb2 import Hello
-from queue_streams import PATIENCE, edge_at, ticket
+from queue_streams import TIMEOUT_S, edge_at, ticket
 from scheduler_streams import worker_at
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -72,7 +72,7 @@ async def busy_mesh():
     ):
         while not (await edge.hear("catalog")).entries:
             pass
-        worker.say(report=LoadReport(running=2, tokens_per_second=40.0))
+        worker.send(report=LoadReport(running=2, tokens_per_second=40.0))
         edge.enqueue(*(ticket(f"t{number}") for number in range(3)))
         for _ in range(2):
             await edge.hear("leased")
@@ -145,7 +145,7 @@ async def test_a_terminal_is_shown_the_mesh_as_it_changes(monkeypatch):
 
 
 async def until_shown(screen, looking, text):
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         while text not in screen.text:
             assert not looking.done(), looking
             await asyncio.sleep(0)

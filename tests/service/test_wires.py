@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
-from penstock.proofs.testbed.tcp_relays import CLIENTS, Cut, Ends, Wire, Wires
+from penstock.proofs.testbed.tcp_relays import CLIENTS, CutDirection, RelayEnds, TcpRelay, TcpRelays
 
 PATIENCE = 5.0  # s
 
@@ -25,8 +25,8 @@ async def echo_behind_wire():
 
     async with await asyncio.start_server(echo, "127.0.0.1", 0) as far:
         host, port = far.sockets[0].getsockname()
-        wire = Wire(Ends("clients", "edge-1"), f"{host}:{port}")
-        async with wire.laid(), connection(wire) as ends:
+        wire = TcpRelay(RelayEnds("clients", "edge-1"), f"{host}:{port}")
+        async with wire.listening(), connection(wire) as ends:
             yield wire, ends, heard
 
 
@@ -58,20 +58,22 @@ async def test_a_whole_wire_carries_both_ways_and_the_end():
         writer.write_eof()
         assert await said(reader) == b""
         assert heard == [b"a\n", b""]
-        assert not wire.has_held_back
+        assert not wire.has_blocked_data
 
 
 @pytest.mark.parametrize(
-    ("cut", "arrives"), [(Cut.BOTH, []), (Cut.THERE, []), (Cut.BACK, [b"a\n"])], ids=["both", "there", "back"]
+    ("cut", "arrives"),
+    [(CutDirection.BOTH, []), (CutDirection.UPSTREAM, []), (CutDirection.DOWNSTREAM, [b"a\n"])],
+    ids=["both", "there", "back"],
 )
 async def test_what_a_cut_holds_back_comes_once_the_wire_is_whole(cut, arrives):
     async with echo_behind_wire() as (wire, (reader, writer), heard):
         wire.cut(cut)
         writer.write(b"a\n")
-        await until(lambda: wire.has_held_back)
+        await until(lambda: wire.has_blocked_data)
         assert heard == arrives
         assert not reader._buffer
-        wire.mend()
+        wire.restore()
         assert await said(reader) == b"a\n"
 
 
@@ -79,24 +81,24 @@ async def test_nobody_hears_over_a_cut_wire_that_the_other_has_closed():
     async with echo_behind_wire() as (wire, (reader, writer), heard):
         writer.write(b"a\n")
         await said(reader)
-        wire.cut(Cut.BOTH)
+        wire.cut(CutDirection.BOTH)
         writer.write(b"b\n")
         writer.close()
-        await until(lambda: wire.has_held_back)
+        await until(lambda: wire.has_blocked_data)
         assert heard == [b"a\n"]
-        wire.mend()
+        wire.restore()
         await until(lambda: heard == [b"a\n", b"b\n", b""])
 
 
 async def test_a_connection_made_over_a_cut_wire_is_open_and_silent():
     async with echo_behind_wire() as (wire, (_, first), heard):
-        wire.cut(Cut.BOTH)
+        wire.cut(CutDirection.BOTH)
         async with connection(wire) as (reader, writer):
             writer.write(b"a\n")
             first.write(b"b\n")
-            await until(lambda: wire.has_held_back)
+            await until(lambda: wire.has_blocked_data)
             assert heard == []
-            wire.mend()
+            wire.restore()
             assert await said(reader) == b"a\n"
 
 
@@ -104,15 +106,15 @@ async def test_no_connection_of_a_mesh_goes_around_the_wires(tmp_path):
     options = MeshOptions(edges=2, queues=2, schedulers=2, workers=3, engine="sim", envoy=False)
     plan = plan_mesh(options, tmp_path, "pk_dev_x")
     async with AsyncExitStack() as stack:
-        laid = Wires(stack)
-        rewired = await laid.rewire(plan)
+        laid = TcpRelays(stack)
+        rewired = await laid.insert_relays(plan)
         servers = {each.address for each in plan.processes}
         for spec in rewired.processes:
             others = servers - {spec.address}
             named = {part for value in spec.environment.values() for part in value.split(",")}
             assert not named & others, spec
         counts = {
-            (opener, server): len(laid.of(opener, server))
+            (opener, server): len(laid.between(opener, server))
             for opener, server in [
                 (CLIENTS, "edge"),
                 ("edge", "queue"),
@@ -124,4 +126,4 @@ async def test_no_connection_of_a_mesh_goes_around_the_wires(tmp_path):
         }
         assert list(counts.values()) == [2, 4, 2, 3, 4, 6]
         assert sum(counts.values()) == len(laid.all)
-        assert len(laid.doors) == 2
+        assert len(laid.client_addresses) == 2

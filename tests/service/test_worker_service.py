@@ -12,13 +12,13 @@ import pytest
 
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
-from penstock.edge.links.prefix import block_hashes
+from penstock.edge.upstreams.hashing import block_hashes
 from penstock.mesh.v1.worker_pb2 import GetModelCardRequest
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Sampling
 from penstock.worker.config import EngineKind
 from tiny_model import write_tiny_model
-from worker_front import edge_of, engine_processes, fake_scheduler, running_worker
+from worker_mesh import connected_edge, engine_processes, fake_scheduler, running_worker
 
 MOST_CANCELS = 60  # every second or so comes while a step is under way
 
@@ -38,26 +38,26 @@ def seconds(duration):
 
 
 async def test_tokens_come_in_order_and_once_and_then_the_end(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=12)
-        tokens, ends = await edge.answers(1)
+        tokens, ends = await edge.read_answers(1)
         assert [index for index, _ in tokens[1]] == list(range(12))
         assert (ends[1].reason, ends[1].output_tokens) == (FINISH_REASON_LENGTH, 12)
         assert seconds(ends[1].times.prefill) > 0
         assert seconds(ends[1].times.decode) > 0
         assert [await worker.scheduler.hear() for _ in range(2)] == [("started", "lease 1"), ("released", "lease 1")]
-        figures = await worker.at_rest()
+        figures = await worker.wait_at_rest()
         assert (figures["tokens_generated"], figures["cancels"]) == (12, 0)
 
 
 async def test_the_scheduler_hears_what_a_lease_was_served_and_what_is_cached_since(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         scheduler, prompt = worker.scheduler, list(range(1, 40))
         for handle in (1, 2):  # one after the other
             scheduler.expect(f"lease {handle}")
             edge.start(handle, prompt=prompt, tokens=12, cache_salt=SALT)
-            await edge.end(handle)
+            await edge.read_to_end(handle)
             await scheduler.hear(), await scheduler.hear()
         assert scheduler.served["lease 1"][-1] == (39, 12)
         assert scheduler.served["lease 2"][-1] == (39 - 2 * 16, 12)  # its beginning was in the cache
@@ -66,68 +66,68 @@ async def test_the_scheduler_hears_what_a_lease_was_served_and_what_is_cached_si
 
 
 async def test_runs_of_one_edge_share_a_frame_per_step(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         for handle in range(1, 5):
             worker.scheduler.expect(f"lease {handle}")
             edge.start(handle, tokens=40)
         shared = 0
         ended = 0
         while ended < 4:
-            frame = await edge.next()
+            frame = await edge.next_frame()
             shared += len(frame.step.handles) == 4
             ended += frame.HasField("finished")
         assert shared > 20
 
 
 async def test_a_resumed_run_goes_on_with_the_same_text(model):
-    async with running_worker(model, engine="torch", dtype="float32") as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, engine="torch", dtype="float32") as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=20)
-        whole = [token for _, token in (await edge.answers(1))[0][1]]
+        whole = [token for _, token in (await edge.read_answers(1))[0][1]]
         worker.scheduler.expect("lease 2")
         edge.start(2, prompt=[5, 6, 7, *whole[:8]], emitted=8, tokens=12)
-        rest = (await edge.answers(2))[0][2]
+        rest = (await edge.read_answers(2))[0][2]
         assert rest == list(enumerate(whole))[8:]
 
 
 async def test_a_start_may_overtake_the_announcement_of_its_lease(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         edge.start(1)
-        await worker.until(lambda figures: figures["parked"] == 1)
+        await worker.wait_for_figures(lambda figures: figures["parked"] == 1)
         worker.scheduler.expect("lease 1")
-        assert (await edge.end(1)).output_tokens == 4
+        assert (await edge.read_to_end(1)).output_tokens == 4
 
 
 async def test_an_unknown_lease_is_refused_after_a_moment(model):
-    async with running_worker(model, lease_announce_timeout=0.2) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, lease_announce_timeout=0.2) as worker, connected_edge(worker.address) as edge:
         edge.start(1)
-        refused = await edge.end(1)
+        refused = await edge.read_to_end(1)
         assert (refused.failure.code, refused.failure.reason) == (grpc.StatusCode.ABORTED.value[0], "LEASE_LOST")
-        await worker.at_rest()
+        await worker.wait_at_rest()
 
 
 async def test_a_revoked_lease_is_refused_at_once(model):
-    async with running_worker(model, lease_announce_timeout=60.0) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, lease_announce_timeout=60.0) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         worker.scheduler.revoke("lease 1")
-        await worker.at_rest()
+        await worker.wait_at_rest()
         edge.start(1)
-        assert (await edge.end(1)).failure.reason == "LEASE_LOST"
+        assert (await edge.read_to_end(1)).failure.reason == "LEASE_LOST"
 
 
 async def test_operators_see_how_soon_cancels_free_and_what_they_waste(receiver, model):
     """A token is wasted by a cancel that comes while a step is under way, so some cancel until one has."""
     slow, left = {"engine": EngineKind.SIM, "sim_base_s": 0.02}, 0
-    async with running_worker(model, **slow) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, **slow) as worker, connected_edge(worker.address) as edge:
         wasted_tokens = 0
         while not wasted_tokens and left < MOST_CANCELS:
             left += 1
             worker.scheduler.expect(f"lease {left}")
             edge.start(left, tokens=200, ignore_eos=True)
-            await edge.first_token(left)
+            await edge.wait_first_token(left)
             edge.cancel(left)
-            await edge.end(left)
-            wasted_tokens = (await worker.at_rest())["tokens_wasted_after_cancel"]
+            await edge.read_to_end(left)
+            wasted_tokens = (await worker.wait_at_rest())["tokens_wasted_after_cancel"]
     assert wasted_tokens == 1, "the step under way makes one more, and none comes after it"
     let_go = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.engine_latency")
     wasted = await asyncio.to_thread(receiver.wait_for_metric, "penstock.cancel.wasted_tokens")
@@ -136,41 +136,41 @@ async def test_operators_see_how_soon_cancels_free_and_what_they_waste(receiver,
 
 
 async def test_a_cancel_is_acknowledged_with_the_blocks_it_freed(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, prompt=[5] * 40, tokens=400)
-        await edge.first_token(1)
+        await edge.wait_first_token(1)
         edge.cancel(1)
-        stopped = await edge.end(1)
-        assert stopped.kv_blocks_freed == -(-(40 + stopped.tokens_emitted) // 16)
+        stopped = await edge.read_to_end(1)
+        assert stopped.kv_blocks_freed == -(-(40 + stopped.output_tokens) // 16)
         assert stopped.step > 0
-        figures = await worker.at_rest()
+        figures = await worker.wait_at_rest()
         assert figures["cancels"] == 1
         assert figures["tokens_wasted_after_cancel"] <= 1
         assert [await worker.scheduler.hear() for _ in range(2)] == [("started", "lease 1"), ("released", "lease 1")]
 
 
 async def test_a_cut_stream_stops_its_runs_and_no_other_edge_notices(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as staying:
-        async with edge_of(worker.address) as leaving:
+    async with running_worker(model) as worker, connected_edge(worker.address) as staying:
+        async with connected_edge(worker.address) as leaving:
             for handle, edge in ((1, leaving), (2, leaving), (3, staying)):
                 worker.scheduler.expect(f"lease {handle}")
                 edge.start(handle, tokens=100)
-            await leaving.first_token(2)
+            await leaving.wait_first_token(2)
             assert (await worker.figures())["edge_streams"] == 2
-        tokens, ends = await staying.answers(3)
+        tokens, ends = await staying.read_answers(3)
         assert [index for index, _ in tokens[3]] == list(range(100))
         assert ends[3].output_tokens == 100
-        figures = await worker.at_rest()
+        figures = await worker.wait_at_rest()
         assert figures["edge_streams"] == 1
         assert figures["tokens_generated"] < 300
 
 
 async def test_a_run_too_large_for_the_model_hears_the_numbers(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, prompt=[5] * 500, tokens=100)
-        failure = (await edge.end(1)).failure
+        failure = (await edge.read_to_end(1)).failure
         assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], "PROMPT_TOO_LONG")
         assert dict(failure.metadata) == {
             "prompt_tokens": "500",
@@ -180,26 +180,26 @@ async def test_a_run_too_large_for_the_model_hears_the_numbers(model):
 
 
 async def test_a_deadline_ends_a_run_before_and_after_its_first_token(model):
-    async with running_worker(model, sim_base_s=0.05) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, sim_base_s=0.05) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, deadline_unix_nano=1)
-        assert (await edge.end(1)).failure.reason == "DEADLINE"
+        assert (await edge.read_to_end(1)).failure.reason == "DEADLINE"
         worker.scheduler.expect("lease 2")
         edge.start(2, tokens=400, deadline_unix_nano=time.time_ns() + 1_000_000_000)
-        tokens, ends = await edge.answers(2)
+        tokens, ends = await edge.read_answers(2)
         assert 0 < len(tokens[2]) < 400
         assert ends[2].failure.reason == "DEADLINE"
-        await worker.at_rest()
+        await worker.wait_at_rest()
 
 
 async def test_a_dead_engine_is_told_at_once_and_replaced(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=400)
-        await edge.first_token(1)
+        await edge.wait_first_token(1)
         [engine] = engine_processes()
         engine.kill()
-        _, ends = await edge.answers(1)
+        _, ends = await edge.read_answers(1)
         assert (ends[1].failure.code, ends[1].failure.reason) == (
             grpc.StatusCode.UNAVAILABLE.value[0],
             "ENGINE_DIED",
@@ -208,30 +208,30 @@ async def test_a_dead_engine_is_told_at_once_and_replaced(model):
         await worker.scheduler.profiles.get()
         worker.scheduler.expect("lease 2")
         edge.start(2)
-        assert (await edge.end(2)).output_tokens == 4
-        assert (await worker.at_rest())["restarts"] == 1
+        assert (await edge.read_to_end(2)).output_tokens == 4
+        assert (await worker.wait_at_rest())["restarts"] == 1
 
 
 async def test_an_engine_that_hangs_over_its_work_is_replaced(model):
-    async with running_worker(model, engine_stall_timeout=0.5) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, engine_stall_timeout=0.5) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=400)
-        await edge.first_token(1)
+        await edge.wait_first_token(1)
         [engine] = engine_processes()
         engine.suspend()
-        assert (await edge.end(1)).output_tokens == 400, "the next engine goes on where it hung"
+        assert (await edge.read_to_end(1)).output_tokens == 400, "the next engine goes on where it hung"
         assert [each.pid for each in engine_processes()] != [engine.pid]
 
 
 async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model):
     options = {"engine": "sim", "sim_crash_token_id": POISON}
-    async with running_worker(model, **options) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, **options) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         worker.scheduler.expect("lease 2")
         edge.start(1, tokens=400)
-        await edge.first_token(1)
+        await edge.wait_first_token(1)
         edge.start(2, prompt=[5, POISON])
-        _, ends = await edge.answers(1, 2)
+        _, ends = await edge.read_answers(1, 2)
         assert ends[1].output_tokens == 400  # it was a suspect too, and lost some time
         assert (ends[2].failure.code, ends[2].failure.reason) == (
             grpc.StatusCode.INTERNAL.value[0],
@@ -240,13 +240,13 @@ async def test_a_request_that_crashes_its_engine_does_it_twice_and_no_more(model
         await worker.scheduler.profiles.get()
         worker.scheduler.expect("lease 3")
         edge.start(3)
-        assert (await edge.end(3)).output_tokens == 4
-        assert (await worker.at_rest())["restarts"] == 2
+        assert (await edge.read_to_end(3)).output_tokens == 4
+        assert (await worker.wait_at_rest())["restarts"] == 2
 
 
 async def test_a_worker_that_tries_a_suspect_is_attached_to_say_so_and_takes_nothing(model):
     options = {"engine": "sim", "sim_crash_token_id": POISON}
-    async with running_worker(model, **options) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, **options) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, prompt=[5, POISON], fingerprint=7)
         profiles = [await worker.scheduler.profiles.get()]
@@ -263,8 +263,8 @@ async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_nobody(mod
     many = {"max_outbox_frames": 128, "slots": runs + 1, "kv_blocks": 2_000, "sim_base_s": 0.0005}
     async with (
         running_worker(model, **many) as worker,
-        edge_of(worker.address) as edge,
-        edge_of(worker.address, *SMALL_WINDOW) as slow,
+        connected_edge(worker.address) as edge,
+        connected_edge(worker.address, *SMALL_WINDOW) as slow,
     ):
         slow.link._read = stuck
         slow.link.end("start over")  # the next stream is one that nobody reads
@@ -275,9 +275,9 @@ async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_nobody(mod
             slow.start(handle, f"slow {handle}", tokens=450, sampling=Sampling(temperature=0.0, logprobs=True))
         worker.scheduler.expect("lease 99")
         edge.start(99, tokens=450)
-        tokens, _ = await edge.answers(99)
+        tokens, _ = await edge.read_answers(99)
         assert [index for index, _ in tokens[99]] == list(range(450))
-        figures = await worker.at_rest()
+        figures = await worker.wait_at_rest()
         assert figures["tokens_generated"] < (runs + 1) * 450
 
 
@@ -286,13 +286,13 @@ async def stuck(call, end):
 
 
 async def test_the_scheduler_hears_what_the_worker_is_and_how_full(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         card = (await worker.stub.GetModelCard(GetModelCardRequest())).card
         assert (worker.profile.model, worker.profile.card_digest) == (card.name, card.digest)
         assert (worker.profile.slots, worker.profile.kv_blocks, worker.profile.block_size) == (8, 64, 16)
         worker.scheduler.expect("lease 1")
         edge.start(1, prompt=[5] * 40, tokens=24)
-        await edge.end(1)
+        await edge.read_to_end(1)
         reports = await worker.scheduler.reports_until(
             lambda report: report.running == 0 and report.tokens_per_second > 0
         )
@@ -328,53 +328,56 @@ async def test_a_worker_goes_to_the_next_scheduler_with_what_it_runs(model):
     async with AsyncExitStack() as first_lives:
         first, address = await first_lives.enter_async_context(fake_scheduler())
         long = {"sim_base_s": 0.02}
-        async with running_worker(model, first=(first, address), **long) as worker, edge_of(worker.address) as edge:
+        async with (
+            running_worker(model, first=(first, address), **long) as worker,
+            connected_edge(worker.address) as edge,
+        ):
             first.expect("lease 1")
             edge.start(1, tokens=200)
-            await edge.first_token(1)
+            await edge.wait_first_token(1)
             await first_lives.aclose()
             profile = await worker.scheduler.profiles.get()
             assert [(each.lease_id, each.kv_blocks) for each in profile.running] == [("lease 1", 13)]
             edge.cancel(1)
-            assert (await edge.end(1)).tokens_emitted < 200
+            assert (await edge.read_to_end(1)).output_tokens < 200
             assert await worker.scheduler.hear() == ("released", "lease 1")
 
 
 async def test_a_drain_lets_what_runs_end_and_refuses_what_has_no_lease(model):
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=60)
-        await edge.first_token(1)
+        await edge.wait_first_token(1)
         worker.scheduler.drain()
         assert await worker.scheduler.left.get()
         edge.start(2)
-        _, ends = await edge.answers(1, 2)
+        _, ends = await edge.read_answers(1, 2)
         assert ends[1].output_tokens == 60
         assert ends[2].failure.reason == "DRAINING"
-        assert (await edge.next()).end.reason == "drained"
+        assert (await edge.next_frame()).end.reason == "drained"
         await worker.running
         assert engine_processes() == []
 
 
 async def test_what_does_not_end_within_the_grace_is_handed_back(model):
-    async with running_worker(model, drain_grace=0.1) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model, drain_grace=0.1) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, tokens=450)
-        await edge.first_token(1)
+        await edge.wait_first_token(1)
         worker.scheduler.drain()
-        frame = await edge.next()
+        frame = await edge.next_frame()
         while not frame.HasField("end"):
             assert frame.HasField("step")
-            frame = await edge.next()
+            frame = await edge.next_frame()
         await worker.running
 
 
 async def test_one_trace_shows_prefill_and_decode_with_their_tokens(model, receiver):
     trace_id = "9a" * 16  # no other test's: the receiver is the whole session's
-    async with running_worker(model) as worker, edge_of(worker.address) as edge:
+    async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         worker.scheduler.expect("lease 1")
         edge.start(1, prompt=[5] * 40, tokens=7, traceparent=f"00-{trace_id}-00f067aa0ba902b7-01")
-        await edge.end(1)
+        await edge.read_to_end(1)
     spans = receiver.wait_for_spans("worker.prefill", "worker.decode", trace_id=trace_id)
     prefill, decode = sorted(spans, key=lambda span: span.start_unix_nano)
     assert {prefill.parent_id, decode.parent_id} == {"00f067aa0ba902b7"}

@@ -5,10 +5,10 @@ import asyncio
 import grpc
 import pytest
 
-from penstock.chassis import writing
+from inference_server import inference_server
 from penstock.chassis.errors import error_from_rpc
+from penstock.chassis.server import write_timeout
 from penstock.v1.inference_pb2 import Delta, GenerateRequest, GenerateResponse
-from scripted import inference
 
 PIECE = 1 << 16  # bytes
 MOST = 64 << 20  # bytes; far above what any transport takes in for one who does not read
@@ -33,14 +33,14 @@ class Edge:
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(writing, "CLIENT_READ_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("penstock.chassis.interceptors.FAREWELL", 0.05)
+    monkeypatch.setattr(write_timeout, "CLIENT_READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.chassis.server.interceptors.FAREWELL", 0.05)
 
 
 @pytest.mark.usefixtures("hasty")
 async def test_a_client_that_takes_nothing_loses_its_call_and_is_told_so_when_it_reads_again():
     edge = Edge()
-    async with inference(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
+    async with inference_server(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
         call = stub.Generate(GenerateRequest())
         await call.read()
         await edge.ended.wait()
@@ -58,7 +58,7 @@ async def test_a_client_that_takes_nothing_loses_its_call_and_is_told_so_when_it
 @pytest.mark.usefixtures("hasty")
 async def test_a_client_that_does_not_read_delays_no_other_call_on_its_connection():
     edge = Edge()
-    async with inference(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
+    async with inference_server(Generate=edge.generate) as (stub, _), asyncio.timeout(PATIENCE):
         stalled = stub.Generate(GenerateRequest())
         await stalled.read()
         for _ in range(20):
@@ -76,10 +76,10 @@ async def test_a_handler_that_says_nothing_for_long_is_no_client_that_does_not_r
         await quiet.wait()
         yield GenerateResponse()
 
-    async with inference(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
+    async with inference_server(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
         call = stub.Generate(GenerateRequest())
         await call.read()
-        asyncio.get_running_loop().call_later(3 * writing.CLIENT_READ_TIMEOUT_S, quiet.set)
+        asyncio.get_running_loop().call_later(3 * write_timeout.CLIENT_READ_TIMEOUT_S, quiet.set)
         assert await call.read() is not grpc.aio.EOF
         assert await call.read() is grpc.aio.EOF
 
@@ -90,7 +90,7 @@ async def test_a_handlers_own_time_out_is_not_taken_for_a_slow_client():
         yield GenerateResponse()
         raise TimeoutError
 
-    async with inference(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
+    async with inference_server(Generate=generate) as (stub, _), asyncio.timeout(PATIENCE):
         with pytest.raises(grpc.aio.AioRpcError) as told:
             [each async for each in stub.Generate(GenerateRequest())]
         assert told.value.code() is grpc.StatusCode.INTERNAL

@@ -6,7 +6,7 @@ import random
 import grpc
 import httpx
 
-from mesh import at_rest, caller, figure, greedy, running_mesh, until
+from mesh import greedy, running_mesh, stub_client, sum_figure, wait_at_rest, wait_for_figures
 
 CANCELS = 200
 STANDING = ("open_streams", "asyncio_tasks", "calls")
@@ -40,13 +40,13 @@ async def leave_http(http, rng):
 
 async def standing(mesh):
     """What each process holds at rest: the streams that join the tiers and the tasks that serve them."""
-    return {each.address: await until(each.address, lambda _: True) for each in mesh.plan.processes}
+    return {each.address: await wait_for_figures(each.address, lambda _: True) for each in mesh.plan.processes}
 
 
 async def test_two_hundred_clients_leave_at_random_moments_and_nothing_is_left_behind(tiny_model):
     rng = random.Random(11)
     settings = ("PENSTOCK_WORKER_SLOTS=8", "PENSTOCK_WORKER_TOKEN_BUDGET=64")
-    async with running_mesh(engine="sim", model=tiny_model, settings=settings) as mesh, caller(mesh) as client:
+    async with running_mesh(engine="sim", model=tiny_model, settings=settings) as mesh, stub_client(mesh) as client:
         headers = {"authorization": f"Bearer {mesh.api_key}"}
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(
@@ -54,7 +54,7 @@ async def test_two_hundred_clients_leave_at_random_moments_and_nothing_is_left_b
         ) as http:
             await leave_grpc(client, rng)
             await leave_http(http, rng)
-            await at_rest(mesh)
+            await wait_at_rest(mesh)
             before = await standing(mesh)
             gate = asyncio.Semaphore(AT_ONCE)
 
@@ -63,11 +63,16 @@ async def test_two_hundred_clients_leave_at_random_moments_and_nothing_is_left_b
                     await (leave_http(http, rng) if number % 2 else leave_grpc(client, rng))
 
             await asyncio.gather(*(leave(number) for number in range(CANCELS)))
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
         for address, held in before.items():
-            await until(address, lambda figures, held=held: all(figures[name] <= held[name] for name in STANDING))
-        cancels, receipts = await figure(mesh, "edge", "cancels"), await figure(mesh, "edge", "cancels_acknowledged")
-        started = await figure(mesh, "worker", "cancels")
+            await wait_for_figures(
+                address, lambda figures, held=held: all(figures[name] <= held[name] for name in STANDING)
+            )
+        cancels, receipts = (
+            await sum_figure(mesh, "edge", "cancels"),
+            await sum_figure(mesh, "edge", "cancels_acknowledged"),
+        )
+        started = await sum_figure(mesh, "worker", "cancels")
         assert cancels > CANCELS / 2
         assert receipts == started > CANCELS / 10  # the others left before they ran
-        assert await figure(mesh, "worker", "tokens_wasted_after_cancel") <= started
+        assert await sum_figure(mesh, "worker", "tokens_wasted_after_cancel") <= started

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from command import BOUND, penstock
+from command import TIMEOUT_S, run_penstock
 from mesh import running_mesh
 
 
@@ -25,7 +25,7 @@ async def up(*arguments):
     )
     try:
         text = b""
-        async with asyncio.timeout(BOUND):
+        async with asyncio.timeout(TIMEOUT_S):
             while not text.endswith(b"\n}\n"):
                 text += await process.stdout.readline()
         yield process, json.loads(text)
@@ -53,7 +53,7 @@ async def test_ctrl_c_drains_the_mesh_and_leaves_no_process_behind(tiny_model):
         }
         assert len(alive(pids)) == len(pids) > len(note["processes"])
         process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(BOUND):
+        async with asyncio.timeout(TIMEOUT_S):
             assert await process.wait() == 0
         assert alive(pids) == []
 
@@ -64,7 +64,7 @@ async def test_a_killed_command_takes_its_mesh_along(tiny_model):
         process.kill()
         await process.wait()
         gone, left = await asyncio.to_thread(
-            psutil.wait_procs, [psutil.Process(pid) for pid in alive(pids)], timeout=BOUND
+            psutil.wait_procs, [psutil.Process(pid) for pid in alive(pids)], timeout=TIMEOUT_S
         )
         assert not left, gone
 
@@ -73,14 +73,14 @@ async def test_a_death_while_it_is_up_is_shown_at_once_with_its_log(tiny_model):
     async with up("--engine", "sim", "--model", tiny_model, "--no-envoy") as (process, note):
         os.kill(next(each["pid"] for each in note["processes"] if each["name"] == "scheduler-1"), signal.SIGKILL)
         seen = b""
-        async with asyncio.timeout(BOUND):
+        async with asyncio.timeout(TIMEOUT_S):
             while b"scheduler-1 ended with SIGKILL" not in seen:
                 seen += await process.stderr.readline()
 
 
 async def test_a_child_that_cannot_start_is_shown_with_its_log_and_nothing_is_left(tiny_model):
     own = ("--engine", "sim", "--model", tiny_model, "--no-envoy", "--base-port", "0")
-    code, _, err = await penstock("up", *own, "--set", "PENSTOCK_QUEUE_MAX_DEPTH=many")
+    code, _, err = await run_penstock("up", *own, "--set", "PENSTOCK_QUEUE_MAX_DEPTH=many")
     assert code == 1
     assert "queue-1 ended with exit code 2" in err
     assert "PENSTOCK_QUEUE_MAX_DEPTH" in err
@@ -96,7 +96,7 @@ async def test_a_port_that_is_taken_is_named_before_anything_starts_or_is_delete
         kept.parent.mkdir()
         kept.touch()
         own = ("--engine", "sim", "--model", tiny_model, "--no-envoy", "--base-port", str(base))
-        code, _, err = await penstock("up", *own)
+        code, _, err = await run_penstock("up", *own)
     assert code == 1
     assert f"port {base + 3}, meant for queue-1, is taken" in err
     assert "--base-port" in err
@@ -107,12 +107,12 @@ async def test_a_port_that_is_taken_is_named_before_anything_starts_or_is_delete
 async def test_one_request_is_answered_and_explained_tier_by_tier(tiny_model):
     async with running_mesh(engine="sim", model=tiny_model) as mesh:
         asked = ("generate", "hello", "--raw", "--max-tokens", "20", "--explain", "--target", mesh.plan.grpc)
-        code, out, err = await penstock(*asked, "--key", mesh.api_key)
+        code, out, err = await run_penstock(*asked, "--key", mesh.api_key)
         assert code == 0, err
         assert out.strip()
         assert "worker" in err
         assert "decode" in err
-        code, out, err = await penstock(*asked, "--key", mesh.api_key, "--json")
+        code, out, err = await run_penstock(*asked, "--key", mesh.api_key, "--json")
         assert code == 0, err
         answer = json.loads(out)
         inside = sum(stage["seconds"] for stage in answer["stages"])
@@ -123,38 +123,38 @@ async def test_one_request_is_answered_and_explained_tier_by_tier(tiny_model):
 
 async def test_keys_and_tenants_are_made_used_listed_and_revoked(tiny_model):
     async with running_mesh(engine="sim", model=tiny_model) as mesh:
-        auth = ("--target", mesh.plan.of("auth")[0].address)
-        assert (await penstock("tenants", "put", "acme", "--requests-per-minute", "2", *auth))[0] == 0
-        code, out, err = await penstock("keys", "create", "--tenant", "acme", "--json", *auth)
+        auth = ("--target", mesh.plan.processes_of("auth")[0].address)
+        assert (await run_penstock("tenants", "put", "acme", "--requests-per-minute", "2", *auth))[0] == 0
+        code, out, err = await run_penstock("keys", "create", "--tenant", "acme", "--json", *auth)
         assert code == 0, err
         made = json.loads(out)
         generate = ("generate", "hi", "--raw", "--max-tokens", "1", "--target", mesh.plan.grpc, "--key", made["secret"])
-        assert (await penstock(*generate))[0] == 0
-        assert (await penstock(*generate))[0] == 0
-        code, _, err = await penstock(*generate)
+        assert (await run_penstock(*generate))[0] == 0
+        assert (await run_penstock(*generate))[0] == 0
+        code, _, err = await run_penstock(*generate)
         assert code == 1
         assert "QUOTA_EXCEEDED" in err
         assert "retry in" in err
-        assert made["secret"] not in (await penstock("keys", "list", *auth))[1]
-        assert made["key_id"] in (await penstock("keys", "list", *auth))[1]
-        assert (await penstock("keys", "revoke", made["key_id"], *auth))[0] == 0
-        code, _, err = await penstock(*generate)
+        assert made["secret"] not in (await run_penstock("keys", "list", *auth))[1]
+        assert made["key_id"] in (await run_penstock("keys", "list", *auth))[1]
+        assert (await run_penstock("keys", "revoke", made["key_id"], *auth))[0] == 0
+        code, _, err = await run_penstock(*generate)
         assert code == 1
         assert "UNAUTHENTICATED" in err
 
 
 @pytest.mark.parametrize("tier", ["edge", "auth", "queue", "scheduler", "worker", "routing"])
 async def test_a_tier_s_settings_are_shown_and_unknown_ones_refused(tier):
-    code, out, _ = await penstock("config", tier)
+    code, out, _ = await run_penstock("config", tier)
     assert code == 0
     assert f"PENSTOCK_{tier.upper()}_LISTEN=" in out
-    code, _, err = await penstock("config", tier, **{f"PENSTOCK_{tier.upper()}_LISTENN": "x"})
+    code, _, err = await run_penstock("config", tier, **{f"PENSTOCK_{tier.upper()}_LISTENN": "x"})
     assert code == 1
     assert f"did you mean PENSTOCK_{tier.upper()}_LISTEN" in err
 
 
 async def test_a_command_without_a_mesh_says_how_to_get_one(tmp_path):
-    code, _, err = await penstock("generate", "hello", PENSTOCK_STATE=str(tmp_path))
+    code, _, err = await run_penstock("generate", "hello", PENSTOCK_STATE=str(tmp_path))
     assert code == 2
     assert "penstock up" in err
 
@@ -163,7 +163,7 @@ async def test_a_command_without_a_mesh_says_how_to_get_one(tmp_path):
 async def test_a_bench_reports_every_request_and_no_token_out_of_order(tiny_model, api):
     load = ("--requests", "12", "--concurrency", "4", "--prompt-tokens", "8", "--output-tokens", "4:8")
     own = ("--engine", "sim", "--model", tiny_model, "--no-envoy", "--base-port", "0")
-    code, out, err = await penstock("bench", "--api", api, *load, *own, "--json")
+    code, out, err = await run_penstock("bench", "--api", api, *load, *own, "--json")
     assert code == 0, err
     figures = json.loads(out)
     assert (figures["completed"], figures["failures"], figures["index_errors"]) == (12, 0, 0)
@@ -175,7 +175,9 @@ async def test_a_comparison_of_batching_draws_a_picture(tiny_model, tmp_path):
     picture = tmp_path / "batching.png"
     load = ("--requests", "16", "--concurrency", "16", "--prompt-tokens", "8", "--output-tokens", "2:40")
     settings = ("--set", "PENSTOCK_WORKER_SLOTS=4", "--engine", "sim", "--model", tiny_model, "--no-envoy")
-    code, out, err = await penstock("bench", "--compare-batching", "--plot", str(picture), *load, *settings, "--json")
+    code, out, err = await run_penstock(
+        "bench", "--compare-batching", "--plot", str(picture), *load, *settings, "--json"
+    )
     assert code == 0, err
     figures = json.loads(out)
     assert figures["continuous"]["completed"] == figures["naive"]["completed"] == 16

@@ -7,7 +7,7 @@ import pytest
 
 from queue_streams import edge_at, ticket
 from scheduler_streams import worker_at
-from tier_process import address_of, logged, tier_process
+from tier_process import address_of, tier_process, wait_for_event
 
 
 @asynccontextmanager
@@ -30,7 +30,7 @@ async def test_a_ticket_goes_from_edge_to_worker_through_real_processes():
     ):
         await known_at(edge, "m")
         edge.enqueue(ticket("a"))
-        leased, expected = (await edge.hear("leased")).lease, (await worker.hear("expect")).lease
+        leased, expected = (await edge.hear("leased")).lease, (await worker.receive("expect")).lease
         assert (leased.lease_id, leased.ticket_id, leased.worker_id) == (expected.lease_id, "a", "w1")
 
 
@@ -70,7 +70,7 @@ async def test_a_scheduler_asked_to_end_says_so_to_its_workers_and_ends_well(num
     ):
         await known_at(edge, "m")
         process.send_signal(number)
-        assert (await worker.hear("end")).reason == "drained"
+        assert (await worker.receive("end")).reason == "drained"
         await known_at(edge)
-        assert await logged(process, "drained")
+        assert await wait_for_event(process, "drained")
         assert await process.wait() == 0

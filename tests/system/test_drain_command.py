@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from command import penstock
-from mesh import PATIENCE, at_rest, caller, greedy, read_all, running_mesh, until
+from command import run_penstock
+from mesh import TIMEOUT_S, greedy, read_answer, running_mesh, stub_client, wait_at_rest, wait_for_figures
 from penstock.v1.inference_pb2 import Sampling
 
 SLOW = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)  # answers that outlast a few drains
@@ -20,32 +20,32 @@ def seeded(tokens=TOKENS):
 @pytest.mark.parametrize("tier", ["worker", "queue", "scheduler"])
 async def test_who_is_asked_to_drain_ends_well_while_answers_go_on(tiny_model, tier):
     mesh_of_two = {"queues": 2, "schedulers": 2, "workers": 2, "engine": "sim", "model": tiny_model, "settings": SLOW}
-    async with running_mesh(**mesh_of_two) as mesh, caller(mesh) as client:
-        edge = mesh.plan.of("edge")[0].address
-        calm = await read_all(client.generate(**seeded()))
-        answers = [asyncio.create_task(read_all(client.generate(**seeded()))) for _ in range(8)]
-        await until(edge, lambda figures: figures["active_requests"] == len(answers))
+    async with running_mesh(**mesh_of_two) as mesh, stub_client(mesh) as client:
+        edge = mesh.plan.processes_of("edge")[0].address
+        calm = await read_answer(client.generate(**seeded()))
+        answers = [asyncio.create_task(read_answer(client.generate(**seeded()))) for _ in range(8)]
+        await wait_for_figures(edge, lambda figures: figures["active_requests"] == len(answers))
         victim = mesh.processes.named(f"{tier}-2")
-        code, told, _ = await penstock("drain", tier, "--target", victim.spec.address)
+        code, told, _ = await run_penstock("drain", tier, "--target", victim.spec.address)
         assert (code, told.split(";")[0]) == (0, f"{victim.spec.address} drains")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             assert await victim.process.wait() == 0
         assert [each.token_ids for each in await asyncio.gather(*answers)] == [calm.token_ids] * len(answers)
-        again = await read_all(client.generate(**seeded(4)))
+        again = await read_answer(client.generate(**seeded(4)))
         assert again.token_ids == calm.token_ids[:4]
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
 
 
 async def test_an_edge_that_is_asked_to_drain_ends_its_answers_first(tiny_model):
     async with running_mesh(edges=2, engine="sim", model=tiny_model, settings=SLOW) as mesh:
         victim = mesh.processes.named("edge-2")
-        async with caller(mesh, victim.spec.address) as client:
-            answer = asyncio.create_task(read_all(client.generate(**seeded())))
-            await until(victim.spec.address, lambda figures: figures["active_requests"] == 1)
-            code, told, _ = await penstock("drain", "edge", "--target", victim.spec.address)
+        async with stub_client(mesh, victim.spec.address) as client:
+            answer = asyncio.create_task(read_answer(client.generate(**seeded())))
+            await wait_for_figures(victim.spec.address, lambda figures: figures["active_requests"] == 1)
+            code, told, _ = await run_penstock("drain", "edge", "--target", victim.spec.address)
             assert code == 0
             assert told == f"{victim.spec.address} drains; calls and streams under way: 1\n"
             assert (await answer).indexes == list(range(TOKENS))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_S):
                 assert await victim.process.wait() == 0
-        await at_rest(mesh)
+        await wait_at_rest(mesh)

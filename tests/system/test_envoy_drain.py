@@ -5,7 +5,7 @@ import json
 import signal
 from contextlib import asynccontextmanager
 
-from envoy_front import ECHO, Backend, Front
+from envoy_proxy import ECHO, Backend, EnvoyProxy
 from paths import REPO
 
 DRAIN = REPO / "deploy" / "k8s" / "base" / "envoy" / "drain.sh"
@@ -13,11 +13,11 @@ DRAIN = REPO / "deploy" / "k8s" / "base" / "envoy" / "drain.sh"
 
 @asynccontextmanager
 async def up(folder):
-    front = Front(folder)
+    front = EnvoyProxy(folder)
     async with Backend("a").running() as backend:
-        front.edges(backend.edge)
+        front.write_edges(backend.edge)
         async with front.control_plane() as plane:
-            await plane.line('"listening"')
+            await plane.wait_for_line('"listening"')
             async with front.envoy(), front.channel() as channel:
                 yield front, backend, plane, channel
 
@@ -33,7 +33,7 @@ async def test_a_drain_ends_when_the_last_stream_has_and_cuts_none(tmp_path):
         assert await call.read() == b"a first"
         draining = await drain(front, grace_s=60)
         assert await draining.stdout.readline() == b"draining: 1 requests left\n"
-        backend.go.set()
+        backend.may_continue.set()
         assert await call.read() == b"a second"
         said, _ = await draining.communicate()
         assert said.splitlines()[-1] == b"draining: 0 requests left"
@@ -53,6 +53,6 @@ async def test_a_drain_gives_up_after_its_grace(tmp_path):
 async def test_a_control_plane_with_proxies_attached_ends_at_once_and_in_good_order(tmp_path):
     async with up(tmp_path) as (_, _, plane, channel):
         plane.child.send_signal(signal.SIGTERM)
-        assert json.loads(await plane.line('"drained"'))["cancelled"] == 0
+        assert json.loads(await plane.wait_for_line('"drained"'))["cancelled"] == 0
         assert await plane.child.wait() == 0
         assert await channel.unary_unary(f"{ECHO}Unary")(b"") == b"a"

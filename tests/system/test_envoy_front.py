@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from envoy_front import ECHO, ENVOY, Backend, Front
+from envoy_proxy import ECHO, ENVOY, Backend, EnvoyProxy
 from penstock.routing.bootstrap import bootstrap
 
 
@@ -22,10 +22,10 @@ async def up(tmp_path):
 
         async def bring(*names):
             backends = [await stack.enter_async_context(Backend(name).running()) for name in names]
-            front = Front(tmp_path)
-            front.edges(*(backend.edge for backend in backends))
+            front = EnvoyProxy(tmp_path)
+            front.write_edges(*(backend.edge for backend in backends))
             front.plane = await stack.enter_async_context(front.control_plane())
-            await front.plane.line('"listening"')
+            await front.plane.wait_for_line('"listening"')
             front.proxy = await stack.enter_async_context(front.envoy())
             front.calls = await stack.enter_async_context(front.channel())
             return front, *backends

@@ -18,7 +18,7 @@ async def test_a_process_that_stands_still_is_noticed_and_no_client_loses_a_toke
         monkeypatch.setattr(freeze, name, seconds)
     mesh = MeshOptions(base_port=0, envoy=False, engine="sim", model=tiny_model, **REPLICAS)
     card = await freeze.freeze(FREEZE, mesh, Console(file=io.StringIO()))
-    assert not card.void
+    assert not card.void_reason
     lines = {line.figure: line for line in card.lines}
     unnoticed = [lines[f"{tier}: freezes that nobody noticed"].measured for tier in freeze.TIERS]
     assert unnoticed == [0] * len(freeze.TIERS)

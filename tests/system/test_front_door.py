@@ -2,7 +2,7 @@
 
 import httpx
 
-from mesh import at_rest, caller, figure, greedy, read_all, running_mesh, until
+from mesh import greedy, read_answer, running_mesh, stub_client, sum_figure, wait_at_rest, wait_for_figures
 
 TOKENS = 400  # at the simulated engine's pace: seconds
 SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)
@@ -10,15 +10,15 @@ SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)
 
 async def test_through_the_proxy_tokens_stream_unbuffered_and_a_disconnect_reaches_the_engine(tiny_model):
     async with running_mesh(engine="sim", model=tiny_model, envoy=True, settings=SLOW_STEPS) as mesh:
-        worker = mesh.plan.of("worker")[0].address
-        async with caller(mesh, mesh.plan.front) as client:
-            assert len((await read_all(client.generate(**greedy("short", 3)))).token_ids) == 3
+        worker = mesh.plan.processes_of("worker")[0].address
+        async with stub_client(mesh, mesh.plan.proxy) as client:
+            assert len((await read_answer(client.generate(**greedy("short", 3)))).token_ids) == 3
             await leave_after_one_token_grpc(client, mesh)
-        await until(worker, lambda figures: figures["cancels"] == 1 and figures["running"] == 0)
+        await wait_for_figures(worker, lambda figures: figures["cancels"] == 1 and figures["running"] == 0)
         await leave_after_one_token_http(mesh)
-        await until(worker, lambda figures: figures["cancels"] == 2 and figures["running"] == 0)
-        await at_rest(mesh)
-        assert await figure(mesh, "worker", "tokens_generated") < TOKENS
+        await wait_for_figures(worker, lambda figures: figures["cancels"] == 2 and figures["running"] == 0)
+        await wait_at_rest(mesh)
+        assert await sum_figure(mesh, "worker", "tokens_generated") < TOKENS
 
 
 async def leave_after_one_token_grpc(client, mesh):
@@ -26,7 +26,7 @@ async def leave_after_one_token_grpc(client, mesh):
     async for frame in call:
         if frame.delta.token_ids:
             break
-    assert await figure(mesh, "worker", "running") == 1  # the first token is here, the last is not made yet
+    assert await sum_figure(mesh, "worker", "running") == 1  # the first token is here, the last is not made yet
     call.cancel()
 
 
@@ -41,4 +41,4 @@ async def leave_after_one_token_http(mesh):
         async for line in response.aiter_lines():
             if line.startswith("data:"):
                 break
-        assert await figure(mesh, "worker", "running") == 1
+        assert await sum_figure(mesh, "worker", "running") == 1

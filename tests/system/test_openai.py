@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from mesh import at_rest, figure, running_mesh, snapshot
+from mesh import running_mesh, snapshot, sum_figure, wait_at_rest
 
 CONTEXT = 512  # tokens of the tiny model
 HI = [{"role": "user", "content": "hi"}]
@@ -32,7 +32,7 @@ async def test_the_openai_client_streams_and_is_refused_as_it_expects(tiny_model
             await a_long_prompt_is_refused_with_its_numbers(api, model)
             await a_client_that_leaves_frees_the_engine(api, model, mesh)
         await a_wrong_key_is_refused(mesh, model)
-        await at_rest(mesh)
+        await wait_at_rest(mesh)
 
 
 async def the_only_model(api):
@@ -89,8 +89,8 @@ async def a_client_that_leaves_frees_the_engine(api, model, mesh):
     stream = await api.completions.create(model=model, prompt="hi", max_tokens=400, stream=True, **GREEDY)
     await anext(aiter(stream))
     await stream.close()
-    await at_rest(mesh)
-    assert await figure(mesh, "edge", "cancels") == await figure(mesh, "edge", "cancels_acknowledged") == 1
+    await wait_at_rest(mesh)
+    assert await sum_figure(mesh, "edge", "cancels") == await sum_figure(mesh, "edge", "cancels_acknowledged") == 1
 
 
 async def a_wrong_key_is_refused(mesh, model):

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import httpx
 
-from mesh import at_rest, caller, greedy, read_all, running_mesh, until
+from mesh import greedy, read_answer, running_mesh, stub_client, wait_at_rest, wait_for_figures
 from penstock.chassis.errors import Overloaded, error_from_rpc
 
 DEPTH = 100
@@ -17,14 +17,16 @@ async def test_the_request_beyond_the_bound_hears_so_at_once_while_the_others_fi
         "PENSTOCK_WORKER_SLOTS=1",
         "PENSTOCK_SCHEDULER_LOOK_AHEAD=0",
     )
-    async with running_mesh(engine="sim", model=tiny_model, settings=settings) as mesh, caller(mesh) as client:
-        running = asyncio.create_task(read_all(client.generate(**greedy("the one that runs", 400))))
-        worker, queue = mesh.plan.of("worker")[0].address, mesh.plan.of("queue")[0].address
-        await until(worker, lambda figures: figures["running"] == 1)
-        waiting = [asyncio.create_task(read_all(client.generate(**greedy("waits", 1)))) for _ in range(DEPTH)]
-        await until(queue, lambda figures: figures["waiting"] == DEPTH)
+    async with running_mesh(engine="sim", model=tiny_model, settings=settings) as mesh, stub_client(mesh) as client:
+        running = asyncio.create_task(read_answer(client.generate(**greedy("the one that runs", 400))))
+        worker, queue = mesh.plan.processes_of("worker")[0].address, mesh.plan.processes_of("queue")[0].address
+        await wait_for_figures(worker, lambda figures: figures["running"] == 1)
+        waiting = [asyncio.create_task(read_answer(client.generate(**greedy("waits", 1)))) for _ in range(DEPTH)]
+        await wait_for_figures(queue, lambda figures: figures["waiting"] == DEPTH)
 
-        refused = (await asyncio.gather(read_all(client.generate(**greedy("too many", 1))), return_exceptions=True))[0]
+        refused = (await asyncio.gather(read_answer(client.generate(**greedy("too many", 1))), return_exceptions=True))[
+            0
+        ]
         assert isinstance(refused, grpc.aio.AioRpcError)
         error = error_from_rpc(refused)
         assert (type(error), error.reason) == (Overloaded, "QUEUE_FULL")
@@ -39,4 +41,4 @@ async def test_the_request_beyond_the_bound_hears_so_at_once_while_the_others_fi
 
         finished = await asyncio.gather(running, *waiting)
         assert [answer.usage_tokens for answer in finished] == [400] + [1] * DEPTH
-        await at_rest(mesh)
+        await wait_at_rest(mesh)

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from mesh import at_rest, caller, greedy, read_all, running_mesh, until
+from mesh import greedy, read_answer, running_mesh, stub_client, wait_at_rest, wait_for_figures
 from penstock.chassis.errors import error_from_rpc
 from penstock.v1.inference_pb2 import Sampling, TokenIds
 
@@ -15,7 +15,7 @@ SETTINGS = (f"PENSTOCK_WORKER_SIM_CRASH_TOKEN_ID={POISON}", "PENSTOCK_WORKER_SIM
 
 async def is_told_so(client):
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await read_all(client.generate(token_ids=TokenIds(ids=[5, POISON]), max_output_tokens=4))
+        await read_answer(client.generate(token_ids=TokenIds(ids=[5, POISON]), max_output_tokens=4))
     assert failed.value.code() is grpc.StatusCode.INTERNAL
     assert error_from_rpc(failed.value).reason == "ENGINE_CRASHED"
 
@@ -24,14 +24,17 @@ async def test_a_request_that_crashes_engines_hits_one_worker_once_and_is_told_s
     sampling = Sampling(temperature=0.0, seed=1)  # a simulated engine's tokens follow from the seed
     wishes = [{**greedy(f"word {number}", 150), "sampling": sampling} for number in range(8)]
     async with running_mesh(engine="sim", model=tiny_model, workers=2, settings=SETTINGS) as mesh:
-        async with caller(mesh) as client:
-            calm = [await read_all(client.generate(**wish)) for wish in wishes]
-            others = [asyncio.create_task(read_all(client.generate(**wish))) for wish in wishes]
-            for each in mesh.plan.of("worker"):
-                await until(each.address, lambda figures: figures["running"] > 1)
+        async with stub_client(mesh) as client:
+            calm = [await read_answer(client.generate(**wish)) for wish in wishes]
+            others = [asyncio.create_task(read_answer(client.generate(**wish))) for wish in wishes]
+            for each in mesh.plan.processes_of("worker"):
+                await wait_for_figures(each.address, lambda figures: figures["running"] > 1)
             await is_told_so(client)
             assert await asyncio.gather(*others) == calm
-            await at_rest(mesh)
+            await wait_at_rest(mesh)
             await is_told_so(client)  # before any engine has seen it
-        over = [await until(each.address, lambda figures: figures["restarts"] != 1) for each in mesh.plan.of("worker")]
+        over = [
+            await wait_for_figures(each.address, lambda figures: figures["restarts"] != 1)
+            for each in mesh.plan.processes_of("worker")
+        ]
         assert sorted(figures["restarts"] for figures in over) == [0, 2]

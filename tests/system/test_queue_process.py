@@ -13,7 +13,7 @@ from penstock.chassis.channels import channel
 from penstock.v1.admin_pb2 import GetSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
 from queue_streams import edge_at, scheduler_at, ticket
-from tier_process import address_of, logged, tier_process
+from tier_process import address_of, tier_process, wait_for_event
 
 PATIENCE = 60.0  # s
 TICKETS = 100_000
@@ -81,5 +81,5 @@ async def test_a_shard_asked_to_end_says_so_to_all_and_ends_well(number):
         process.send_signal(number)
         assert (await edge.hear("end")).reason == "drained"
         assert (await scheduler.hear("end")).reason == "drained"
-        assert await logged(process, "drained")
+        assert await wait_for_event(process, "drained")
         assert await process.wait() == 0

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.live.partition import PartitionOptions, partition
-from penstock.proofs.testbed.tcp_relays import CLIENTS, Cut
+from penstock.proofs.testbed.tcp_relays import CLIENTS, CutDirection
 from tiny_model import write_tiny_model
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "scorecard", "--json", "--streams", "4", "--tokens", "24")
@@ -76,11 +76,11 @@ async def test_clients_leave_by_every_door_and_nothing_is_left(tmp_path):
 
 async def test_links_are_cut_and_no_client_loses_a_token(tiny_model):
     mesh = MeshOptions(model=tiny_model, engine="sim", edges=2, workers=2)
-    links, cuts = [("edge", "worker"), (CLIENTS, "edge")], [Cut.BACK]
+    links, cuts = [("edge", "worker"), (CLIENTS, "edge")], [CutDirection.DOWNSTREAM]
     card = await partition(
         PartitionOptions(streams=4, tokens=24, links=links, cuts=cuts), mesh, Console(file=io.StringIO())
     )
-    assert not card.void
+    assert not card.void_reason
     assert_nothing_lost(card.to_json(), {line.figure: asdict(line) for line in card.lines})
     noticed = [line for line in card.lines if "nobody noticed" in line.figure]
     assert [line.measured for line in noticed] == [0]

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from mesh import caller, greedy, read_all, running_mesh
+from mesh import greedy, read_answer, running_mesh, stub_client
 from otlp_receiver import otlp_receiver
 
 CLIENT_TRACE, CLIENT_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -22,12 +22,15 @@ PROMPT, TOKENS = "a prompt of some words", 12
 
 async def test_every_stage_of_a_request_hangs_under_its_caller_s_trace(tiny_model):
     with otlp_receiver() as receiver:
-        async with running_mesh(engine="sim", model=tiny_model, otlp=receiver.endpoint) as mesh, caller(mesh) as client:
+        async with (
+            running_mesh(engine="sim", model=tiny_model, otlp=receiver.endpoint) as mesh,
+            stub_client(mesh) as client,
+        ):
             client.metadata += (("traceparent", f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"),)
-            await read_all(client.generate(**greedy(PROMPT, TOKENS)))
+            await read_answer(client.generate(**greedy(PROMPT, TOKENS)))
             too_long = greedy("word " * 2_000, 1)
             with pytest.raises(grpc.aio.AioRpcError):
-                await read_all(client.generate(**{**too_long, "traceparent": f"00-{'7' * 32}-{CLIENT_SPAN}-01"}))
+                await read_answer(client.generate(**{**too_long, "traceparent": f"00-{'7' * 32}-{CLIENT_SPAN}-01"}))
         # The mesh has drained, so all that it recorded is exported.
         spans = await asyncio.to_thread(receiver.wait_for_spans, "edge.generate", *STAGES, trace_id=CLIENT_TRACE)
         refused = await asyncio.to_thread(receiver.wait_for_spans, "edge.generate", trace_id="7" * 32)

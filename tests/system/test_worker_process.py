@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from tier_process import logged, tier_process
+from tier_process import tier_process, wait_for_event
 from tiny_model import write_tiny_model
 
 PATIENCE = 60.0  # s
@@ -19,7 +19,7 @@ PATIENCE = 60.0  # s
 async def worker_process(model, **settings):
     """A worker that is ready, and the process of its engine."""
     async with tier_process("worker", **{"ENGINE": "sim", "MODEL": str(model), **settings}) as front:
-        yield front, psutil.Process((await logged(front, "engine_ready"))["pid"])
+        yield front, psutil.Process((await wait_for_event(front, "engine_ready"))["pid"])
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 async def test_a_worker_asked_to_end_drains_and_leaves_no_engine(model, number):
     async with worker_process(model) as (front, engine):
         front.send_signal(number)
-        assert await logged(front, "drained")
+        assert await wait_for_event(front, "drained")
         assert await front.wait() == 0
         assert not engine.is_running()
 
@@ -46,7 +46,7 @@ async def test_an_engine_ends_by_itself_when_its_front_is_killed(model):
 async def test_a_killed_engine_is_started_again(model):
     async with worker_process(model) as (front, engine):
         engine.kill()
-        again = await logged(front, "engine_ready")
+        again = await wait_for_event(front, "engine_ready")
         assert again["pid"] != engine.pid
         assert front.returncode is None
 

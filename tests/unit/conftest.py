@@ -2,23 +2,23 @@
 
 import pytest
 
-from dispatch_mesh import TTL
+from dispatch_mesh import LEASE_TTL_S
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
-from queue_tickets import Shard
+from queue_tickets import ShardDriver
 
 
 @pytest.fixture
 def shard():
     """One scheduler, no ticket."""
-    shard = Shard()
-    shard.join()
+    shard = ShardDriver()
+    shard.connect()
     return shard
 
 
 @pytest.fixture
 def scheduler():
     """One shard, no worker."""
-    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0)
+    found = Dispatcher(leases=LeaseBook(ttl=LEASE_TTL_S, prefix="s"), look_ahead=0)
     found.on_queue_connected("q")
     return found

@@ -4,14 +4,20 @@ import asyncio
 
 import structlog
 
-from clockwork import Clockwork
-from penstock.chassis import afterwards as module
-from penstock.chassis.afterwards import MIN_CALLS_PER_TURN, TURN_SHARE, DeferredCalls, defer, deferred_calls
+from fake_loop import FakeLoop
 from penstock.chassis.lifecycle import run
+from penstock.chassis.observability import deferred as module
+from penstock.chassis.observability.deferred import (
+    MIN_CALLS_PER_TURN,
+    TURN_SHARE,
+    DeferredCalls,
+    defer,
+    deferred_calls,
+)
 
 
 def put(count, made):
-    clockwork = Clockwork()
+    clockwork = FakeLoop()
     kept = DeferredCalls(clockwork)
     for number in range(count):
         kept.add(lambda number=number: made.append(number))
@@ -22,17 +28,17 @@ def test_nothing_is_made_at_once_and_all_of_it_in_order_a_moment_later():
     made = []
     clockwork, _ = put(3, made)
     assert not made
-    clockwork.fire()
+    clockwork.fire_next()
     assert (made, clockwork.now) == ([0, 1, 2], module.DEFERRAL_S)
-    assert not clockwork.fire()
+    assert not clockwork.fire_next()
 
 
 def test_a_turn_makes_a_few_or_a_share_of_many():
     made = []
     clockwork, kept = put(1_000, made)
-    clockwork.fire()
+    clockwork.fire_next()
     assert len(made) == round(TURN_SHARE * 1_000)
-    while clockwork.fire():
+    while clockwork.fire_next():
         before = len(made)
     assert made == list(range(1_000))
     assert 1_000 - before <= MIN_CALLS_PER_TURN
@@ -45,7 +51,7 @@ def test_one_that_fails_is_logged_and_the_others_are_made():
     kept.add(lambda: 1 / 0)
     kept.add(lambda: made.append("after"))
     with structlog.testing.capture_logs() as logs:
-        clockwork.fire()
+        clockwork.fire_next()
     assert made == [0, "after"]
     assert [each["event"] for each in logs] == ["deferred_call_failed"]
 
@@ -55,9 +61,9 @@ def test_finish_makes_all_of_it_now_and_leaves_no_timer():
     clockwork, kept = put(100, made)
     kept.flush()
     assert made == list(range(100))
-    assert not clockwork.fire()
+    assert not clockwork.fire_next()
     kept.add(lambda: made.append("later"))
-    assert clockwork.fire()
+    assert clockwork.fire_next()
     assert made[-1] == "later"
 
 

@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from penstock.auth.account import Balance
-from penstock.auth.accounts import MAX_LOST_RESERVATIONS, ReservationTable
-from penstock.auth.bucket import MINUTE_US, to_micros
-from penstock.auth.reservation import OUTCOME_LOST, ReservationRequest
-from penstock.auth.tenant import Tenant
+from penstock.auth.identity.tenant import Tenant
+from penstock.auth.quota.bucket import MINUTE_US, to_micros
+from penstock.auth.quota.reservation import OUTCOME_LOST, ReservationRequest
+from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS, ReservationTable
+from penstock.auth.quota.tenant_quota import Balance
 from penstock.chassis.errors import QuotaExceeded
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
 

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.auth.accounts import ReservationTable
-from penstock.auth.answers import MAX_ANSWERS, MAX_CONTINUATIONS_PER_ANSWER, AnswerLedger, merge_intervals
-from penstock.auth.reservation import OUTCOME_LOST, ReservationRequest
-from penstock.auth.tenant import Tenant
+from penstock.auth.identity.tenant import Tenant
+from penstock.auth.quota.answer_billing import (
+    MAX_ANSWERS,
+    MAX_CONTINUATIONS_PER_ANSWER,
+    AnswerLedger,
+    merge_intervals,
+)
+from penstock.auth.quota.reservation import OUTCOME_LOST, ReservationRequest
+from penstock.auth.quota.reservation_table import ReservationTable
 
 NOW = 1_800_000_000.0  # s
 PROMPT = 10

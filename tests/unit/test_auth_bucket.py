@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.auth.bucket import MINUTE_US, Bucket, TakeRun, to_micros
+from penstock.auth.quota.bucket import MINUTE_US, Bucket, TakeRun, to_micros
 
 START = 1_800_000_000.0  # s; buckets run on unix time
 

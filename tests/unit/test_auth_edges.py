@@ -1,6 +1,6 @@
 """Edges that come, go and stay away."""
 
-from penstock.auth.edges import EdgeSessions
+from penstock.auth.edge_sessions import EdgeSessions
 
 
 def test_an_edge_is_lost_once_its_grace_is_over():

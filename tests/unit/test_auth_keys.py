@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.auth import keys
-from penstock.auth.keys import Key, KeyRing, key_id_of, mint
-from penstock.auth.salt import cache_salt
-from penstock.auth.secret_file import load_or_create_secret
+from penstock.auth.identity import keys
+from penstock.auth.identity.keys import Key, KeyRing, cache_salt, key_id_of, mint
+from penstock.auth.store.secret_file import load_or_create_secret
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
 
 NOW = 1_800_000_000.0  # s

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import OVERTAKEN_OLDEST_FACTOR, ContinuousBatching, StaticBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import OVERTAKEN_OLDEST_FACTOR, ContinuousBatching, StaticBatching
 from penstock.worker.engine.errors import PromptTooLong, StartInvalid
 from penstock.worker.engine.interface import (
     FinishReason,

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching, StaticBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching, StaticBatching
 from penstock.worker.engine.interface import SequenceSpec
 
 BLOCK_SIZE = 4
@@ -53,7 +53,7 @@ def assert_each_block_has_one_writer(batch, plan):
 
 def assert_capacity_is_what_a_count_finds(batch):
     alive, capacity = [*batch.running, *batch.waiting], batch.capacity()
-    promised = sum(batch.pool.blocks_for(each.final_tokens) - len(each.table) for each in alive)
+    promised = sum(batch.pool.blocks_for(each.max_total_tokens) - len(each.table) for each in alive)
     assert capacity.blocks_promised == promised
     assert capacity.prefill_backlog_tokens == sum(each.remaining for each in alive if each.remaining > 1)
 

@@ -5,40 +5,45 @@ import itertools
 import click
 import pytest
 
-from penstock.bench.history import CANCELLED, OK, History
-from penstock.bench.load import Lengths, Load
-from penstock.bench.report import Slo, quantile, report
-from penstock.cli.bench import lengths
+from penstock.bench.load import BenchLoad, LengthRange
+from penstock.bench.report import Slo, quantile, report_of
+from penstock.bench.transcript import CANCELLED, OK, Transcript
+from penstock.cli.bench import parse_lengths
 
 
 def history(number, *, outcome=OK, code="OK", pieces=((0.5, 0, 1), (0.6, 1, 1), (0.7, 2, 1)), usage=None, retry=None):
-    made = History(number, started=0.0)
+    made = Transcript(number, started_at=0.0)
     for now, first_index, count in pieces:
-        made.take(now, first_index, count)
+        made.record(now, first_index, count)
     made.usage_tokens = usage
     made.end(1.0, outcome, code, retry)
     return made
 
 
 def test_the_same_seed_offers_the_same_load_and_another_seed_another():
-    load = Load(requests=50, rate=10.0, cancel_share=0.5, seed=7)
-    assert list(load.items()) == list(load.items())
-    assert list(load.items()) != list(Load(requests=50, rate=10.0, cancel_share=0.5, seed=8).items())
+    load = BenchLoad(requests=50, rate=10.0, cancel_share=0.5, seed=7)
+    assert list(load.planned_requests()) == list(load.planned_requests())
+    assert list(load.planned_requests()) != list(
+        BenchLoad(requests=50, rate=10.0, cancel_share=0.5, seed=8).planned_requests()
+    )
 
 
 def test_lengths_stay_inside_their_range_and_reach_both_ends():
-    drawn = {item.output_tokens for item in Load(requests=500, output=Lengths(low=3, high=6)).items()}
+    drawn = {
+        item.output_tokens
+        for item in BenchLoad(requests=500, output_lengths=LengthRange(low=3, high=6)).planned_requests()
+    }
     assert drawn == {3, 4, 5, 6}
 
 
 def test_arrivals_of_a_rate_are_ordered_and_near_it():
-    items = list(Load(requests=2_000, rate=50.0).items())
-    assert all(earlier.at <= later.at for earlier, later in itertools.pairwise(items))
-    assert items[-1].at == pytest.approx(2_000 / 50.0, rel=0.1)
+    items = list(BenchLoad(requests=2_000, rate=50.0).planned_requests())
+    assert all(earlier.send_at <= later.send_at for earlier, later in itertools.pairwise(items))
+    assert items[-1].send_at == pytest.approx(2_000 / 50.0, rel=0.1)
 
 
 def test_no_two_prompts_begin_alike():
-    prompts = [item.prompt for item in Load(requests=200).items()]
+    prompts = [item.prompt for item in BenchLoad(requests=200).planned_requests()]
     assert len({prompt.split()[0] for prompt in prompts}) == len(prompts)
 
 
@@ -61,7 +66,7 @@ def test_tokens_that_usage_knows_of_and_the_client_does_not_are_an_error():
 
 
 def test_sheds_cancels_and_failures_are_told_apart():
-    figures = report(
+    figures = report_of(
         [
             history(0),
             history(1, outcome=CANCELLED),
@@ -69,8 +74,8 @@ def test_sheds_cancels_and_failures_are_told_apart():
             history(3, outcome="QUEUE_FULL", code="RESOURCE_EXHAUSTED", pieces=()),
             history(4, outcome="CONNECTION_LOST", code="UNAVAILABLE", pieces=()),
         ],
-        wall=2.0,
-        cpu={"edge": 0.5},
+        wall_s=2.0,
+        cpu_s={"edge": 0.5},
         slo=Slo(),
     )
     assert (figures["completed"], figures["cancelled"], figures["shed"], figures["failures"]) == (1, 1, 2, 1)
@@ -84,7 +89,7 @@ def test_sheds_cancels_and_failures_are_told_apart():
 def test_goodput_counts_only_requests_inside_both_limits():
     slow_first, slow_rest = ((1.5, 0, 1), (1.6, 1, 1)), ((0.1, 0, 1), (0.5, 1, 1))
     histories = [history(0), history(1, pieces=slow_first), history(2, pieces=slow_rest)]
-    assert report(histories, wall=1.0, cpu={}, slo=Slo(ttft=1.0, tpot=0.2))["goodput_requests_per_s"] == 1.0
+    assert report_of(histories, wall_s=1.0, cpu_s={}, slo=Slo(ttft=1.0, tpot=0.2))["goodput_requests_per_s"] == 1.0
 
 
 def test_quantiles_interpolate():
@@ -95,4 +100,4 @@ def test_quantiles_interpolate():
 @pytest.mark.parametrize("text", ["", "0", "a", "5:4", "1:b", "-3"])
 def test_a_length_that_is_none_is_refused_with_an_example(text):
     with pytest.raises(click.BadParameter, match=r"64 or 16:128|two numbers"):
-        lengths(text)
+        parse_lengths(text)

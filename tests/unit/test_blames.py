@@ -4,21 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chassis.own_time import StallFreeClock
-from penstock.edge.flight.plan import GenerationPlan
-from penstock.edge.links.fingerprint import poison_fingerprint
+from penstock.chassis.clocks import StallFreeClock
+from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.upstreams.hashing import poison_fingerprint
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.queue import effects as out
-from penstock.queue.blames import LOST_REPORT_TTL_S, REPORT_DELAY_S
-from penstock.queue.blames import PoisonRequests as ShardBlames
-from penstock.queue.timers import DECLINE_PAUSE_S
-from penstock.scheduler.blames import PoisonReports
+from penstock.queue.poison import LOST_REPORT_TTL_S, REPORT_DELAY_S
+from penstock.queue.poison import PoisonRequests as ShardBlames
+from penstock.queue.tickets.expirations import DECLINE_PAUSE_S
+from penstock.scheduler.poison import PoisonReports
 from penstock.v1.inference_pb2 import Sampling
-from penstock.worker import refusals
-from penstock.worker.blames import MAX_CONFIRMED, PoisonList
-from penstock.worker.effects import AddSequence, RunEnded
-from queue_tickets import START, Shard, entry, leased, recalls, sheds, ticket
-from worker_runs import LIMITS, expect, make_run, ready_book, refusal, running, step_of
+from penstock.worker.quarantine.poison_list import MAX_CONFIRMED, PoisonList
+from penstock.worker.runs import errors
+from penstock.worker.runs.effects import AddSequence, RunEnded
+from queue_tickets import START_UNIX_S, ShardDriver, entry, leased, sheds, ticket, withdrawn_offers
+from worker_runs import LIMITS, expect, make_run, ready_table, rejection_reason, started_run, step_result
 
 SALT = b"tenant"
 
@@ -43,11 +43,11 @@ def test_another_request_has_another_fingerprint(changes):
 
 def book_with_suspect(fingerprint=5):
     """A book whose engine crashed under one run."""
-    book = ready_book()
+    book = ready_table()
     book.quarantine.max_wait_s = 30.0
-    run = running(book)
+    run = started_run(book)
     run.fingerprint = fingerprint
-    book.on_engine_lost(refusals.engine_died(), 1.0, crashed=True)
+    book.on_engine_lost(errors.engine_died(), 1.0, crashed=True)
     return book, run
 
 
@@ -56,19 +56,19 @@ def test_a_suspect_is_named_while_it_is_tried_and_once_it_is_found_guilty():
     assert book.quarantine.poison_reports(1.0) == [(5, False, 30.0)]
     book.on_engine_ready(LIMITS)
     assert book.quarantine.poison_reports(2.0) == [(5, False, 30.0)]
-    book.on_engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
     assert book.quarantine.poison_reports(3.0) == [(5, True, 600.0)]
     assert book.quarantine.poison_reports(603.0) == []
 
 
 def test_what_is_the_same_as_the_guilty_is_not_tried_as_well():
-    book = ready_book()
-    runs = [running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2, 3)]
+    book = ready_table()
+    runs = [started_run(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2, 3)]
     for run, fingerprint in zip(runs, (5, 5, 6), strict=True):
         run.fingerprint = fingerprint
-    book.on_engine_lost(refusals.engine_died(), 1.0, crashed=True)
+    book.on_engine_lost(errors.engine_died(), 1.0, crashed=True)
     book.on_engine_ready(LIMITS)
-    ended = book.on_engine_lost(refusals.engine_died(), 2.0, crashed=True)
+    ended = book.on_engine_lost(errors.engine_died(), 2.0, crashed=True)
     told = {each.run.handle: each.outcome.reason for each in ended if isinstance(each, RunEnded)}
     assert told == {1: "ENGINE_CRASHED", 2: "ENGINE_CRASHED"}
     assert book.quarantine.isolation.pending == [runs[2]]
@@ -77,19 +77,19 @@ def test_what_is_the_same_as_the_guilty_is_not_tried_as_well():
 def test_a_suspect_that_is_acquitted_is_named_no_more():
     book, run = book_with_suspect()
     book.on_engine_ready(LIMITS)
-    book.on_step(step_of(1, run), 1.0, 2.0)
+    book.on_step(step_result(1, run), 1.0, 2.0)
     assert book.quarantine.poison_reports(2.0) == []
 
 
 def test_the_guilty_are_refused_when_they_come_again():
     book, _ = book_with_suspect()
     book.on_engine_ready(LIMITS)
-    book.on_engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
     book.on_engine_ready(LIMITS)
     again = make_run(book, lease="l2", ticket="t2")
     again.fingerprint = 5
     expect(book, "l2", "t2")
-    assert refusal(book.start(again, 4.0)) == "ENGINE_CRASHED"
+    assert rejection_reason(book.start(again, 4.0)) == "ENGINE_CRASHED"
 
 
 def test_a_suspect_is_tried_though_its_client_left_and_nobody_hears_of_it():
@@ -99,7 +99,7 @@ def test_a_suspect_is_tried_though_its_client_left_and_nobody_hears_of_it():
     assert not book.is_idle
     [tried] = book.on_engine_ready(LIMITS)
     assert isinstance(tried, AddSequence)
-    [ghost] = book.on_engine_lost(refusals.engine_died(), 3.0, crashed=True)
+    [ghost] = book.on_engine_lost(errors.engine_died(), 3.0, crashed=True)
     assert isinstance(ghost, RunEnded)
     assert not ghost.is_reported
     assert book.quarantine.poison_reports(3.0)[0].is_confirmed
@@ -109,7 +109,7 @@ def test_a_suspect_is_tried_though_its_client_left_and_nobody_hears_of_it():
 def test_only_so_many_guilty_are_remembered():
     blames = PoisonList()
     for number in range(1, MAX_CONFIRMED + 3):
-        run = make_run(ready_book())
+        run = make_run(ready_table())
         run.fingerprint = number
         blames.confirm(run, 0.0)
     found = {each.fingerprint for each in blames.reports([], 0.0, 1.0)}
@@ -191,8 +191,8 @@ def test_a_shard_that_stood_still_counts_from_where_it_goes_on_whom_it_may_not_h
 
 
 def shard_with_two_waiting():
-    shard = Shard()
-    shard.join()
+    shard = ShardDriver()
+    shard.connect()
     for ticket_id, fingerprint in (("x", 5), ("y", 6)):
         shard.enqueue(ticket_id, fingerprint=fingerprint)
     return shard
@@ -208,7 +208,7 @@ def test_a_ticket_that_waits_is_passed_over_while_it_is_a_suspect_and_keeps_its_
     assert shard.credit(1) == ["y"]
     shard.enqueue("z")
     hear_blames(shard)
-    shard.wait(DECLINE_PAUSE_S)
+    shard.pass_time(DECLINE_PAUSE_S)
     assert shard.credit(1) == ["x"]
 
 
@@ -221,7 +221,7 @@ def test_a_ticket_that_waits_is_refused_once_it_is_found_guilty():
 def test_a_ticket_that_is_offered_is_taken_back_once_it_is_found_guilty():
     shard = shard_with_two_waiting()
     assert shard.credit(1) == ["x"]
-    assert recalls(hear_blames(shard, said(5, is_guilty=True))) == [("s", ("x",))]
+    assert withdrawn_offers(hear_blames(shard, said(5, is_guilty=True))) == [("s", ("x",))]
 
 
 @pytest.mark.parametrize("is_guilty", [False, True])
@@ -229,33 +229,33 @@ def test_a_lease_that_may_not_have_started_is_taken_back_once_its_ticket_is_blam
     shard = shard_with_two_waiting()
     shard.credit(2)
     shard.place("x"), shard.place("y", lease_id="other")
-    assert recalls(hear_blames(shard, said(5, is_guilty=is_guilty))) == [("s", ("x",))]
-    assert recalls(hear_blames(shard, said(5, is_guilty=is_guilty))) == []
+    assert withdrawn_offers(hear_blames(shard, said(5, is_guilty=is_guilty))) == [("s", ("x",))]
+    assert withdrawn_offers(hear_blames(shard, said(5, is_guilty=is_guilty))) == []
 
 
 @pytest.mark.parametrize(("is_guilty", "reason"), [(False, "SUSPECT"), (True, "ENGINE_CRASHED")])
 def test_a_lease_whose_scheduler_is_gone_is_taken_back_from_the_edge_that_has_it(is_guilty, reason):
     shard = shard_with_two_waiting()
-    shard.join("t")
+    shard.connect("t")
     shard.credit(2)
     shard.place("x"), shard.place("y", lease_id="other")
-    shard.lose("s")
+    shard.disconnect("s")
     effects = hear_blames(shard, said(5, is_guilty=is_guilty), scheduler="t")
-    assert (sheds(effects), recalls(effects)) == ({"x": reason}, [])
-    shard.hear(shard.book.withdraw("e", ["x"]))
+    assert (sheds(effects), withdrawn_offers(effects)) == ({"x": reason}, [])
+    shard.record(shard.book.withdraw("e", ["x"]))
     assert [each.ticket_id for each in shard.book.accounting] == ["y"], "whom nobody runs nobody speaks of"
 
 
 def test_a_lease_that_comes_for_a_ticket_that_was_blamed_meanwhile_is_given_to_nobody():
     shard = shard_with_two_waiting()
-    shard.join("t")
+    shard.connect("t")
     shard.credit(2)
     hear_blames(shard, said(5), scheduler="t")
     placed = shard.place("x")
-    assert (recalls(placed), leased(placed)) == ([("s", ("x",))], [])
+    assert (withdrawn_offers(placed), leased(placed)) == ([("s", ("x",))], [])
     assert leased(shard.place("y")) == ["lease"]
     hear_blames(shard, scheduler="t")
-    shard.wait(DECLINE_PAUSE_S)
+    shard.pass_time(DECLINE_PAUSE_S)
     assert shard.credit(1) == ["x"], "it has waited, and nothing else"
     assert leased(shard.place("x")) == ["lease"]
 
@@ -282,19 +282,19 @@ def step(shard, kind, first, second):
 
 @given(steps=st.lists(NEWS | CREDIT | ENQUEUE | WAIT, max_size=40))
 def test_nobody_is_offered_what_a_scheduler_blames_and_nobody_else_is_kept_waiting(steps):
-    shard, blamed = Shard(), {"s": {}, "t": {}}
-    shard.join("s")
-    shard.join("t")
+    shard, blamed = ShardDriver(), {"s": {}, "t": {}}
+    shard.connect("s")
+    shard.connect("t")
     for kind, first, second in steps:
         blamed |= {first: second} if kind == "blame" else {}
-        known = len(shard.said)
+        known = len(shard.effects)
         step(shard, kind, first, second)
-        for each in shard.said[known:]:
+        for each in shard.effects[known:]:
             if isinstance(each, out.Offer):
                 assert not any(each.ticket.fingerprint in found for found in blamed.values())
-                assert not each.ticket.avoid_workers or shard.now >= START + REPORT_DELAY_S
+                assert not each.ticket.avoid_workers or shard.now >= START_UNIX_S + REPORT_DELAY_S
     for scheduler in "st":
         hear_blames(shard, scheduler=scheduler)
-    shard.wait(REPORT_DELAY_S)
+    shard.pass_time(REPORT_DELAY_S)
     shard.credit(len(steps))
     assert shard.book.model_queues.waiting.tickets == 0

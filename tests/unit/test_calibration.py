@@ -10,11 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.__main__ import cli
-from penstock.simulator.calibration.fit import Measured, fit, fit_law
-from penstock.simulator.calibration.points import BLOCK_SIZE, blocks_for, lengths_for, points_within
+from penstock.simulator.calibration.fit import MeasuredStep, fit_step_time, fit_with_validation
+from penstock.simulator.calibration.points import BLOCK_SIZE, cached_lengths, kv_blocks_for, points_for
 from penstock.worker.config import WorkerConfig
-from penstock.worker.engine.law_file import FIELD_BY_KEY, read_step_time_model, step_time_toml
-from penstock.worker.engine.step_law import StepTimeModel, StepWork, prefill_reads
+from penstock.worker.engine.simulated.step_time import (
+    FIELD_BY_KEY,
+    StepTimeModel,
+    StepWork,
+    prefill_reads,
+    read_step_time_model,
+    step_time_toml,
+)
 from tiny_model import write_tiny_model
 
 LAW = StepTimeModel(
@@ -50,37 +56,37 @@ def terms_of(law):
     st.builds(StepTimeModel, base_s=Terms, per_prefill_token_s=Terms, per_decode_seq_s=Terms, per_context_token_s=Terms)
 )
 def test_a_fit_finds_the_law_that_made_the_steps(law):
-    found = fit_law([Measured(work, law.duration_s(work)) for work in WORKS])
+    found = fit_step_time([MeasuredStep(work, law.duration_s(work)) for work in WORKS])
     for work in WORKS:
         assert found.duration_s(work) == pytest.approx(law.duration_s(work), rel=1e-6)
 
 
 def test_a_fit_finds_the_law_under_noise_of_five_percent():
     noise = random.Random(3)
-    steps = [Measured(work, LAW.duration_s(work) * noise.uniform(0.95, 1.05)) for work in WORKS * 4]
-    found = fit(steps)
-    assert terms_of(found.law) == pytest.approx(terms_of(LAW), rel=0.1)
+    steps = [MeasuredStep(work, LAW.duration_s(work) * noise.uniform(0.95, 1.05)) for work in WORKS * 4]
+    found = fit_with_validation(steps)
+    assert terms_of(found.step_time) == pytest.approx(terms_of(LAW), rel=0.1)
     assert 0 < found.median_error < found.p95_error < 0.08
 
 
 @settings(max_examples=50)
 @given(st.lists(st.floats(0.001, 1.0), min_size=len(WORKS), max_size=len(WORKS)))
 def test_no_term_is_ever_below_zero_whatever_was_measured(seconds):
-    found = fit_law([Measured(work, each) for work, each in zip(WORKS, seconds, strict=True)])
+    found = fit_step_time([MeasuredStep(work, each) for work, each in zip(WORKS, seconds, strict=True)])
     assert min(terms_of(found)) >= 0
 
 
 def test_a_step_that_no_law_explains_shows_in_the_error_and_not_in_its_own_prediction():
-    steps = [Measured(work, LAW.duration_s(work)) for work in WORKS]
-    steps[3] = Measured(WORKS[3], 2 * LAW.duration_s(WORKS[3]))
-    found = fit(steps)
-    assert found.held_out[3] == pytest.approx(LAW.duration_s(WORKS[3]), rel=0.01)
-    assert found.errors[3] == pytest.approx(0.5, abs=0.01)
+    steps = [MeasuredStep(work, LAW.duration_s(work)) for work in WORKS]
+    steps[3] = MeasuredStep(WORKS[3], 2 * LAW.duration_s(WORKS[3]))
+    found = fit_with_validation(steps)
+    assert found.held_out_predictions[3] == pytest.approx(LAW.duration_s(WORKS[3]), rel=0.01)
+    assert found.relative_errors[3] == pytest.approx(0.5, abs=0.01)
 
 
 def test_too_few_steps_are_said_to_be_too_few():
     with pytest.raises(ValueError, match="too few"):
-        fit([Measured(WORKS[0], 1.0)] * 9)
+        fit_with_validation([MeasuredStep(WORKS[0], 1.0)] * 9)
 
 
 def test_a_law_comes_back_from_its_file_as_it_was(tmp_path):
@@ -149,12 +155,12 @@ def test_neither_scenario_nor_calibration_says_what_to_do():
 
 @pytest.mark.parametrize(("context_length", "slots"), [(256, 40), (8192, 40), (8192, 5)])
 def test_points_fit_the_context_and_the_slots_and_what_they_read_fits_the_pool(context_length, slots):
-    points = points_within(context_length, slots)
-    lengths = lengths_for(points)
+    points = points_for(context_length, slots)
+    lengths = cached_lengths(points)
     assert {point.kind for point in points} >= {"decode", "prefill"}
     for point in points:
         assert point.start + point.chunk < context_length
         assert all(point.context <= length for length in lengths[: point.seqs])
         assert point.start <= lengths[0]
         assert point.seqs < slots
-    assert blocks_for(points) * BLOCK_SIZE > sum(lengths)
+    assert kv_blocks_for(points) * BLOCK_SIZE > sum(lengths)

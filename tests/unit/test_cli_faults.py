@@ -11,23 +11,23 @@ from rich.console import Console
 from penstock.cli import faults as command
 from penstock.cli.__main__ import cli
 from penstock.faults.checks.checker import Violation
-from penstock.faults.failpoints import POINTS
-from penstock.faults.mutations import plan
-from penstock.faults.plan import Act, Twist
-from penstock.faults.run import Outcome
+from penstock.faults.failpoints import FAILPOINTS
+from penstock.faults.mutations import plan_world
+from penstock.faults.plan import FaultKind, PlanOverrides
+from penstock.faults.run import WorldResult
 
 FAILING = 3
 
 
 def outcome(seed, *, violations=()):
-    return Outcome(
-        plan=plan(seed),
+    return WorldResult(
+        plan=plan_world(seed),
         violations=violations,
-        happened=("0.5 kill edge0 for 1.000 s", "0.6 cut a and b for 0.000 s") if seed % 2 else (),
-        points=dict.fromkeys(POINTS[:2], 1),
-        trace=1,
-        turns=10,
-        seconds=2.0,
+        injected=("0.5 kill edge0 for 1.000 s", "0.6 cut a and b for 0.000 s") if seed % 2 else (),
+        frames_by_failpoint=dict.fromkeys(FAILPOINTS[:2], 1),
+        frame_digest=1,
+        callbacks=10,
+        virtual_s=2.0,
         requests=4,
     )
 
@@ -52,23 +52,25 @@ def run(*options):
 
 def test_every_world_may_be_asked_for_with_a_request_that_crashes_engines(worlds):
     assert run("--poison", "--seeds", "1").exit_code == 0
-    assert worlds["twist"] == Twist(poisoned=True)
-    poisoned = Twist(poisoned=True)
-    assert sum(ask.poison_at is not None for seed in range(5) for ask in plan(seed, poisoned).asks) == 5
+    assert worlds["twist"] == PlanOverrides(has_poison=True)
+    poisoned = PlanOverrides(has_poison=True)
+    assert (
+        sum(ask.crash_token_index is not None for seed in range(5) for ask in plan_world(seed, poisoned).requests) == 5
+    )
 
 
 def test_every_world_may_be_asked_for_with_a_process_that_stands_still_for_long(worlds):
     assert run("--longest-freeze", "40", "--seeds", "1").exit_code == 0
-    assert worlds["twist"] == Twist(longest_freeze=40.0)
+    assert worlds["twist"] == PlanOverrides(max_freeze_s=40.0)
     for seed in range(50):
-        frozen = [fault for fault in plan(seed, worlds["twist"]).faults if fault.act is Act.FREEZE]
+        frozen = [fault for fault in plan_world(seed, worlds["twist"]).faults if fault.kind is FaultKind.FREEZE]
         assert frozen
-        assert all(5.0 <= fault.seconds <= 40.0 for fault in frozen)
+        assert all(5.0 <= fault.duration_s <= 40.0 for fault in frozen)
 
 
 def test_a_failing_world_is_told_with_the_options_that_made_it(worlds, monkeypatch):
-    twist = Twist(poisoned=True, longest_freeze=12.5)
-    told = replace(outcome(FAILING), plan=plan(FAILING, twist)), []
+    twist = PlanOverrides(has_poison=True, max_freeze_s=12.5)
+    told = replace(outcome(FAILING), plan=plan_world(FAILING, twist)), []
     monkeypatch.setattr(command, "replay", lambda seed, twist: told)
     ran = run("--seed", str(FAILING), "--story", "--poison", "--longest-freeze", "12.5")
     assert f"penstock faults --seed {FAILING} --poison --longest-freeze 12.5 --story" in ran.stdout
@@ -77,7 +79,7 @@ def test_a_failing_world_is_told_with_the_options_that_made_it(worlds, monkeypat
 def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
     ran = run("--seeds", "5", "--seed", "100", "--processes", "2", "--json")
     assert ran.exit_code == 0, ran.output
-    assert (worlds["seeds"], worlds["processes"], worlds["twist"]) == (range(100, 105), 2, Twist())
+    assert (worlds["seeds"], worlds["processes"], worlds["twist"]) == (range(100, 105), 2, PlanOverrides())
     found = json.loads(ran.stdout)
     took, speed = found.pop("seconds"), found.pop("worlds_per_s")
     assert min(took, speed) >= 0.0
@@ -87,9 +89,9 @@ def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
         "requests": 20,
         "faults": {"kill": 2, "cut": 2},
         "virtual_seconds": 10.0,
-        "points": len(POINTS),
+        "points": len(FAILPOINTS),
         "points_hit": 2,
-        "points_missed": [str(each) for each in POINTS[2:]],
+        "points_missed": [str(each) for each in FAILPOINTS[2:]],
         "failing": {},
     }
 
@@ -109,7 +111,7 @@ def test_people_read_the_sums_what_was_broken_and_how_to_see_it_again(worlds):
     assert "changed: ids [1], owed [2]" in ran.stdout
     assert f"penstock faults --seed {FAILING} --story" in ran.stdout
     assert "5, 2 of them broken; 1 with broken promises" in ran.stdout
-    assert f"2 of {len(POINTS)} were passed; never: {POINTS[2]}" in ran.stdout
+    assert f"2 of {len(FAILPOINTS)} were passed; never: {FAILPOINTS[2]}" in ran.stdout
 
 
 def test_worlds_without_a_broken_promise_end_with_0(worlds):

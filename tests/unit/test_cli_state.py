@@ -6,8 +6,8 @@ import click
 import pytest
 
 from penstock.cli.options import find_target, find_tier
-from penstock.local_mesh.notes import MeshNote, ProcessNote, read_note, write_note
 from penstock.local_mesh.plan import BASE_PORT
+from penstock.local_mesh.state import MeshState, ProcessState, read_state, write_state
 
 NOBODY = 2**22 + 1  # above the highest number a process can have
 
@@ -19,36 +19,36 @@ def _own_state(monkeypatch, tmp_path):
 
 
 def note(base_port, pid=None):
-    worker = ProcessNote(name="worker-2", tier="worker", pid=1, address=f"127.0.0.1:{base_port + 5}", http="")
-    return MeshNote(
+    worker = ProcessState(name="worker-2", tier="worker", pid=1, address=f"127.0.0.1:{base_port + 5}", http="")
+    return MeshState(
         pid=pid or os.getpid(),
         base_port=base_port,
         grpc=f"127.0.0.1:{base_port + 1}",
         http=f"127.0.0.1:{base_port + 80}",
-        front="",
+        proxy="",
         api_key=f"pk_dev_{base_port}",
         model="m",
-        logs="",
+        log_folder="",
         processes=(worker,),
     )
 
 
 def test_the_only_running_mesh_is_found_whatever_its_ports():
-    write_note(note(39_600))
-    write_note(note(41_000, pid=NOBODY))
+    write_state(note(39_600))
+    write_state(note(41_000, pid=NOBODY))
     assert find_target("", "") == ("127.0.0.1:39601", "pk_dev_39600")
     assert find_tier("worker-2", "") == find_tier("worker", "") == "127.0.0.1:39605"
 
 
 def test_of_several_the_one_at_the_usual_ports_is_meant():
     for base_port in (39_600, BASE_PORT):
-        write_note(note(base_port))
+        write_state(note(base_port))
     assert find_target("", "")[1] == f"pk_dev_{BASE_PORT}"
 
 
 def test_among_several_others_the_caller_has_to_choose():
     for base_port in (39_600, 41_000):
-        write_note(note(base_port))
+        write_state(note(base_port))
     with pytest.raises(click.UsageError, match=r"--target 127\.0\.0\.1:39601 or 127\.0\.0\.1:41001"):
         find_target("", "")
     with pytest.raises(click.UsageError, match=r"--target 127\.0\.0\.1:39605 or 127\.0\.0\.1:41005"):
@@ -57,7 +57,7 @@ def test_among_several_others_the_caller_has_to_choose():
 
 
 def test_a_meshs_key_is_shown_to_that_mesh_alone(monkeypatch):
-    write_note(note(BASE_PORT))
+    write_state(note(BASE_PORT))
     assert find_target("elsewhere:7001", "") == ("elsewhere:7001", "")
     monkeypatch.setenv("PENSTOCK_API_KEY", "pk_mine")
     assert find_target("elsewhere:7001", "") == ("elsewhere:7001", "pk_mine")
@@ -69,9 +69,9 @@ def test_a_note_that_outlived_its_command_counts_for_nothing(monkeypatch, failur
     def kill(*_):
         raise failure
 
-    write_note(note(BASE_PORT))
+    write_state(note(BASE_PORT))
     monkeypatch.setattr(os, "kill", kill)
-    assert read_note(BASE_PORT) is None
+    assert read_state(BASE_PORT) is None
     with pytest.raises(click.UsageError, match="no mesh runs here"):
         find_target("", "")
     with pytest.raises(click.UsageError, match="no auth runs here"):

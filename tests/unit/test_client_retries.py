@@ -13,7 +13,7 @@ from penstock.client import (
     Unavailable,
 )
 from penstock.client.retries import CONNECTION_LOST, RetryBudget
-from penstock.client.rotation import FAILURE_COOLDOWN_S, TargetRotation
+from penstock.client.target_rotation import FAILURE_COOLDOWN_S, TargetRotation
 
 LOST = Unavailable("cut", reason=CONNECTION_LOST)
 

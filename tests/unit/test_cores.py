@@ -1,4 +1,4 @@
-from penstock.worker.engine.cores import available_cores, cpu_quotas
+from penstock.worker.engine.machine.cpu_limits import available_cores, cpu_quotas
 
 
 def test_the_tightest_control_group_around_a_process_counts(tmp_path):

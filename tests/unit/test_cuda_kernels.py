@@ -6,17 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuda_device import DEVICE, DTYPES
-from penstock.worker.engine.attention import attend
+from penstock.worker.engine.batching.plan import Slice, StepPlan
+from penstock.worker.engine.batching.sequence import Sequence
 from penstock.worker.engine.cuda.attention import TILE_KEYS, attend_decodes, attend_prefills, split_length
 from penstock.worker.engine.cuda.rows import add_norm, rotate_and_write, silu_multiply
 from penstock.worker.engine.cuda.step import StepPacker, StepShape, unpack
-from penstock.worker.engine.inputs import build_inputs
 from penstock.worker.engine.interface import SequenceSpec, StepResult
-from penstock.worker.engine.kv import LayerKv
-from penstock.worker.engine.model import rotate
-from penstock.worker.engine.plan import Slice, StepPlan
-from penstock.worker.engine.sequence import Sequence
-from penstock.worker.engine.weights import rope_frequencies, rope_tables
+from penstock.worker.engine.torch.attention import attend
+from penstock.worker.engine.torch.inputs import build_inputs
+from penstock.worker.engine.torch.kv_cache import LayerKv
+from penstock.worker.engine.torch.model import rotate
+from penstock.worker.engine.torch.weights import rope_frequencies, rope_tables
 
 pytestmark = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 TOLERANCE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from cuda_device import DEVICE, DTYPES, NEEDS_GPU
-from forwards import BLOCKS, SHAPE, logits_of, random_weights, text_of
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.cuda.runner import CudaRunner
-from penstock.worker.engine.draw import RowDraw
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
-from penstock.worker.engine.model import Model
-from penstock.worker.engine.runner import TorchRunner
-from penstock.worker.engine.sampler import sample
-from penstock.worker.engine.torch_engine import TorchEngine
+from penstock.worker.engine.sampling.draw import RowDraw
+from penstock.worker.engine.sampling.sampler import sample
+from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.model import Model
+from penstock.worker.engine.torch.runner import TorchRunner
+from random_models import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 
 SLOTS = 8
 SMALL = replace(SHAPE, context_length=200)
@@ -37,16 +37,16 @@ def weights_of(dtype, **options):
 
 @torch.inference_mode()
 def runner_of(dtype, **options):
-    return CudaRunner(SMALL, weights_of(dtype, **options), BLOCKS, 16, SLOTS)
+    return CudaRunner(SMALL, weights_of(dtype, **options), KV_BLOCKS, 16, SLOTS)
 
 
 def plain_of(dtype, **options):
-    return TorchRunner(Model(SMALL, weights_of(dtype, **options)), BLOCKS, 16)
+    return TorchRunner(Model(SMALL, weights_of(dtype, **options)), KV_BLOCKS, 16)
 
 
 @pytest.mark.parametrize("extras", [False, True], ids=["llama", "qwen"])
 def test_float32_logits_are_plain_torchs(extras):
-    texts = [text_of(3), text_of(20, 2), text_of(134, 3)]
+    texts = [random_text(3), random_text(20, 2), random_text(134, 3)]
     plain, ours = (
         logits_of(make(torch.float32, extras=extras), texts, budget=60, prompt_share=0.95)
         for make in (plain_of, runner_of)
@@ -57,7 +57,7 @@ def test_float32_logits_are_plain_torchs(extras):
 
 
 def test_bfloat16_logits_are_as_near_to_float32_as_plain_torchs():
-    texts = [text_of(150)]
+    texts = [random_text(150)]
     exact = logits_of(plain_of(torch.float32), texts, prompt_share=0.95)
 
     def error(runner):
@@ -72,7 +72,7 @@ def run_out(runner, seq_ids):
     batch = Batch(pool=BlockPool(3, 16), policy=ContinuousBatching(token_budget=24), slots=2, context_length=200)
     engine = TorchEngine(runner, batch)
     for seq_id in seq_ids:
-        engine.add(SequenceSpec(seq_id=seq_id, token_ids=text_of(14, seq_id + 5), max_output_tokens=5))
+        engine.add(SequenceSpec(seq_id=seq_id, token_ids=random_text(14, seq_id + 5), max_output_tokens=5))
     texts, preempted = {seq_id: [] for seq_id in seq_ids}, 0
     while engine.has_work:
         result = engine.step()
@@ -93,9 +93,9 @@ class OneStep:
     """A decode step of `count` sequences, ready to be computed over and over."""
 
     def __init__(self, runner, count):
-        batch = Batch(pool=BlockPool(BLOCKS, 16), policy=ContinuousBatching(512), slots=SLOTS, context_length=200)
+        batch = Batch(pool=BlockPool(KV_BLOCKS, 16), policy=ContinuousBatching(512), slots=SLOTS, context_length=200)
         for seq_id in range(count):
-            batch.add(SequenceSpec(seq_id=seq_id, token_ids=text_of(20 + seq_id), max_output_tokens=4))
+            batch.add(SequenceSpec(seq_id=seq_id, token_ids=random_text(20 + seq_id), max_output_tokens=4))
         plan = batch.plan()
         runner.forward(plan)
         batch.commit(plan, [1] * count, [0.0] * count)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from penstock.worker.engine import build_torch
+from penstock.worker.engine.batching.plan import Slice, StepPlan
+from penstock.worker.engine.batching.sequence import Sequence
 from penstock.worker.engine.cuda import CudaUnavailable, check_cuda, requirements
 from penstock.worker.engine.cuda.step import StepPacker, StepShape, unpack
 from penstock.worker.engine.interface import SequenceSpec, StepResult
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.plan import Slice, StepPlan
-from penstock.worker.engine.sequence import Sequence
+from penstock.worker.engine.torch import build
 
 GPU = torch.device("cuda")
 
@@ -112,16 +112,16 @@ def test_what_a_machine_lacks_is_said(able):
 def test_without_kernels_plain_torch_serves_and_says_so_once(able):
     able.setattr(requirements, "find_spec", lambda name: None)
     with capture_logs() as logs:
-        assert not build_torch._can_use_kernels(EngineOptions(), GPU)
+        assert not build._can_use_kernels(EngineOptions(), GPU)
     assert [(line["event"], line["instead"]) for line in logs] == [("kernels_unavailable", "torch")]
 
 
 def test_kernels_demanded_and_not_to_be_had_end_the_start(able):
     able.setattr(requirements, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="Triton is not installed"):
-        build_torch._can_use_kernels(EngineOptions(compute="native"), GPU)
+        build._can_use_kernels(EngineOptions(compute="native"), GPU)
 
 
 def test_who_asks_for_plain_torch_gets_it(able):
-    assert build_torch._can_use_kernels(EngineOptions(), GPU)
-    assert not build_torch._can_use_kernels(EngineOptions(compute="torch"), GPU)
+    assert build._can_use_kernels(EngineOptions(), GPU)
+    assert not build._can_use_kernels(EngineOptions(compute="torch"), GPU)

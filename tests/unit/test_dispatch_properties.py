@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dispatch_mesh import START, Mesh, ticket_of
-from penstock.queue.blames import REPORT_DELAY_S
+from dispatch_mesh import START_UNIX_S, CoreMesh, ticket_of
+from penstock.queue.poison import REPORT_DELAY_S
 
 SIZES = [2, 16, 17, 64, 128]  # tokens
 SLOTS, KV_BLOCKS = 2, 8
@@ -16,7 +16,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @initialize(shards=st.integers(1, 3), schedulers=st.integers(1, 2))
     def begin(self, shards, schedulers):
-        self.mesh = Mesh.of(shards, schedulers)
+        self.mesh = CoreMesh.of(shards, schedulers)
         self.tickets = {}
         self.shard_of = {}
         self.withdrawn = set()
@@ -31,9 +31,13 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(choose=st.data(), priority=st.integers(1, 3), tokens=st.sampled_from(SIZES), age=st.integers(0, 1_000))
     def enqueue(self, choose, priority, tokens, age):
         shard = choose.draw(st.sampled_from(sorted(self.mesh.shards)))
-        avoid = choose.draw(st.lists(st.sampled_from(sorted(self.mesh.homes)), max_size=1)) if self.mesh.homes else []
+        avoid = (
+            choose.draw(st.lists(st.sampled_from(sorted(self.mesh.scheduler_by_worker)), max_size=1))
+            if self.mesh.scheduler_by_worker
+            else []
+        )
         name = f"t{len(self.tickets)}"
-        ticket = ticket_of(name, priority=priority, tokens=tokens, at=START - age, avoid=avoid)
+        ticket = ticket_of(name, priority=priority, tokens=tokens, at=START_UNIX_S - age, avoid=avoid)
         self.tickets[name], self.shard_of[name] = ticket, shard
         self.mesh.enqueue(shard, ticket)
 
@@ -48,7 +52,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(choose=st.data(), frames=st.integers(1, 6))
     def deliver(self, choose, frames):
         for _ in range(frames):
-            if moving := self.mesh.moving:
+            if moving := self.mesh.pending_directions:
                 self.mesh.deliver(*choose.draw(st.sampled_from(moving)))
 
     @precondition(lambda self: any(self.mesh.expected.values()))
@@ -73,7 +77,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.mesh.homes)
     @rule(choose=st.data())
     def lose_worker(self, choose):
-        self.mesh.detach(choose.draw(st.sampled_from(sorted(self.mesh.homes))))
+        self.mesh.detach(choose.draw(st.sampled_from(sorted(self.mesh.scheduler_by_worker))))
 
     @rule(choose=st.data())
     def break_a_stream(self, choose):
@@ -115,7 +119,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def workers_hold_what_they_are_promised_for_and_no_ticket_that_avoids_them(self):
-        for name, home in self.mesh.homes.items():
+        for name, home in self.mesh.scheduler_by_worker.items():
             held = {**self.mesh.expected[name], **self.mesh.running[name]}
             assert held.keys() == self.mesh.schedulers[home].fleet[name].promised.keys()
             assert not [each for each in held.values() if name in self.tickets[each].avoid_workers]
@@ -139,7 +143,7 @@ class DispatchMachine(RuleBasedStateMachine):
         """With workers that can take anything every ticket comes to its one end, and all is back at zero."""
         for scheduler in self.mesh.schedulers:
             self.attach_to(scheduler)
-        self.mesh.run_dry(60.0)
+        self.mesh.run_to_end(60.0)
         for name, endings in self.mesh.endings.items():
             assert len(endings) == 1 or (name in self.withdrawn and not endings), name
         for book in self.mesh.shards.values():
@@ -174,28 +178,28 @@ TestDispatch.settings = settings(
     choose=st.randoms(use_true_random=False),
 )
 def test_every_slot_that_falls_free_goes_to_the_most_urgent_ticket_of_all_shards(keys, shards, schedulers, choose):
-    mesh = Mesh.of(shards, schedulers)
+    mesh = CoreMesh.of(shards, schedulers)
     for number in range(schedulers):
         mesh.attach(f"w{number}", f"s{number}", slots=1)
     mesh.settle()
     for number in range(schedulers):  # first of all, so that the others have to wait
-        mesh.enqueue("q0", ticket_of(f"first{number}", priority=1, at=START - 20_000))
+        mesh.enqueue("q0", ticket_of(f"first{number}", priority=1, at=START_UNIX_S - 20_000))
     mesh.settle()
     for priority, age in keys:
         name = f"{priority}/{age}"
-        mesh.enqueue(f"q{choose.randrange(shards)}", ticket_of(name, priority=priority, at=START - age))
+        mesh.enqueue(f"q{choose.randrange(shards)}", ticket_of(name, priority=priority, at=START_UNIX_S - age))
         if choose.random() < 0.5:
             mesh.settle()
     mesh.settle()
-    while mesh.granted[-1:] != [] and any(mesh.expected.values()):
+    while mesh.leased_tickets[-1:] != [] and any(mesh.expected.values()):
         mesh.finish(*choose.choice(_leases(mesh.expected)))
         mesh.settle()
     in_order = [f"{priority}/{age}" for priority, age in sorted(keys, key=lambda key: (key[0], -key[1]))]
-    assert mesh.granted[schedulers:] == in_order
+    assert mesh.leased_tickets[schedulers:] == in_order
 
 
 def test_a_ticket_that_came_back_goes_to_the_scheduler_that_has_not_seen_it():
-    mesh = Mesh.of(schedulers=2)
+    mesh = CoreMesh.of(schedulers=2)
     mesh.attach("killer", "s0", slots=SLOTS + 1)  # most credit, and nothing for this ticket
     mesh.attach("busy", "s0", slots=0)
     mesh.attach("other", "s1", slots=1)

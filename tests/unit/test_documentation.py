@@ -17,7 +17,7 @@ import yaml
 
 from documents import DOCUMENTS, LINK, README, anchors, blocks, prose, spans
 from paths import REPO
-from penstock.chassis import semconv
+from penstock.chassis.observability import semconv
 from penstock.cli.__main__ import cli
 from tiny_model import write_tiny_model
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import Unavailable
-from penstock.edge.catalog import ModelCatalog
-from penstock.edge.clock import WallMonotonicClock
-from penstock.edge.threads import TokenizerPools
+from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.text.executor import TokenizerPools
 from penstock.mesh.v1.queue_pb2 import Catalog as CatalogFrame
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 

@@ -7,14 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.chassis.errors import Overloaded
-from penstock.edge.flight.effects import Emit
-from penstock.edge.flight.plan import GenerationPlan
-from penstock.edge.flight.state import RequestState
-from penstock.edge.flights import ActiveRequests
-from penstock.edge.links.fingerprint import ANSWER_FINGERPRINT_BYTES, answer_fingerprint
-from penstock.edge.links.prefix import MAX_BLOCK_HASHES, block_hashes
-from penstock.edge.outlets.backlog import ResponseBuffer
-from penstock.edge.roster import ModelRegistry
+from penstock.edge.lifecycle.effects import Emit
+from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.lifecycle.sinks import ResponseBuffer
+from penstock.edge.lifecycle.state import RequestState
+from penstock.edge.lifecycle.table import ActiveRequests
+from penstock.edge.models.registry import ModelRegistry
+from penstock.edge.upstreams.hashing import ANSWER_FINGERPRINT_BYTES, MAX_BLOCK_HASHES, answer_fingerprint, block_hashes
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry
 from penstock.v1.inference_pb2 import Sampling
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from clockwork import Clockwork
-from penstock.edge.links.gathered import COALESCE_WINDOW_S, MAX_IMMEDIATE_FRAMES, FrameCoalescer
+from fake_loop import FakeLoop
+from penstock.edge.upstreams.coalescer import COALESCE_WINDOW_S, MAX_IMMEDIATE_FRAMES, FrameCoalescer
 
 CROWD = MAX_IMMEDIATE_FRAMES + 5
 
 
 @pytest.fixture
 def clockwork():
-    return Clockwork()
+    return FakeLoop()
 
 
 @pytest.fixture

@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.chassis.own_time import StallFreeClock
-from penstock.edge.flight.effects import Settle
-from penstock.edge.grace.callers import IdentityCache
-from penstock.edge.grace.silence import RESPONSE_TIMEOUT_S, OutageDetector
-from penstock.edge.grace.unanswered import PendingReservations
-from penstock.edge.grace.unbooked import DeferredReservation, DeferredReservations
-from penstock.edge.links.grace import MAX_COUNTED_STEP_S
+from penstock.chassis.clocks import StallFreeClock
+from penstock.edge.auth_fallback.fallback import MAX_COUNTED_STEP_S
+from penstock.edge.auth_fallback.identity_cache import IdentityCache
+from penstock.edge.auth_fallback.outage import RESPONSE_TIMEOUT_S, OutageDetector
+from penstock.edge.auth_fallback.pending import DeferredReservation, DeferredReservations, PendingReservations
+from penstock.edge.lifecycle.effects import Settle
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.catalog import LoadedModel
-from penstock.edge.planning import plan_generation
+from penstock.edge.models.catalog import LoadedModel
+from penstock.edge.models.planning import plan_generation
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from
 from penstock.mesh.v1.worker_pb2 import ModelCard

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chassis.errors import Overloaded
-from penstock.edge.refusals import (
+from penstock.edge.admission.rejection_cache import (
     MAX_REJECTION_TTL_S,
     MAX_REJECTIONS_PER_CLASS,
     PROBE_INTERVAL_S,

@@ -1,7 +1,7 @@
 """A session's caller is worked out once in a while, and never for long."""
 
-from penstock.edge.refusals import TrafficClass
-from penstock.edge.standing import CALLER_CLASS_TTL_S, CallerClass, CallerClassCache
+from penstock.edge.admission.filter import CALLER_CLASS_TTL_S, CallerClass, CallerClassCache
+from penstock.edge.admission.rejection_cache import TrafficClass
 
 ANNA = CallerClass(TrafficClass("anna", "m", 2), 1.0, "key-1", 512)
 BATCH = CallerClass(TrafficClass("anna", "m", 3), 1.0, "key-1", 512)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge import wire
+from penstock.edge.api.grpc import messages
+from penstock.edge.api.grpc.messages import count_spec_of, spec_of
 from penstock.edge.request import limits
-from penstock.edge.request.outline import estimate_from_spec
-from penstock.edge.wire import count_spec_of, spec_of
+from penstock.edge.request.estimate import estimate_from_spec
 from penstock.v1.inference_pb2 import (
     PRIORITY_BATCH,
     Chat,
@@ -77,7 +77,7 @@ def test_counting_tokens_has_the_same_caps(field, at_cap, beyond):
 
 
 def test_too_many_messages_are_refused_before_any_is_copied(monkeypatch):
-    monkeypatch.delattr(wire, "Message")
+    monkeypatch.delattr(messages, "Message")
     with pytest.raises(InvalidArgument, match=f"{limits.MESSAGES + 1} entries"):
         spec_of(asked(chat=chat(limits.MESSAGES + 1)))
 
@@ -106,6 +106,6 @@ def test_an_outline_says_the_same_before_a_request_is_read_and_after(request, ou
         request.max_output_tokens = output
     if is_resumed:
         request.resume.answer_id = "a"
-    before, after = wire.estimate_from_message(request), estimate_from_spec(spec_of(request))
-    assert before._replace(least_prompt=after.min_prompt_tokens) == after
+    before, after = messages.estimate_from_message(request), estimate_from_spec(spec_of(request))
+    assert before._replace(min_prompt_tokens=after.min_prompt_tokens) == after
     assert before.min_prompt_tokens() == after.min_prompt_tokens()

@@ -3,10 +3,10 @@
 import pytest
 
 from engine_contract import CONTRACT, Subject
+from fake_vllm import engine_on_fake_vllm
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.options import EngineOptions
 from tiny_model import EOS_ID, write_tiny_model
-from vllm_double import vllm_engine_on_double
 
 CONTEXT = 96
 
@@ -24,7 +24,7 @@ def built(kind, folder):
 
 
 def simulated(folder):
-    return Subject(built("sim", folder), computes=False)
+    return Subject(built("sim", folder), uses_model_scores=False)
 
 
 def computed(folder):
@@ -32,8 +32,8 @@ def computed(folder):
 
 
 def adapted(_):
-    engine = vllm_engine_on_double(blocks=48, block_size=16, slots=4, context=CONTEXT, token_budget=64)
-    return Subject(engine, computes=False, resumes_draws=False)
+    engine = engine_on_fake_vllm(blocks=48, block_size=16, slots=4, context=CONTEXT, token_budget=64)
+    return Subject(engine, uses_model_scores=False, resumes_draws=False)
 
 
 @pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)

@@ -11,21 +11,21 @@ import tracemalloc
 import psutil
 import pytest
 
-from crowd import BLOCK_SIZE, BLOCKS, CONTEXT, SLOTS, Crowd
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
+from engine_stress import BLOCK_SIZE, CONTEXT_LENGTH, KV_BLOCKS, SLOTS, EngineStress
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.sim import SimulatedEngine
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.simulated.engine import SimulatedEngine
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 from tiny_model import write_tiny_model
 
 TORCH_REQUESTS = int(os.environ.get("ENGINE_REQUESTS", "1000"))
 
 
-def batch_of(*, blocks=BLOCKS, block_size=BLOCK_SIZE, slots=SLOTS, budget=128, context=CONTEXT):
+def batch_of(*, blocks=KV_BLOCKS, block_size=BLOCK_SIZE, slots=SLOTS, budget=128, context=CONTEXT_LENGTH):
     return Batch(
         pool=BlockPool(blocks, block_size),
         policy=ContinuousBatching(token_budget=budget),
@@ -34,7 +34,7 @@ def batch_of(*, blocks=BLOCKS, block_size=BLOCK_SIZE, slots=SLOTS, budget=128, c
     )
 
 
-def torch_engine(folder, *, context=CONTEXT, blocks=BLOCKS, block_size=BLOCK_SIZE, budget=128, **shape):
+def torch_engine(folder, *, context=CONTEXT_LENGTH, blocks=KV_BLOCKS, block_size=BLOCK_SIZE, budget=128, **shape):
     options = EngineOptions(
         model=str(write_tiny_model(folder / "tiny", context=context, **shape)),
         dtype="float32",
@@ -49,7 +49,7 @@ def torch_engine(folder, *, context=CONTEXT, blocks=BLOCKS, block_size=BLOCK_SIZ
 
 
 def test_a_crowd_of_ten_thousand_goes_through_a_pool_four_times_too_small_in_flat_memory():
-    crowd = Crowd(SimulatedEngine(batch_of(), StepTimeModel(), range(3, 300)), 10_000)
+    crowd = EngineStress(SimulatedEngine(batch_of(), StepTimeModel(), range(3, 300)), 10_000)
     crowd.run(until=1_000)
     tracemalloc.start()
     crowd.run(until=2_000)
@@ -61,11 +61,11 @@ def test_a_crowd_of_ten_thousand_goes_through_a_pool_four_times_too_small_in_fla
     tracemalloc.stop()
     assert grown < 100_000  # bytes: a dozen for each request
     assert crowd.counts["different"] == 0
-    crowd.check_the_end()
+    crowd.check_end()
 
 
 def test_a_crowd_goes_through_a_real_engine_in_flat_memory(tmp_path):
-    crowd = Crowd(torch_engine(tmp_path), TORCH_REQUESTS)
+    crowd = EngineStress(torch_engine(tmp_path), TORCH_REQUESTS)
     crowd.run(until=TORCH_REQUESTS // 4)
     gc.collect()
     warm = psutil.Process().memory_info().rss
@@ -76,7 +76,7 @@ def test_a_crowd_goes_through_a_real_engine_in_flat_memory(tmp_path):
     assert grown < 32 << 20
     # One text in a thousand may part where two scores all but tie: chunks of other sizes round otherwise.
     assert crowd.counts["different"] <= TORCH_REQUESTS / 1000
-    crowd.check_the_end()
+    crowd.check_end()
 
 
 def long_and_short(engine, *, long, budget, decodes=16):

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.worker.engine import memory
-from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.machine import memory
+from penstock.worker.engine.model_card import ModelCard
 
 CARD = ModelCard(
     name="m",

@@ -4,13 +4,13 @@ from random import Random
 
 import pytest
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching, StaticBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching, StaticBatching
 from penstock.worker.engine.errors import PromptTooLong
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.sim import SimulatedEngine
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.simulated.engine import SimulatedEngine
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 from tiny_gguf import write_gguf
 from tiny_model import write_tiny_model
 

@@ -12,14 +12,14 @@ from tokenizers import Tokenizer
 
 from naive_loop import naive_greedy, naive_logits
 from paths import STORIES
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching, StaticBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching, StaticBatching
 from penstock.worker.engine.interface import AllowedChoices, SamplingParams, SequenceSpec
-from penstock.worker.engine.kv import blocks_that_fit
 from penstock.worker.engine.loaders import load
-from penstock.worker.engine.runner import TorchRunner
-from penstock.worker.engine.torch_engine import TorchEngine
+from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.kv_cache import blocks_that_fit
+from penstock.worker.engine.torch.runner import TorchRunner
 from tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")

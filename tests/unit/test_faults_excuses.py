@@ -9,22 +9,29 @@ from hypothesis import strategies as st
 
 from penstock.client import RetryPolicy
 from penstock.edge.config import EdgeConfig
-from penstock.faults.checks.allowed_failures import PATIENCE, RECOVERY, Span, common, excuses, merged
-from penstock.faults.mutations import BUFFER, plan
-from penstock.faults.plan import Act, Ask, Fault
+from penstock.faults.checks.allowed_failures import (
+    PATIENCE_S,
+    RECOVERY_S,
+    Interval,
+    allowed_failures,
+    merge_overlapping,
+    simultaneous,
+)
+from penstock.faults.mutations import CLIENT_BUFFER_BYTES, plan_world
+from penstock.faults.plan import FaultKind, PlannedFault, PlannedRequest
 from penstock.faults.run import run_plan
-from penstock.faults.world.tiers import Shape
+from penstock.faults.world.tiers import MeshShape
 from penstock.queue.config import QueueConfig
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 
-LONG = PATIENCE + RECOVERY + 10.0
+LONG = PATIENCE_S + RECOVERY_S + 10.0
 MOMENTS = st.floats(0.0, 50.0)
-SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda pair: Span(min(pair), max(pair))), max_size=5)
+SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda pair: Interval(min(pair), max(pair))), max_size=5)
 
 
 def found(harmed=None, **absences):
-    return excuses(lambda tier: absences.get(tier, [[]]), harmed or {})
+    return allowed_failures(lambda tier: absences.get(tier, [[]]), harmed or {})
 
 
 @pytest.mark.parametrize(
@@ -32,67 +39,82 @@ def found(harmed=None, **absences):
     [("queue", "QUEUE_LOST"), ("worker", "NO_WORKER"), ("scheduler", "NO_WORKER"), ("edge", "CONNECTION_LOST")],
 )
 def test_a_tier_that_is_away_excuses_its_own_reason_once_its_peers_have_waited(tier, reason):
-    excused = found(**{tier: [[Span(5.0, 5.0 + LONG)]]})
-    assert excused[reason] == [Span(5.0 + PATIENCE, 5.0 + LONG + RECOVERY)]
+    excused = found(**{tier: [[Interval(5.0, 5.0 + LONG)]]})
+    assert excused[reason] == [Interval(5.0 + PATIENCE_S, 5.0 + LONG + RECOVERY_S)]
     assert not any(spans for other, spans in excused.items() if other != reason)
 
 
 def test_one_that_was_there_all_the_while_excuses_nothing():
-    assert found(queue=[[Span(5.0, 5.0 + LONG)], []])["QUEUE_LOST"] == []
+    assert found(queue=[[Interval(5.0, 5.0 + LONG)], []])["QUEUE_LOST"] == []
 
 
 def test_who_is_back_before_patience_is_over_excuses_nothing():
-    assert found(queue=[[Span(5.0, 5.0 + PATIENCE)]])["QUEUE_LOST"] == []
-    assert found(queue=[[Span(5.0, 5.1 + PATIENCE)]])["QUEUE_LOST"] == [Span(15.0, 16.1)]
+    assert found(queue=[[Interval(5.0, 5.0 + PATIENCE_S)]])["QUEUE_LOST"] == []
+    assert found(queue=[[Interval(5.0, 5.1 + PATIENCE_S)]])["QUEUE_LOST"] == [Interval(15.0, 16.1)]
 
 
 def test_workers_and_schedulers_that_are_away_in_turn_are_so_for_the_sum():
-    half = PATIENCE * 0.6
-    excused = found(worker=[[Span(0.0, half)]], scheduler=[[Span(half, 2 * half)]])
-    assert excused["NO_WORKER"] == [Span(PATIENCE, 2 * half + RECOVERY)]
+    half = PATIENCE_S * 0.6
+    excused = found(worker=[[Interval(0.0, half)]], scheduler=[[Interval(half, 2 * half)]])
+    assert excused["NO_WORKER"] == [Interval(PATIENCE_S, 2 * half + RECOVERY_S)]
 
 
 def test_auth_and_the_disk_excuse_from_the_first_moment():
-    excused = found({"auth": [Span(1.0, 2.0)], "disk": [Span(3.0, 3.5)]})
-    assert excused["AUTH_LOST"] == [Span(1.0, 2.0 + RECOVERY)]
-    assert excused["STORE_UNAVAILABLE"] == [Span(3.0, 3.5 + RECOVERY)]
+    excused = found({"auth": [Interval(1.0, 2.0)], "disk": [Interval(3.0, 3.5)]})
+    assert excused["AUTH_LOST"] == [Interval(1.0, 2.0 + RECOVERY_S)]
+    assert excused["STORE_UNAVAILABLE"] == [Interval(3.0, 3.5 + RECOVERY_S)]
 
 
 @given(st.lists(SPANS, min_size=1, max_size=4), st.lists(MOMENTS, max_size=20))
 def test_all_are_away_when_each_of_them_is(absences, moments):
-    away = common(absences)
+    away = simultaneous(absences)
     for moment in moments:
-        each = [any(span.since <= moment <= span.until + RECOVERY for span in spans) for spans in absences]
-        ends = {end for spans in absences for span in spans for end in (span.since, span.until + RECOVERY)}
+        each = [any(span.since <= moment <= span.until + RECOVERY_S for span in spans) for spans in absences]
+        ends = {end for spans in absences for span in spans for end in (span.since, span.until + RECOVERY_S)}
         if moment not in ends:  # those of a moment's length are nobody's
             assert any(moment in span for span in away) == all(each)
 
 
 @given(SPANS)
 def test_spans_that_were_merged_do_not_touch(spans):
-    together = merged(spans)
+    together = merge_overlapping(spans)
     assert all(one.until < other.since for one, other in pairwise(together))
-    assert merged([*together, *spans]) == together
+    assert merge_overlapping([*together, *spans]) == together
 
 
 def test_worlds_wait_for_as_long_as_the_judge_believes():
     planned = QueueConfig().unavailable_model_timeout, RetryPolicy().connect_timeout
-    assert planned == (PATIENCE, PATIENCE)
-    assert EdgeConfig().upstream_timeout >= PATIENCE
+    assert planned == (PATIENCE_S, PATIENCE_S)
+    assert EdgeConfig().upstream_timeout >= PATIENCE_S
 
 
 def test_a_request_that_goes_on_after_a_standstill_is_waited_for_however_long_that_was():
-    ask = Ask(at=0.1, prompt=(1, 2, 3), tokens=28, seed=None, ignore_eos=True, stalls_at=3, stalls_for=8.0)
-    planned = replace(plan(3), asks=(ask,), counts=(), shape=Shape(edges=1, queues=1, client_buffer=BUFFER))
-    frozen = Fault(act=Act.FREEZE, seconds=PATIENCE * 5.5, victim="queue", pick=0.0, at=0.05)
+    ask = PlannedRequest(
+        starts_at=0.1,
+        prompt=(1, 2, 3),
+        max_output_tokens=28,
+        seed=None,
+        ignore_eos=True,
+        stall_after_tokens=3,
+        stall_s=8.0,
+    )
+    planned = replace(
+        plan_world(3),
+        asks=(ask,),
+        counts=(),
+        shape=MeshShape(edges=1, queues=1, response_buffer_bytes=CLIENT_BUFFER_BYTES),
+    )
+    frozen = PlannedFault(
+        kind=FaultKind.FREEZE, duration_s=PATIENCE_S * 5.5, victim_tier="queue", victim_pick=0.0, at=0.05
+    )
     outcome = run_plan(replace(planned, faults=(frozen,)))
-    assert outcome.happened
+    assert outcome.injected
     assert outcome.violations == ()
 
 
 def test_what_strikes_after_all_answers_is_waited_for_as_well():
-    calm = replace(plan(3), asks=(), counts=(), faults=())
-    late = Fault(act=Act.FREEZE, seconds=35.0, victim="queue", pick=0.0, at=0.3)
+    calm = replace(plan_world(3), asks=(), counts=(), faults=())
+    late = PlannedFault(kind=FaultKind.FREEZE, duration_s=35.0, victim_tier="queue", victim_pick=0.0, at=0.3)
     outcome = run_plan(replace(calm, faults=(late,)))
-    assert outcome.happened
+    assert outcome.injected
     assert outcome.violations == ()

@@ -7,23 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.faults.checks import oracle
-from penstock.faults.checks.allowed_failures import Span
+from penstock.faults.checks.allowed_failures import Interval
 from penstock.faults.checks.checker import (
-    RESIDUE,
-    Row,
-    judge_answers,
-    judge_charges,
-    judge_counts,
-    judge_poison,
-    judge_residue,
-    judge_totals,
-    judge_waste,
+    FIGURES_ZERO_AT_REST,
+    LedgerRow,
+    check_answers,
+    check_charges,
+    check_poison,
+    check_residue,
+    check_token_counts,
+    check_totals,
+    check_wasted_work,
 )
-from penstock.faults.checks.invariants import Monitor
-from penstock.faults.failpoints import POINTS
-from penstock.faults.mutations import plan
-from penstock.faults.plan import Ask, Count
-from penstock.faults.world.clients import Counted, Seen
+from penstock.faults.checks.invariants import FrameInvariants
+from penstock.faults.failpoints import FAILPOINTS
+from penstock.faults.mutations import plan_world
+from penstock.faults.plan import PlannedRequest, PlannedTokenCount
+from penstock.faults.world.clients import ClientTranscript, TokenCountResult
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
 from penstock.mesh.v1.ticket_pb2 import Ticket
@@ -32,8 +32,8 @@ from penstock.v1.inference_pb2 import Sampling
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 
-ASK = Ask(at=0.0, prompt=(1, 2, 3, 4), tokens=6, seed=7, ignore_eos=True)
-OWED = oracle.owed(ASK.prompt, 7, 6, ignore_eos=True, stops=())
+ASK = PlannedRequest(starts_at=0.0, prompt=(1, 2, 3, 4), max_output_tokens=6, seed=7, ignore_eos=True)
+OWED = oracle.expected_answer(ASK.prompt, 7, 6, ignore_eos=True, stops=())
 
 
 def whole(**changes):
@@ -49,11 +49,11 @@ def whole(**changes):
         "attempts": 1,
         "is_over": True,
     }
-    return Seen(**{**given, **changes})
+    return ClientTranscript(**{**given, **changes})
 
 
 def row(**changes):
-    return replace_row(Row("r1", "t1", 4, 6, 4, 6, "length", ""), **changes)
+    return replace_row(LedgerRow("r1", "t1", 4, 6, 4, 6, "length", ""), **changes)
 
 
 def replace_row(found, **changes):
@@ -65,8 +65,8 @@ def kinds(found):
 
 
 def test_a_whole_answer_breaks_no_promise():
-    assert list(judge_answers([whole()])) == []
-    assert list(judge_charges([whole()], [row()], {4: 6})) == []
+    assert list(check_answers([whole()])) == []
+    assert list(check_charges([whole()], [row()], {4: 6})) == []
 
 
 @pytest.mark.parametrize(
@@ -86,31 +86,31 @@ def test_a_whole_answer_breaks_no_promise():
     ],
 )
 def test_what_a_client_should_not_see_is_found(changes, kind):
-    assert kind in kinds(judge_answers([whole(**changes)]))
+    assert kind in kinds(check_answers([whole(**changes)]))
 
 
 def test_a_client_that_left_is_owed_the_beginning_alone():
     part = whole(token_ids=OWED.token_ids[:2], indexes=[0, 1], text="", reason="", usage=None, has_left=True)
-    assert list(judge_answers([part])) == []
+    assert list(check_answers([part])) == []
     part.token_ids[1] += 1
-    assert kinds(judge_answers([part])) == {"changed"}
+    assert kinds(check_answers([part])) == {"changed"}
 
 
 def test_a_failure_is_excused_by_its_reason_alone_and_for_as_long_as_there_is_one():
     lost = {"failure": "UNAVAILABLE AUTH_LOST: x", "reason_of_failure": "AUTH_LOST", "retry_after": 1.0}
     failed = whole(reason="", usage=None, over_at=2.0, **lost)
-    assert list(judge_answers([failed], {"AUTH_LOST": [Span(0.0, 2.0)]})) == []
-    assert kinds(judge_answers([failed], {"AUTH_LOST": [Span(0.0, 1.9), Span(2.1, 3.0)]})) == {"failed"}
-    assert kinds(judge_answers([failed], {"OTHER": [Span(0.0, 2.0)]})) == {"failed"}
+    assert list(check_answers([failed], {"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
+    assert kinds(check_answers([failed], {"AUTH_LOST": [Interval(0.0, 1.9), Interval(2.1, 3.0)]})) == {"failed"}
+    assert kinds(check_answers([failed], {"OTHER": [Interval(0.0, 2.0)]})) == {"failed"}
 
 
 def test_a_failure_that_does_not_say_when_to_come_back_is_excused_by_nothing():
     lost = {"reason": "", "usage": None, "over_at": 2.0, "failure": "UNAVAILABLE x"}
     silent = whole(**lost, reason_of_failure="QUEUE_LOST")
     own = whole(**lost, reason_of_failure="CONNECTION_LOST")  # a client's own word
-    excused = {reason: [Span(0.0, 2.0)] for reason in ("QUEUE_LOST", "CONNECTION_LOST")}
-    assert kinds(judge_answers([silent], excused)) == {"failed"}
-    assert list(judge_answers([own], excused)) == []
+    excused = {reason: [Interval(0.0, 2.0)] for reason in ("QUEUE_LOST", "CONNECTION_LOST")}
+    assert kinds(check_answers([silent], excused)) == {"failed"}
+    assert list(check_answers([own], excused)) == []
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,13 @@ def test_a_failure_that_does_not_say_when_to_come_back_is_excused_by_nothing():
     ],
 )
 def test_charges_other_than_for_what_came_are_found(rows):
-    assert kinds(judge_charges([whole()], rows, {4: 6})) == {"charge"}
+    assert kinds(check_charges([whole()], rows, {4: 6})) == {"charge"}
 
 
 def counted(**changes):
-    return Counted(**{"ask": Count(at=0.0, prompt=(3, 3)), "token_ids": [3, 3], "is_over": True, **changes})
+    return TokenCountResult(
+        **{"ask": PlannedTokenCount(starts_at=0.0, prompt=(3, 3)), "token_ids": [3, 3], "is_over": True, **changes}
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,10 +146,10 @@ def counted(**changes):
     ],
 )
 def test_a_text_is_counted_as_it_is_or_for_a_reason_not_at_all(changes, kind):
-    assert list(judge_counts([counted()])) == []
-    assert kinds(judge_counts([counted(**changes)])) == {kind}
+    assert list(check_token_counts([counted()])) == []
+    assert kinds(check_token_counts([counted(**changes)])) == {kind}
     failed = counted(token_ids=[], failure="UNAVAILABLE", reason_of_failure="AUTH_LOST", retry_after=1.0)
-    assert list(judge_counts([failed], {"AUTH_LOST": [Span(0.0, 1.0)]})) == []
+    assert list(check_token_counts([failed], {"AUTH_LOST": [Interval(0.0, 1.0)]})) == []
 
 
 def poison(**changes):
@@ -157,9 +159,9 @@ def poison(**changes):
 
 
 def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_one_worker():
-    assert list(judge_answers([poison()])) == []
-    assert kinds(judge_answers([poison(ask=ASK)])) == {"failed"}
-    assert list(judge_poison([poison()], {4: ["w0", "w0"]})) == []
+    assert list(check_answers([poison()])) == []
+    assert kinds(check_answers([poison(ask=ASK)])) == {"failed"}
+    assert list(check_poison([poison()], {4: ["w0", "w0"]})) == []
 
 
 @pytest.mark.parametrize(
@@ -172,18 +174,18 @@ def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_o
     ],
 )
 def test_a_request_that_crashes_more_than_that_or_is_not_told_is_found(changes, workers):
-    assert kinds(judge_poison([poison(**changes)], {4: workers})) == {"poison"}
+    assert kinds(check_poison([poison(**changes)], {4: workers})) == {"poison"}
 
 
 def test_a_request_that_would_crash_engines_may_fail_before_it_comes_to_that():
     refused = poison(reason_of_failure="AUTH_LOST", over_at=2.0, retry_after=1.0)
-    assert list(judge_poison([refused], {}, excused={"AUTH_LOST": [Span(0.0, 2.0)]})) == []
-    assert kinds(judge_poison([refused], {}, excused={"AUTH_LOST": [Span(0.0, 1.0)]})) == {"poison"}
+    assert list(check_poison([refused], {}, allowed={"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
+    assert kinds(check_poison([refused], {}, allowed={"AUTH_LOST": [Interval(0.0, 1.0)]})) == {"poison"}
 
 
 def test_each_worker_that_was_stopped_may_have_taken_along_what_it_found_out():
-    assert list(judge_poison([poison()], {4: ["w0", "w1", "w1"]}, stops=1)) == []
-    assert kinds(judge_poison([poison()], {4: ["w0", "w1", "w2"]}, stops=1)) == {"poison"}
+    assert list(check_poison([poison()], {4: ["w0", "w1", "w1"]}, worker_stops=1)) == []
+    assert kinds(check_poison([poison()], {4: ["w0", "w1", "w2"]}, worker_stops=1)) == {"poison"}
 
 
 LOST = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}
@@ -191,56 +193,56 @@ LOST = {"outcome": "lost", "prompt_tokens": 0, "output_tokens": 0}
 
 def test_an_answer_whose_edge_died_before_it_told_auth_of_the_end_is_charged_nothing():
     whole_and_lost = [whole()], [row(**LOST)], {4: 6}
-    assert list(judge_charges(*whole_and_lost, last={4: "t1"})) == []
-    assert kinds(judge_charges(*whole_and_lost)) == {"charge"}
+    assert list(check_charges(*whole_and_lost, last_tickets={4: "t1"})) == []
+    assert kinds(check_charges(*whole_and_lost)) == {"charge"}
 
 
 def test_a_request_that_was_refused_before_it_ran_is_forgiven_no_less():
-    assert list(judge_charges([whole(attempts=2)], [row(**LOST)], {4: 6}, last={4: "t1"})) == []
+    assert list(check_charges([whole(attempts=2)], [row(**LOST)], {4: 6}, last_tickets={4: "t1"})) == []
 
 
 def test_an_answer_that_went_on_elsewhere_is_charged_there_unless_that_edge_died_as_well():
     resumed = whole(attempts=2)
     went_on = row(reservation_id="r2", ticket_id="t2", answer_id="t1")
     without = [row(**LOST)]
-    assert list(judge_charges([resumed], [*without, went_on], {4: 6}, last={4: "t2"})) == []
-    assert kinds(judge_charges([resumed], without, {4: 6}, last={4: "t2"})) == {"charge"}
-    assert list(judge_charges([resumed], [*without, went_on._replace(**LOST)], {4: 6}, last={4: "t2"})) == []
+    assert list(check_charges([resumed], [*without, went_on], {4: 6}, last_tickets={4: "t2"})) == []
+    assert kinds(check_charges([resumed], without, {4: 6}, last_tickets={4: "t2"})) == {"charge"}
+    assert list(check_charges([resumed], [*without, went_on._replace(**LOST)], {4: 6}, last_tickets={4: "t2"})) == []
 
 
 def test_the_last_ticket_of_a_request_is_the_one_that_was_first_asked_for_last():
-    monitor = Monitor({4: ASK})
+    monitor = FrameInvariants({4: ASK})
     for ticket_id in ("t1", "t2", "t1"):
-        monitor.hear("reserve", AdmitRequest(reserve=Reserve(request_id=ticket_id, prompt_tokens=4)))
-    assert monitor.last == {4: "t2"}
-    assert monitor.found == []
+        monitor.on_frame("reserve", AdmitRequest(reserve=Reserve(request_id=ticket_id, prompt_tokens=4)))
+    assert monitor.last_tickets == {4: "t2"}
+    assert monitor.violations == []
 
 
 def test_tokens_that_no_engine_made_are_not_to_be_charged():
-    assert kinds(judge_charges([whole()], [row()], {4: 5})) == {"charge"}
+    assert kinds(check_charges([whole()], [row()], {4: 5})) == {"charge"}
 
 
 def test_accounts_are_what_the_ledger_adds_up_to():
-    assert list(judge_totals([row(), row()], (8, 12, 2))) == []
-    assert list(judge_totals([], (None, None, None))) == []
-    assert kinds(judge_totals([row(), row()], (8, 18, 2))) == {"charge"}
+    assert list(check_totals([row(), row()], (8, 12, 2))) == []
+    assert list(check_totals([], (None, None, None))) == []
+    assert kinds(check_totals([row(), row()], (8, 18, 2))) == {"charge"}
 
 
 def test_work_for_a_client_that_left_is_waste_but_for_the_cancels_way():
     left = whole(has_left=True, over_at=1.0)
-    assert list(judge_waste([left], {4: 1.05}, 0.1)) == []
-    assert list(judge_waste([whole(over_at=1.0)], {4: 9.0}, 0.1)) == []
-    assert kinds(judge_waste([left], {4: 1.2}, 0.1)) == {"waste"}
+    assert list(check_wasted_work([left], {4: 1.05}, 0.1)) == []
+    assert list(check_wasted_work([whole(over_at=1.0)], {4: 9.0}, 0.1)) == []
+    assert kinds(check_wasted_work([left], {4: 1.2}, 0.1)) == {"waste"}
 
 
 def test_whatever_is_left_over_is_a_leak_and_so_is_a_figure_that_is_missing():
-    clean = {tier: (tier, dict.fromkeys(names, 0.0)) for tier, names in RESIDUE.items()}
-    assert list(judge_residue(clean)) == []
-    for tier, names in RESIDUE.items():
+    clean = {tier: (tier, dict.fromkeys(names, 0.0)) for tier, names in FIGURES_ZERO_AT_REST.items()}
+    assert list(check_residue(clean)) == []
+    for tier, names in FIGURES_ZERO_AT_REST.items():
         for name in names:
-            assert kinds(judge_residue({**clean, tier: (tier, {**clean[tier][1], name: 1.0})})) == {"leak"}
+            assert kinds(check_residue({**clean, tier: (tier, {**clean[tier][1], name: 1.0})})) == {"leak"}
             without = {each: 0.0 for each in names if each != name}
-            assert kinds(judge_residue({**clean, tier: (tier, without)})) == {"leak"}
+            assert kinds(check_residue({**clean, tier: (tier, without)})) == {"leak"}
 
 
 def start(**changes):
@@ -254,10 +256,10 @@ def resumed(count, **changes):
 
 
 def heard(kind, *frames):
-    monitor = Monitor({4: ASK})
+    monitor = FrameInvariants({4: ASK})
     for frame in frames:
-        monitor.hear(kind, frame)
-    return monitor.found
+        monitor.on_frame(kind, frame)
+    return monitor.violations
 
 
 def test_a_run_that_goes_on_where_the_last_one_stopped_is_right():
@@ -296,35 +298,35 @@ def test_a_reservation_is_settled_alike_however_often():
 
 @given(st.lists(st.integers(0, 25), min_size=1, max_size=20), st.integers(0, 2**64 - 1), st.integers(1, 24))
 def test_what_is_owed_to_a_shorter_request_begins_what_is_owed_to_a_longer(prompt, seed, tokens):
-    longer = oracle.owed(prompt, seed, 24, ignore_eos=True, stops=())
-    shorter = oracle.owed(prompt, seed, tokens, ignore_eos=True, stops=())
+    longer = oracle.expected_answer(prompt, seed, 24, ignore_eos=True, stops=())
+    shorter = oracle.expected_answer(prompt, seed, tokens, ignore_eos=True, stops=())
     assert longer.token_ids[:tokens] == shorter.token_ids
-    assert shorter.reason == "length"
+    assert shorter.finish_reason == "length"
 
 
 def test_a_stop_string_ends_what_is_owed_before_it():
     stop = OWED.text[2:4]
-    found = oracle.owed(ASK.prompt, 7, 6, ignore_eos=True, stops=(stop,))
-    assert found.reason == "stop"
+    found = oracle.expected_answer(ASK.prompt, 7, 6, ignore_eos=True, stops=(stop,))
+    assert found.finish_reason == "stop"
     assert found.text == OWED.text[: OWED.text.find(stop)]
 
 
 def test_a_seed_plans_the_same_world_each_time_and_another_seed_another():
-    assert plan(5) == plan(5)
-    assert len({plan(seed) for seed in range(50)}) == 50
+    assert plan_world(5) == plan_world(5)
+    assert len({plan_world(seed) for seed in range(50)}) == 50
 
 
 def test_requests_of_one_world_can_be_told_apart_by_their_prompts():
     for seed in range(200):
-        lengths = [len(ask.prompt) for ask in plan(seed).asks]
+        lengths = [len(ask.prompt) for ask in plan_world(seed).requests]
         assert len(set(lengths)) == len(lengths)
 
 
 def test_there_are_more_than_forty_places_at_which_a_world_can_break():
-    assert len(set(POINTS)) == len(POINTS) > 40
+    assert len(set(FAILPOINTS)) == len(FAILPOINTS) > 40
 
 
 def test_a_request_that_stays_is_told_from_one_that_leaves():
-    assert ASK.is_whole
+    assert ASK.is_read_to_end
     for leaving in ({"leaves_at": 0}, {"leaves_after": 0.1}, {"timeout": 0.1}):
-        assert not replace(ASK, **leaving).is_whole
+        assert not replace(ASK, **leaving).is_read_to_end

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 import penstock.cli
 from faults_mutants import MUTANTS
 from penstock.cli.__main__ import cli
-from penstock.faults.plan import Twist
-from penstock.faults.run import forget, run_plan, run_seed
-from penstock.faults.sweep import Tally, replay, sweep
+from penstock.faults.plan import PlanOverrides
+from penstock.faults.run import collect_finished_worlds, run_plan, run_seed
+from penstock.faults.sweep import SweepSummary, replay, run_seeds
 from penstock.faults.world import environment
 from penstock.faults.world.world import World
 
@@ -30,34 +30,34 @@ PROVEN = 100  # seeds within which each planted bug is found; most take one or t
 
 @pytest.mark.timeout(900)
 def test_no_seed_breaks_a_promise():
-    tally = Tally()
-    for outcome in sweep(range(SEEDS)):
+    tally = SweepSummary()
+    for outcome in run_seeds(range(SEEDS)):
         tally.add(outcome)
-    found = {outcome.plan.seed: outcome.violations for outcome in tally.failing}
+    found = {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds}
     assert found == {}
     assert tally.worlds == SEEDS
-    assert tally.broken > 0.7 * SEEDS  # the faults were real
+    assert tally.worlds_with_faults > 0.7 * SEEDS  # the faults were real
     assert tally.requests > 5 * SEEDS
-    assert tally.points_hit > 70  # of 74; a few are rare
-    assert len(tally.acts) == 7
+    assert tally.failpoints_hit > 70  # of 74; a few are rare
+    assert len(tally.faults_by_kind) == 7
 
 
 def test_no_seed_breaks_a_promise_where_processes_stand_still_for_longer_than_their_peers_wait():
-    tally = Tally()
-    for outcome in sweep(range(LONG_SEEDS), Twist(longest_freeze=40.0)):
+    tally = SweepSummary()
+    for outcome in run_seeds(range(LONG_SEEDS), PlanOverrides(max_freeze_s=40.0)):
         tally.add(outcome)
-    assert {outcome.plan.seed: outcome.violations for outcome in tally.failing} == {}
-    assert tally.acts["freeze"] > 0.8 * LONG_SEEDS
+    assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
+    assert tally.faults_by_kind["freeze"] > 0.8 * LONG_SEEDS
 
 
 def test_a_seed_replays_exactly_whoever_runs_it_and_whatever_ran_before():
     one, story = replay(1)
     other, again = replay(1)
-    among = next(each for each in sweep(range(4), processes=1) if each.plan.seed == 1)
+    among = next(each for each in run_seeds(range(4), processes=1) if each.plan.seed == 1)
     assert story == again
     assert len(story) > 100
-    assert one.trace == other.trace == among.trace
-    assert (one.turns, one.seconds, one.happened) == (among.turns, among.seconds, among.happened)
+    assert one.frame_digest == other.frame_digest == among.frame_digest
+    assert (one.callbacks, one.virtual_s, one.injected) == (among.callbacks, among.virtual_s, among.injected)
 
 
 def test_a_seed_replays_exactly_beside_threads_that_draw_for_themselves():
@@ -71,7 +71,7 @@ def test_a_seed_replays_exactly_beside_threads_that_draw_for_themselves():
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        assert run_seed(2).trace == calm.trace
+        assert run_seed(2).frame_digest == calm.frame_digest
     finally:
         is_over.set()
         thread.join()
@@ -83,7 +83,7 @@ def test_a_seed_replays_exactly_whatever_else_was_drawn_in_its_process():
     traces = set()
     for number in range(4):
         random.seed(number)
-        traces.add(run_plan(planned).trace)
+        traces.add(run_plan(planned).frame_digest)
     assert len(traces) == 1
 
 
@@ -94,19 +94,19 @@ def test_whatever_draws_in_a_world_draws_what_the_seed_decides():
         for path in (SERVICES / package).rglob("*.py")
         if DRAWS.search(path.read_text())
     }
-    assert found == set(environment.DRAWING)
+    assert found == set(environment.MODULES_WITH_RANDOM)
 
 
 def test_nothing_of_the_process_keeps_a_world():
     for seed in range(3):
         run_seed(seed)
     for _ in range(2):  # coroutines that are closed by the first are freed by the second
-        forget()
+        collect_finished_worlds()
     assert not [each for each in gc.get_objects() if type(each) is World]
 
 
 def test_what_is_said_differs_from_seed_to_seed():
-    assert len({run_seed(seed).trace for seed in range(6)}) == 6
+    assert len({run_seed(seed).frame_digest for seed in range(6)}) == 6
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.faults.grpc.flow_control import Window
+from penstock.faults.grpc.flow_control import FlowControlWindow
 from penstock.faults.world.world import World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
@@ -22,11 +22,11 @@ def world():
 def writing(world, sizes):
     """A writer of messages of `sizes`; what it has got through, and its window."""
     loop, through = world.add_loop("a"), []
-    window = Window(SIZE, loop)
+    window = FlowControlWindow(SIZE, loop)
 
     async def write():
         for size in sizes:
-            await window.sent(size)
+            await window.reserve(size)
             through.append(size)
 
     with world.inside(loop):
@@ -39,10 +39,10 @@ def test_a_writer_waits_for_its_reader_once_its_window_is_full(world):
     window, through = writing(world, [60, 60, 60])
     assert through == [60]
     assert window.full_since is not None
-    window.grow(60)
+    window.on_window_update(60)
     world.settle()
     assert through == [60, 60]
-    window.grow(60)
+    window.on_window_update(60)
     world.settle()
     assert through == [60, 60, 60]
     assert window.full_since is None
@@ -52,12 +52,12 @@ def test_since_when_a_window_is_full_is_not_forgotten_while_too_little_is_read(w
     window, _ = writing(world, [150])
     since = window.full_since
     world.run(lambda: False, limit=5.0)
-    window.grow(10)
+    window.on_window_update(10)
     world.settle()
     assert window.full_since == since
 
 
 def test_a_reader_tells_in_halves_of_the_window_and_nothing_is_lost_of_what_it_read(world):
     window, _ = writing(world, [])
-    told = [window.read(20) for _ in range(6)]
+    told = [window.on_read(20) for _ in range(6)]
     assert told == [0, 0, 60, 0, 0, 60]

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from grpc import ChannelConnectivity as Connectivity
 
-from penstock.faults.grpc.fake_channel import Channel
-from penstock.faults.grpc.fake_server import Server
-from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Line, Network
+from penstock.faults.grpc.fake_channel import FakeChannel
+from penstock.faults.grpc.fake_server import FakeServer
+from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, MessageStream, Network
 from penstock.faults.world.world import World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
@@ -21,19 +21,19 @@ class Mesh:
 
     def __init__(self):
         self.world = World(1)
-        self.network = Network(self.world, 1, roughness=0.0)
+        self.network = Network(self.world, 1, late_share=0.0)
         self.client, self.host = self.world.add_loop("a"), self.world.add_loop("b")
         self.names = frozenset({"a", "b"})
-        self.server = Server(self.network, self.host, ())
+        self.server = FakeServer(self.network, self.host, ())
         self.server.add_insecure_port(ADDRESS)
-        with self.world.inside(self.host):
+        with self.world.running_as(self.host):
             self.host.create_task(self.server.start())
-        with self.world.inside(self.client):
-            self.channel = Channel(self.network, self.client, ADDRESS)
+        with self.world.running_as(self.client):
+            self.channel = FakeChannel(self.network, self.client, ADDRESS)
         self.world.settle()
 
     def connect(self, until=lambda mesh: mesh.state is Connectivity.READY):
-        with self.world.inside(self.client):
+        with self.world.running_as(self.client):
             self.channel.get_state(try_to_connect=True)
         assert self.world.run(lambda: until(self), limit=LIMIT)
         return self.network.connections[0]
@@ -48,7 +48,7 @@ class Mesh:
     @property
     def sides(self):
         """Of the server, one for each connection that it knows of."""
-        return len(self.server._sides)
+        return len(self.server._connection_sides)
 
     @property
     def failures(self):
@@ -108,7 +108,7 @@ def test_a_hole_that_outlasts_pings_is_noticed_before_it_closes(mesh):
 
 def test_what_a_hole_held_back_arrives_in_the_order_in_which_it_was_said(mesh):
     connection, heard = mesh.connect(), []
-    line = Line(connection)
+    line = MessageStream(connection)
     for number in range(3):
         mesh.network.deliver(line, TO_SERVER, heard.append, number)
     mesh.network.open_hole(mesh.names, 1.0)
@@ -123,7 +123,7 @@ def test_what_a_hole_held_back_arrives_in_the_order_in_which_it_was_said(mesh):
 
 def test_nothing_arrives_on_a_connection_that_was_cut(mesh):
     connection, heard = mesh.connect(), []
-    mesh.network.deliver(Line(connection), TO_CLIENT, heard.append, 1)
+    mesh.network.deliver(MessageStream(connection), TO_CLIENT, heard.append, 1)
     mesh.network.cut(connection)
     mesh.pass_by(1.0)
     assert heard == []

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.faults.world.world import MOST_TURNS, Livelock, World
+from penstock.faults.world.world import MAX_CALLBACKS, Livelock, World
 
 pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
 
@@ -49,7 +49,7 @@ def test_a_process_that_never_rests_ends_its_world(world):
     again(loop)
     with pytest.raises(Livelock, match="spinner goes on"):
         world.run(lambda: False, limit=LIMIT)
-    assert world.turns == MOST_TURNS
+    assert world.turns == MAX_CALLBACKS
 
 
 def test_callbacks_of_one_loop_keep_their_order_and_those_of_several_are_shuffled_by_the_seed():

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dispatch_mesh import MODEL
-from fleet_mesh import KV_BLOCKS, SLOTS, Fleet
-from penstock.edge.links.shards import shard_for
-from penstock.queue.charges import REPORT_TIMEOUT_S
-from penstock.queue.policies.choice import PolicyConfig
-from penstock.scheduler.served import ABSENT_QUEUE_TTL_S
+from fleet_mesh import KV_BLOCKS, SLOTS, FleetMesh
+from penstock.edge.upstreams.hashing import shard_for
+from penstock.queue.accounting import REPORT_TIMEOUT_S
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S
 
 TENANTS = [f"tenant-{number}" for number in range(6)]
 SIZES = [2, 16, 17, 64, 128]  # tokens; the last takes a whole worker
@@ -21,7 +21,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @initialize(shards=st.integers(1, 3), schedulers=st.integers(1, 3), workers=st.integers(1, 3))
     def begin(self, shards, schedulers, workers):
-        self.fleet = Fleet()
+        self.fleet = FleetMesh()
         self.made = 0
         self.ends = {}  # request: state it ended in
         self.has_lost_a_scheduler = False  # and with it what it had to tell
@@ -49,17 +49,17 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from(TENANTS), priority=st.integers(1, 3), tokens=st.sampled_from(SIZES))
     def ask(self, tenant, priority, tokens):
-        self.fleet.ask(self.name("t"), tenant=tenant, priority=priority, tokens=tokens)
+        self.fleet.add_request(self.name("t"), tenant=tenant, priority=priority, tokens=tokens)
 
     @precondition(lambda self: self.at("waits") or self.at("holds") or self.at("runs"))
     @rule(choose=st.data())
     def leave(self, choose):
-        self.fleet.leave(self.request(choose, "waits", "holds", "runs"))
+        self.fleet.cancel(self.request(choose, "waits", "holds", "runs"))
 
     @precondition(lambda self: self.at("holds"))
     @rule(choose=st.data())
     def start(self, choose):
-        self.fleet.begin(self.request(choose, "holds"))
+        self.fleet.start_lease(self.request(choose, "holds"))
 
     @precondition(lambda self: self.at("runs"))
     @rule(choose=st.data())
@@ -68,7 +68,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(choose=st.data())
     def break_an_edges_stream(self, choose):
-        self.fleet.break_edge_stream(self.one_of(choose, self.fleet.shards))
+        self.fleet.reconnect_edge(self.one_of(choose, self.fleet.shards))
 
     # What the mesh does.
 
@@ -76,7 +76,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(choose=st.data(), frames=st.integers(1, 8))
     def deliver(self, choose, frames):
         for _ in range(frames):
-            if moving := self.fleet.moving:
+            if moving := self.fleet.pending_directions:
                 self.fleet.deliver(*choose.draw(st.sampled_from(moving)))
 
     @rule(seconds=st.sampled_from([0.05, 0.1, 6.0]))
@@ -97,7 +97,7 @@ class FleetMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.fleet.homes)
     @rule(choose=st.data())
     def lose_a_worker(self, choose):
-        self.fleet.lose_worker(self.one_of(choose, self.fleet.homes))
+        self.fleet.lose_worker(self.one_of(choose, self.fleet.scheduler_by_worker))
 
     @precondition(lambda self: len(self.fleet.schedulers) > 1)
     @rule(choose=st.data())
@@ -176,7 +176,7 @@ class FleetMachine(RuleBasedStateMachine):
         for scheduler in fleet.schedulers:
             fleet.attach_worker(self.name("w"), scheduler)
             fleet.attach_worker(self.name("w"), scheduler)
-        fleet.run_dry()
+        fleet.run_to_end()
         assert {request.state for request in fleet.requests.values()} <= ENDED
         self.what_has_ended_stays_ended()
         for seconds in (

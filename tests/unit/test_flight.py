@@ -4,13 +4,25 @@ from datetime import timedelta
 
 import pytest
 
-from flights import DEADLINE, EOS, TIMES, Letters, give, lease, new_flight, plan, queued_flight, running_flight
+from active_requests import (
+    DEADLINE,
+    EOS_ID,
+    RUN_TIMES,
+    LetterDetokenizer,
+    generation_plan,
+    lease,
+    new_active_request,
+    queued_request,
+    running_request,
+    send_tokens,
+)
 from penstock.chassis.errors import (
     DeadlineExceeded,
     Overloaded,
     QuotaExceeded,
 )
-from penstock.edge.flight.effects import (
+from penstock.edge.lifecycle.active_request import STALL_THRESHOLD_S
+from penstock.edge.lifecycle.effects import (
     Accept,
     AcknowledgeCancel,
     CancelRun,
@@ -22,16 +34,15 @@ from penstock.edge.flight.effects import (
     Settle,
     Withdraw,
 )
-from penstock.edge.flight.flight import STALL_THRESHOLD_S
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 
 def test_a_request_that_nothing_disturbs_is_reserved_queued_run_and_settled():
-    flight = running_flight()
-    assert give(flight, "ab") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("b"),), 1, ())]
-    assert flight.on_run_finished(FINISH_REASON_STOP, 2, 2, TIMES, 20.0) == [
+    flight = running_request()
+    assert send_tokens(flight, "ab") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("b"),), 1, ())]
+    assert flight.on_run_finished(FINISH_REASON_STOP, 2, 2, RUN_TIMES, 20.0) == [
         Emit("b", (), 2, ()),
         Finish(FINISH_REASON_STOP, ""),
         Settle(3, 2, "stop"),
@@ -41,9 +52,9 @@ def test_a_request_that_nothing_disturbs_is_reserved_queued_run_and_settled():
 
 
 def test_stages_touch_and_add_up_to_the_total_exactly():
-    flight = running_flight()
-    give(flight, "ab", now=18.5)
-    flight.on_run_finished(FINISH_REASON_LENGTH, 2, 0, TIMES, 20.25)
+    flight = running_request()
+    send_tokens(flight, "ab", now=18.5)
+    flight.on_run_finished(FINISH_REASON_LENGTH, 2, 0, RUN_TIMES, 20.25)
     timeline = flight.timeline.to_message(trace_id="t", worker_id="w1", attempts=1)
     stages = [(stage.tier, stage.name, stage.length.ToTimedelta().total_seconds()) for stage in timeline.stages]
     assert stages == [
@@ -61,8 +72,8 @@ def test_stages_touch_and_add_up_to_the_total_exactly():
 
 
 def test_stages_add_up_even_when_others_claim_more_time_than_there_was():
-    flight = running_flight()
-    give(flight, "a", now=11.0)
+    flight = running_request()
+    send_tokens(flight, "a", now=11.0)
     flight.on_run_finished(FINISH_REASON_LENGTH, 1, 0, RunTimes(decode=timedelta(seconds=99)), 11.0)
     assert flight.timeline.total == 11.0
     assert (
@@ -72,14 +83,14 @@ def test_stages_add_up_even_when_others_claim_more_time_than_there_was():
 
 
 def test_a_stop_string_stops_the_gpu_and_finishes_with_its_receipt():
-    flight = running_flight(transcript=Letters(stop="z"))
-    assert give(flight, "az") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("z"),), 1, ()), CancelRun()]
+    flight = running_request(transcript=LetterDetokenizer(stop="z"))
+    assert send_tokens(flight, "az") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("z"),), 1, ()), CancelRun()]
     assert flight.on_token(2, ord("b"), None, 12.5) == []
-    assert flight.on_run_stopped(3, 9, TIMES, 13.0) == [Finish(FINISH_REASON_STOP, "z"), Settle(3, 2, "stop")]
+    assert flight.on_run_stopped(3, 9, RUN_TIMES, 13.0) == [Finish(FINISH_REASON_STOP, "z"), Settle(3, 2, "stop")]
 
 
 def test_a_cancel_before_the_run_withdraws_the_ticket_and_gives_the_reservation_back():
-    flight = queued_flight()
+    flight = queued_request()
     assert flight.on_client_cancelled(3.0) == [
         Withdraw(),
         AcknowledgeCancel(0, 0, 0.0, is_acknowledged=False),
@@ -89,24 +100,24 @@ def test_a_cancel_before_the_run_withdraws_the_ticket_and_gives_the_reservation_
 
 
 def test_a_lease_for_a_client_that_left_is_not_started():
-    flight = queued_flight()
+    flight = queued_request()
     flight.on_client_cancelled(3.0)
     assert flight.on_leased(lease(), 4.0) == [Withdraw()]
 
 
 def test_a_cancel_during_the_run_waits_for_the_receipt_and_charges_what_was_made():
-    flight = running_flight()
-    give(flight, "ab")
+    flight = running_request()
+    send_tokens(flight, "ab")
     assert flight.on_client_cancelled(13.0) == [CancelRun()]
     assert flight.on_token(2, ord("c"), None, 13.1) == []
-    assert flight.on_run_stopped(3, 9, TIMES, 13.25) == [
+    assert flight.on_run_stopped(3, 9, RUN_TIMES, 13.25) == [
         AcknowledgeCancel(3, 9, 0.25, is_acknowledged=True),
         Settle(3, 3, "cancelled"),
     ]
 
 
 def test_a_cancel_that_is_never_answered_is_over_after_the_receipt_timeout():
-    flight = running_flight()
+    flight = running_request()
     flight.on_client_cancelled(13.0)
     assert flight.tick(17.9) == []
     assert flight.next_tick_at == 18.0
@@ -114,36 +125,36 @@ def test_a_cancel_that_is_never_answered_is_over_after_the_receipt_timeout():
 
 
 def test_an_edge_that_stood_still_hears_auth_before_it_gives_it_up():
-    flight = new_flight()
-    flight.on_tokenized(plan(), 1.0)
+    flight = new_active_request()
+    flight.on_tokenized(generation_plan(), 1.0)
     assert flight.tick(40.0) == []
     assert flight.next_tick_at == 40.0 + STALL_THRESHOLD_S
     assert flight.on_admitted(Identity(), "r1", 40.1) == [Enqueue()]
 
 
 def test_an_edge_that_stood_still_listens_once_and_then_gives_auth_up():
-    flight = new_flight()
-    flight.on_tokenized(plan(), 1.0)
+    flight = new_active_request()
+    flight.on_tokenized(generation_plan(), 1.0)
     flight.tick(40.0)
     (fail,) = flight.tick(45.0)
     assert fail.error.reason == "AUTH_LOST"
 
 
 def test_an_edge_that_stood_still_hears_the_receipt_of_a_cancel():
-    flight = running_flight()
+    flight = running_request()
     flight.on_client_cancelled(13.0)
     assert flight.tick(DEADLINE + 5.0) == []
-    assert flight.on_run_stopped(2, 9, TIMES, DEADLINE + 5.1)[-1] == Settle(3, 2, "cancelled")
+    assert flight.on_run_stopped(2, 9, RUN_TIMES, DEADLINE + 5.1)[-1] == Settle(3, 2, "cancelled")
 
 
 def test_a_deadline_is_kept_by_an_edge_that_stood_still_too():
-    fail, *_ = queued_flight().tick(DEADLINE + 5.0)[1:]
+    fail, *_ = queued_request().tick(DEADLINE + 5.0)[1:]
     assert fail.error.code is DeadlineExceeded.code
 
 
 def test_a_cancel_while_auth_is_asked_gives_back_what_auth_grants_later():
-    flight = new_flight()
-    flight.on_tokenized(plan(), 1.0)
+    flight = new_active_request()
+    flight.on_tokenized(generation_plan(), 1.0)
     assert flight.on_client_cancelled(1.5) == [AcknowledgeCancel(0, 0, 0.0, is_acknowledged=False)]
     assert flight.on_auth_connected() == [Reserve()]  # the first ask may have been granted and its answer lost
     assert flight.on_admitted(Identity(), "r1", 2.0) == [Settle(0, 0, "cancelled")]
@@ -151,20 +162,20 @@ def test_a_cancel_while_auth_is_asked_gives_back_what_auth_grants_later():
 
 
 def test_a_refused_key_ends_the_request_with_nothing_to_settle():
-    flight = new_flight()
-    flight.on_tokenized(plan(), 1.0)
+    flight = new_active_request()
+    flight.on_tokenized(generation_plan(), 1.0)
     error = QuotaExceeded("over")
     assert flight.on_auth_rejected(error, 2.0) == [Fail(error)]
     assert flight.is_done
 
 
 def test_a_shed_ticket_fails_with_the_queues_own_words():
-    flight = queued_flight()
+    flight = queued_request()
     error = Overloaded("full", retry_after=2.0)
     assert flight.on_queue_rejected(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
 
 
-@pytest.mark.parametrize("make", [queued_flight, running_flight])
+@pytest.mark.parametrize("make", [queued_request, running_request])
 def test_the_deadline_ends_a_request_wherever_it_is(make):
     flight = make()
     effects = flight.tick(DEADLINE)
@@ -174,21 +185,21 @@ def test_the_deadline_ends_a_request_wherever_it_is(make):
 
 
 def test_a_resumed_answer_is_numbered_on_and_its_first_part_not_charged_again():
-    flight = running_flight(resumed_ids=[ord("a"), ord("b")])
+    flight = running_request(resumed_ids=[ord("a"), ord("b")])
     assert flight.on_token(2, ord("c"), None, 11.0) == [Emit("", (ord("c"),), 2, ())]
-    *_, settle = flight.on_run_finished(FINISH_REASON_STOP, 1, 0, TIMES, 12.0)
+    *_, settle = flight.on_run_finished(FINISH_REASON_STOP, 1, 0, RUN_TIMES, 12.0)
     assert settle == Settle(3, 1, "stop")
 
 
 def test_a_resumed_answer_that_was_complete_needs_no_run():
-    flight = new_flight()
-    flight.on_tokenized(plan(resumed_ids=[ord("a"), EOS]), 1.0)
+    flight = new_active_request()
+    flight.on_tokenized(generation_plan(resumed_ids=[ord("a"), EOS_ID]), 1.0)
     assert flight.on_admitted(Identity(), "r1", 2.0) == [Accept(), Finish(FINISH_REASON_STOP, ""), Settle(0, 0, "stop")]
 
 
 def test_a_resumed_answer_that_was_complete_still_tells_the_text_that_was_held_back():
-    flight, letters = new_flight(), Letters()
+    flight, letters = new_active_request(), LetterDetokenizer()
     letters.push(ord("a"))  # as the client's tokens are pushed before the flight begins
-    flight.on_tokenized(plan(transcript=letters, resumed_ids=[ord("a")], max_output_tokens=1), 1.0)
+    flight.on_tokenized(generation_plan(transcript=letters, resumed_ids=[ord("a")], max_output_tokens=1), 1.0)
     told = flight.on_admitted(Identity(), "r1", 2.0)
     assert told == [Accept(), Emit("a", (), 1, ()), Finish(FINISH_REASON_LENGTH, ""), Settle(0, 0, "length")]

@@ -2,31 +2,41 @@
 
 import pytest
 
-from flights import ENDINGS, LIMITS, TIMES, give, lease, new_flight, plan, queued_flight, running_flight
+from active_requests import (
+    END_EFFECTS,
+    LIMITS,
+    RUN_TIMES,
+    generation_plan,
+    lease,
+    new_active_request,
+    queued_request,
+    running_request,
+    send_tokens,
+)
 from penstock.chassis.errors import Unavailable
-from penstock.edge.flight.effects import CancelRun, Emit, Enqueue, Settle, StartRun, Withdraw
-from penstock.edge.flight.state import RequestState
+from penstock.edge.lifecycle.effects import CancelRun, Emit, Enqueue, Settle, StartRun, Withdraw
+from penstock.edge.lifecycle.state import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 
 LEFT = 20.0  # s
 
 
 def reserving():
-    flight = new_flight()
-    flight.on_tokenized(plan(), 1.0)
+    flight = new_active_request()
+    flight.on_tokenized(generation_plan(), 1.0)
     return flight
 
 
 def leased():
-    flight = queued_flight()
+    flight = queued_request()
     flight.on_queued()
     assert flight.on_leased(lease(), 10.0) == [StartRun(lease())]
     return flight
 
 
 def decoding(text="ab"):
-    flight = running_flight()
-    give(flight, text)
+    flight = running_request()
+    send_tokens(flight, text)
     return flight
 
 
@@ -52,9 +62,9 @@ def waiting_for_any_worker():
 
 # Stage, what the mesh is told to let go of, tokens that are charged.
 STAGES = [
-    (queued_flight, Withdraw, 0),
+    (queued_request, Withdraw, 0),
     (leased, Withdraw, 0),
-    (running_flight, CancelRun, 0),
+    (running_request, CancelRun, 0),
     (decoding, CancelRun, 2),
     (migrating, Withdraw, 2),
     (between_workers, Withdraw, 2),
@@ -65,8 +75,8 @@ STAGES = [
 def leave(flight, times=2):
     """Say it `times` over, then let the worker answer and time pass; returns all that came of it."""
     effects = [effect for _ in range(times) for effect in flight.client_left(LEFT)]
-    effects += flight.stopped(len(flight.answer.ids), 3, TIMES, LEFT + 0.01)
-    effects += flight.stopped(len(flight.answer.ids), 3, TIMES, LEFT + 0.02)
+    effects += flight.stopped(len(flight.answer.ids), 3, RUN_TIMES, LEFT + 0.01)
+    effects += flight.stopped(len(flight.answer.ids), 3, RUN_TIMES, LEFT + 0.02)
     effects += flight.tick(LEFT + LIMITS.cancel_ack_timeout + 1.0)
     return effects
 
@@ -75,7 +85,7 @@ def leave(flight, times=2):
 def test_a_client_that_leaves_twice_ends_once_and_is_charged_what_was_made(stage, let_go, charged):
     flight = stage()
     effects = leave(flight)
-    (ending,) = [each for each in effects if isinstance(each, ENDINGS)]
+    (ending,) = [each for each in effects if isinstance(each, END_EFFECTS)]
     (settled,) = [each for each in effects if isinstance(each, Settle)]
     assert type(ending).__name__ == "Cancelled"
     assert (settled.output_tokens, settled.outcome) == (charged, "cancelled")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from flights import DEADLINE, LIMITS, give, lease, queued_flight, running_flight
+from active_requests import DEADLINE, LIMITS, lease, queued_request, running_request, send_tokens
 from penstock.chassis.errors import (
     Aborted,
     InvalidArgument,
     NotFound,
     Unavailable,
 )
-from penstock.edge.flight.effects import (
+from penstock.edge.lifecycle.effects import (
     AcknowledgeCancel,
     CancelRun,
     Emit,
@@ -20,13 +20,13 @@ from penstock.edge.flight.effects import (
     StartRun,
     Withdraw,
 )
-from penstock.edge.flight.state import RequestState
+from penstock.edge.lifecycle.state import RequestState
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 
 def test_a_dead_worker_is_avoided_and_the_next_run_goes_on_after_the_last_token():
-    flight = running_flight()
-    give(flight, "abc")
+    flight = running_request()
+    send_tokens(flight, "abc")
     first_enqueue = flight.enqueued_at
     assert flight.on_worker_lost(13.0, died=True) == [Enqueue()]
     assert (flight.attempt, flight.failed_attempts.avoided_workers, flight.enqueued_at) == (2, ["w1"], first_enqueue)
@@ -40,33 +40,33 @@ def test_a_dead_worker_is_avoided_and_the_next_run_goes_on_after_the_last_token(
 
 
 def test_a_worker_that_drains_is_left_without_being_avoided():
-    flight = running_flight()
+    flight = running_request()
     assert flight.on_worker_lost(13.0, died=False) == [Enqueue()]
     assert flight.failed_attempts.avoided_workers == []
 
 
 @pytest.mark.parametrize("reason", ["LEASE_LOST", "DRAINING"])
 def test_a_refused_run_is_tried_elsewhere(reason):
-    flight = running_flight()
+    flight = running_request()
     error = Aborted("", reason=reason) if reason == "LEASE_LOST" else Unavailable("", reason=reason)
     assert flight.on_run_rejected(error, 11.0) == [Enqueue()]
     assert (flight.attempt, flight.failed_attempts.avoided_workers) == (2, [])
 
 
 def test_a_worker_whose_engine_died_under_the_request_is_avoided():
-    flight = running_flight()
+    flight = running_request()
     assert flight.on_run_rejected(Unavailable("", reason="ENGINE_DIED"), 11.0) == [Enqueue()]
     assert flight.failed_attempts.avoided_workers == ["w1"]
 
 
 def test_a_run_refused_for_good_fails_the_request_and_charges_nothing():
-    flight = running_flight()
+    flight = running_request()
     error = InvalidArgument("too long", reason="PROMPT_TOO_LONG")
     assert flight.on_run_rejected(error, 11.0) == [Fail(error), Settle(0, 0, "failed")]
 
 
 def test_a_worker_that_never_ran_it_costs_no_attempt_and_is_not_asked_again_at_once():
-    flight, now = running_flight(), 11.0
+    flight, now = running_request(), 11.0
     starting_anew = Unavailable("", reason="ENGINE_DIED")
     assert flight.on_run_rejected(starting_anew, now, never_ran=True) == [Enqueue()]
     for attempt in range(2, 3 * LIMITS.max_attempts):
@@ -80,8 +80,8 @@ def test_a_worker_that_never_ran_it_costs_no_attempt_and_is_not_asked_again_at_o
 
 
 def test_attempts_are_bounded():
-    flight = running_flight()
-    give(flight, "a")
+    flight = running_request()
+    send_tokens(flight, "a")
     for attempt in (2, 3):
         assert flight.on_worker_lost(20.0, died=True) == [Enqueue()]
         flight.on_leased(lease(attempt), 20.0)
@@ -95,8 +95,8 @@ def test_attempts_are_bounded():
     ("text", "reason", "outcome"), [("abcdef", FINISH_REASON_LENGTH, "length"), ("ab\x07", FINISH_REASON_STOP, "stop")]
 )
 def test_a_worker_that_dies_after_the_last_token_costs_nothing(text, reason, outcome):
-    flight = running_flight()
-    give(flight, text)
+    flight = running_request()
+    send_tokens(flight, text)
     held, finish, settle = flight.on_worker_lost(13.0, died=True)
     assert held.text == text[-1]
     assert finish == Finish(reason, "")
@@ -104,15 +104,15 @@ def test_a_worker_that_dies_after_the_last_token_costs_nothing(text, reason, out
 
 
 def test_a_gap_in_the_tokens_ends_the_run_and_not_the_request():
-    flight = running_flight()
-    give(flight, "a")
+    flight = running_request()
+    send_tokens(flight, "a")
     assert flight.on_token(2, ord("c"), None, 12.0) == [CancelRun(), Enqueue()]
     assert flight.output.token_ids == [ord("a")]
 
 
 def test_a_cancel_whose_worker_dies_is_over_all_the_same():
-    flight = running_flight()
-    give(flight, "ab")
+    flight = running_request()
+    send_tokens(flight, "ab")
     flight.on_client_cancelled(13.0)
     assert flight.on_worker_lost(14.0, died=True) == [
         AcknowledgeCancel(2, 0, 1.0, is_acknowledged=False),
@@ -121,8 +121,8 @@ def test_a_cancel_whose_worker_dies_is_over_all_the_same():
 
 
 def test_half_an_answer_waits_for_a_worker_to_come_back():
-    flight = running_flight()
-    give(flight, "a")
+    flight = running_request()
+    send_tokens(flight, "a")
     flight.on_worker_lost(13.0, died=False)
     assert flight.on_queue_rejected(Unavailable("", reason="NO_WORKER", retry_after=2.0), 14.0) == []
     assert flight.next_tick_at == 16.0
@@ -137,7 +137,7 @@ def test_half_an_answer_waits_for_a_worker_to_come_back():
 
 
 def test_a_worker_whose_stream_broke_is_asked_again_when_there_is_no_other():
-    flight = running_flight()
+    flight = running_request()
     flight.on_worker_lost(13.0, died=True)
     error = Unavailable("", reason="NO_WORKER", retry_after=2.0)
     assert flight.on_queue_rejected(error, 14.0) == [Enqueue()]
@@ -147,20 +147,20 @@ def test_a_worker_whose_stream_broke_is_asked_again_when_there_is_no_other():
 
 
 def test_a_new_request_hears_at_once_that_nobody_can_serve_it():
-    flight = queued_flight()
+    flight = queued_request()
     error = Unavailable("", reason="NO_WORKER", retry_after=2.0)
     assert flight.on_queue_rejected(error, 3.0) == [Fail(error), Settle(0, 0, "shed")]
 
 
 def test_a_reason_that_is_over_in_a_moment_is_waited_out():
-    flight = queued_flight()
+    flight = queued_request()
     assert flight.on_queue_rejected(NotFound("", reason="MODEL_UNKNOWN"), 3.0, is_transient=True) == []
     assert flight.next_tick_at == 3.25
     assert flight.tick(3.25) == [Enqueue()]
 
 
 def test_a_lost_queue_means_another_one():
-    flight = queued_flight()
+    flight = queued_request()
     assert flight.on_queue_lost() == [Enqueue()]
     assert flight.attempt == 1
     assert flight.on_no_queue(5.0) == []
@@ -171,7 +171,7 @@ def test_a_lost_queue_means_another_one():
 
 
 def test_no_queue_at_all_is_waited_for_with_patience():
-    flight = queued_flight()
+    flight = queued_request()
     flight.on_no_queue(5.0)
     withdraw, fail, settle = flight.tick(15.0)
     assert (withdraw, fail.error.reason, settle) == (Withdraw(), "QUEUE_LOST", Settle(0, 0, "failed"))
@@ -179,7 +179,7 @@ def test_no_queue_at_all_is_waited_for_with_patience():
 
 
 def test_a_lease_that_cannot_be_started_in_time_is_given_up():
-    flight = queued_flight()
+    flight = queued_request()
     flight.on_leased(lease(), 10.0)
     assert flight.next_tick_at == 14.0
     assert flight.tick(14.0) == [Withdraw(), Enqueue()]
@@ -187,7 +187,7 @@ def test_a_lease_that_cannot_be_started_in_time_is_given_up():
 
 
 def test_a_lease_that_the_queue_takes_back_is_not_started_and_its_ticket_asked_for_again():
-    flight = queued_flight()
+    flight = queued_request()
     flight.on_leased(lease(), 10.0)
     assert flight.on_queue_rejected(Unavailable("", reason="SUSPECT", retry_after=1.0), 10.5, is_transient=True) == [
         Withdraw(),
@@ -197,13 +197,13 @@ def test_a_lease_that_the_queue_takes_back_is_not_started_and_its_ticket_asked_f
 
 
 def test_a_run_goes_on_whatever_the_queue_says_of_its_lease():
-    flight = running_flight()
+    flight = running_request()
     assert flight.on_queue_rejected(Unavailable("", reason="SUSPECT", retry_after=1.0), 11.0, is_transient=True) == []
     assert flight.state is RequestState.RUNNING
 
 
 def test_a_lease_of_an_earlier_attempt_is_left_to_lapse():
-    flight = running_flight()
+    flight = running_request()
     flight.on_worker_lost(11.0, died=True)
     assert flight.on_leased(lease(1), 12.0) == []
     assert flight.state is RequestState.QUEUED

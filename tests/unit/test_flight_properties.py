@@ -4,19 +4,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flights import ENDINGS, TIMES, Letters, lease, new_flight, plan
+from active_requests import END_EFFECTS, RUN_TIMES, LetterDetokenizer, generation_plan, lease, new_active_request
 from penstock.chassis.errors import (
     Aborted,
     InvalidArgument,
     QuotaExceeded,
     Unavailable,
 )
-from penstock.edge.flight.effects import (
-    Emit,
-    Settle,
-    StartRun,
-)
-from penstock.edge.flight.state import RequestState
+from penstock.edge.lifecycle.effects import Emit, Settle, StartRun
+from penstock.edge.lifecycle.state import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH
 
@@ -27,7 +23,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now = 0.0
-        self.flight = new_flight()
+        self.flight = new_active_request()
         self.emitted = []
         self.endings = []
         self.settles = []
@@ -39,7 +35,7 @@ class AnyOrder(RuleBasedStateMachine):
                 assert not self.endings, "text after the ending"
                 assert effect.first_index == len(self.emitted)
                 self.emitted += effect.token_ids
-            self.endings += [effect] if isinstance(effect, ENDINGS) else []
+            self.endings += [effect] if isinstance(effect, END_EFFECTS) else []
             self.settles += [effect] if isinstance(effect, Settle) else []
             if isinstance(effect, StartRun):
                 assert not self.endings, "a run for nobody"
@@ -47,7 +43,7 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize(stop=st.sampled_from(["", "d"]))
     def tokenize(self, stop):
         self.stop = stop
-        self.take(self.flight.on_tokenized(plan(transcript=Letters(stop)), self.now))
+        self.take(self.flight.on_tokenized(generation_plan(transcript=LetterDetokenizer(stop)), self.now))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 10.0]))
     def time_passes(self, seconds):
@@ -100,11 +96,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def finished(self):
-        self.take(self.flight.on_run_finished(FINISH_REASON_LENGTH, 1, 1, TIMES, self.now))
+        self.take(self.flight.on_run_finished(FINISH_REASON_LENGTH, 1, 1, RUN_TIMES, self.now))
 
     @rule()
     def stopped(self):
-        self.take(self.flight.on_run_stopped(2, 1, TIMES, self.now))
+        self.take(self.flight.on_run_stopped(2, 1, RUN_TIMES, self.now))
 
     @rule(error=st.sampled_from([Aborted("", reason="LEASE_LOST"), InvalidArgument("")]))
     def run_refused(self, error):

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from naive_loop import naive_logits
 from paths import STORIES
 from penstock.worker.engine.loaders import ModelUnsupported, load, load_card
-from penstock.worker.engine.weights import half_split_rows
+from penstock.worker.engine.torch.weights import half_split_rows
 from tiny_gguf import write_gguf
 from tiny_model import CHAT_TEMPLATE, EOS_ID, write_tiny_model
 

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from manifest_rules import container, faults
-from manifests import OVERLAY, configs, render, the
+from manifest_rules import container, manifest_faults
+from manifests import LOCAL_OVERLAY, config_classes, get_object, render_overlay
 from penstock.routing.bootstrap import bootstrap
 
 
 @pytest.fixture
 def objects():
-    return copy.deepcopy(render(OVERLAY))
+    return copy.deepcopy(render_overlay(LOCAL_OVERLAY))
 
 
 def set_variable(name, value):
@@ -241,12 +241,12 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_found(objects, mistake):
     kind, name, spoil, told = mistake
-    spoil(the(objects, kind, name))
-    found = faults(objects, configs())
+    spoil(get_object(objects, kind, name))
+    found = manifest_faults(objects, config_classes())
     assert any(told in fault for fault in found), found
 
 
 def test_the_bootstrap_may_name_no_stranger(objects):
-    file = the(objects, "ConfigMap", "envoy")
+    file = get_object(objects, "ConfigMap", "envoy")
     file["data"]["bootstrap.json"] = json.dumps(bootstrap("router:7006", "127.0.0.1:9901"))
-    assert any("router:7006, which no Service has" in fault for fault in faults(objects, configs()))
+    assert any("router:7006, which no Service has" in fault for fault in manifest_faults(objects, config_classes()))

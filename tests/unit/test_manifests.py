@@ -6,19 +6,19 @@ import kubernetes_validate
 import pytest
 
 from image_closure import dockerfile, installed_in
-from manifest_rules import container, environment, faults, ports
-from manifests import DEPLOY, OVERLAY, TIERS, configs, render, the
+from manifest_rules import container, environment, manifest_faults, ports
+from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, TIERS, config_classes, get_object, render_overlay
 from penstock.routing.bootstrap import bootstrap
-from penstock.routing.edge import parse_specs
+from penstock.routing.edges.edge_spec import parse_specs
 
 PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
-GPU_OVERLAY = DEPLOY / "k8s" / "overlays" / "gpu"
+GPU_OVERLAY = DEPLOY_FOLDER / "k8s" / "overlays" / "gpu"
 SCHEMAS = "1.37"  # the newest that kubernetes-validate brings
 
 
 @pytest.fixture
 def rendered():
-    return render(OVERLAY)
+    return render_overlay(LOCAL_OVERLAY)
 
 
 def test_every_object_is_valid_by_the_schema_of_its_kind(rendered):
@@ -27,7 +27,7 @@ def test_every_object_is_valid_by_the_schema_of_its_kind(rendered):
 
 
 def test_the_overlay_has_no_fault(rendered):
-    assert faults(rendered, configs()) == []
+    assert manifest_faults(rendered, config_classes()) == []
 
 
 def test_every_tier_has_pods_a_service_and_an_account_of_its_own(rendered):
@@ -37,39 +37,39 @@ def test_every_tier_has_pods_a_service_and_an_account_of_its_own(rendered):
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_tier_listens_where_the_map_says(rendered, tier):
-    assert ports(the(rendered, "Deployment", tier))["grpc"] == PORTS[tier]
+    assert ports(get_object(rendered, "Deployment", tier))["grpc"] == PORTS[tier]
 
 
 def test_the_front_is_one_port_for_all(rendered):
-    assert ports(the(rendered, "Deployment", "envoy"))["front"] == 8080
-    assert [port["port"] for port in the(rendered, "Service", "envoy")["spec"]["ports"]] == [8080]
+    assert ports(get_object(rendered, "Deployment", "envoy"))["front"] == 8080
+    assert [port["port"] for port in get_object(rendered, "Service", "envoy")["spec"]["ports"]] == [8080]
 
 
 def test_routing_finds_every_edge_on_both_its_ports(rendered):
-    (spec,) = parse_specs(environment(the(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_EDGES"])
-    edge = ports(the(rendered, "Deployment", "edge"))
+    (spec,) = parse_specs(environment(get_object(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_EDGES"])
+    edge = ports(get_object(rendered, "Deployment", "edge"))
     assert spec.is_dns_set
     assert (spec.template.grpc.port, spec.template.http.port) == (edge["grpc"], edge["http"])
 
 
 def test_routing_tells_the_proxies_to_answer_where_their_service_sends(rendered):
-    listen = environment(the(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_ENVOY_LISTEN"]
-    assert listen == f"0.0.0.0:{ports(the(rendered, 'Deployment', 'envoy'))['front']}"
+    listen = environment(get_object(rendered, "Deployment", "routing"))["PENSTOCK_ROUTING_ENVOY_LISTEN"]
+    assert listen == f"0.0.0.0:{ports(get_object(rendered, 'Deployment', 'envoy'))['front']}"
 
 
 def test_the_proxies_start_from_the_bootstrap_the_code_writes(rendered):
     written = bootstrap("routing:7006", "127.0.0.1:9901", ready_address="0.0.0.0:9902")
-    assert json.loads(the(rendered, "ConfigMap", "envoy")["data"]["bootstrap.json"]) == written
+    assert json.loads(get_object(rendered, "ConfigMap", "envoy")["data"]["bootstrap.json"]) == written
     ready = written["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"]
-    assert ports(the(rendered, "Deployment", "envoy"))["ready"] == ready
-    hook = container(the(rendered, "Deployment", "envoy"))["lifecycle"]["preStop"]["exec"]["command"]
+    assert ports(get_object(rendered, "Deployment", "envoy"))["ready"] == ready
+    hook = container(get_object(rendered, "Deployment", "envoy"))["lifecycle"]["preStop"]["exec"]["command"]
     assert hook[2] == str(written["admin"]["address"]["socket_address"]["port_value"])
 
 
 def test_every_tier_has_an_image_that_runs_it_and_is_not_root(rendered):
     commands = {each.name: each.command for each in dockerfile().images()}
     for tier in TIERS:
-        assert container(the(rendered, "Deployment", tier))["image"] == f"penstock-{tier}:dev"
+        assert container(get_object(rendered, "Deployment", tier))["image"] == f"penstock-{tier}:dev"
         assert commands[tier] == ("python", "-m", f"penstock.{tier}")
     for name in commands:
         users = [text for stage in dockerfile().lineage(name) for text in stage.texts("USER")]
@@ -81,9 +81,9 @@ def test_only_a_worker_image_carries_torch():
     assert carriers == ["worker", "worker-gpu"]
 
 
-@pytest.mark.parametrize("overlay", [OVERLAY, GPU_OVERLAY], ids=["local", "gpu"])
+@pytest.mark.parametrize("overlay", [LOCAL_OVERLAY, GPU_OVERLAY], ids=["local", "gpu"])
 def test_every_image_of_ours_is_one_that_the_dockerfile_makes(overlay):
-    named = {container(each)["image"] for each in render(overlay) if each["kind"] == "Deployment"}
+    named = {container(each)["image"] for each in render_overlay(overlay) if each["kind"] == "Deployment"}
     ours = {each.removeprefix("penstock-").removesuffix(":dev") for each in named if each.startswith("penstock-")}
     assert len(ours) == len(TIERS)
     assert ours <= {each.name for each in dockerfile().images()}
@@ -92,21 +92,21 @@ def test_every_image_of_ours_is_one_that_the_dockerfile_makes(overlay):
 def test_every_image_made_is_named_by_an_overlay_but_the_one_for_operators():
     named = {
         container(each)["image"]
-        for at in (OVERLAY, GPU_OVERLAY)
-        for each in render(at)
+        for at in (LOCAL_OVERLAY, GPU_OVERLAY)
+        for each in render_overlay(at)
         if "spec" in each and each["kind"] == "Deployment"
     }
     assert {f"penstock-{each.name}:dev" for each in dockerfile().images()} - named == {"penstock-ops:dev"}
 
 
 def test_a_gpu_overlay_gives_each_worker_one():
-    worker = the(render(GPU_OVERLAY), "Deployment", "worker")
+    worker = get_object(render_overlay(GPU_OVERLAY), "Deployment", "worker")
     assert container(worker)["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
 def test_a_gpu_overlay_has_no_fault():
-    assert faults(render(GPU_OVERLAY), configs()) == []
-    for each in render(GPU_OVERLAY):
+    assert manifest_faults(render_overlay(GPU_OVERLAY), config_classes()) == []
+    for each in render_overlay(GPU_OVERLAY):
         kubernetes_validate.validate(each, SCHEMAS, strict=True)
 
 
@@ -114,7 +114,7 @@ def test_a_gpu_worker_has_a_compiler_and_a_volume_for_what_it_compiles():
     stage = dockerfile().stages["worker-gpu"]
     (variables,) = [dict(pair.split("=") for pair in text.split()) for text in stage.texts("ENV")]
     assert any("apt-get install" in text and variables["CC"] in text.split() for text in stage.texts("RUN"))
-    pods = the(render(GPU_OVERLAY), "Deployment", "worker")
+    pods = get_object(render_overlay(GPU_OVERLAY), "Deployment", "worker")
     mounts = {each["mountPath"]: each["name"] for each in container(pods)["volumeMounts"]}
     volumes = {each["name"]: each for each in pods["spec"]["template"]["spec"]["volumes"]}
     assert "emptyDir" in volumes[mounts[variables["TRITON_CACHE_DIR"]]]
@@ -122,5 +122,7 @@ def test_a_gpu_worker_has_a_compiler_and_a_volume_for_what_it_compiles():
 
 @pytest.mark.parametrize("tier", ["edge", "worker"])
 def test_edges_and_workers_know_their_zone_where_the_cluster_tells_it(rendered, tier):
-    (zone,) = [each for each in container(the(rendered, "Deployment", tier))["env"] if each["name"] == "PENSTOCK_ZONE"]
+    (zone,) = [
+        each for each in container(get_object(rendered, "Deployment", tier))["env"] if each["name"] == "PENSTOCK_ZONE"
+    ]
     assert zone["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['topology.kubernetes.io/zone']"

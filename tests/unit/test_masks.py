@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.engine.draw import RowDraw
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.masks import build_mask
+from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.errors import StartInvalid
 from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, FinishReason, SamplingParams, SequenceSpec
-from penstock.worker.engine.masks import build_mask
-from penstock.worker.engine.sampler import sample
+from penstock.worker.engine.sampling.draw import RowDraw
+from penstock.worker.engine.sampling.sampler import sample
 
 END = 2
 WORDS = AllowedChoices(((10, 11), (10, 11, 12), (20,)))

@@ -19,7 +19,7 @@ def test_every_process_has_a_name_and_a_port_of_its_own():
 
 def test_default_ports_are_the_published_ones():
     plan = planned()
-    assert (plan.grpc, plan.http, plan.front) == ("127.0.0.1:7001", "127.0.0.1:7080", "127.0.0.1:8080")
+    assert (plan.grpc, plan.http, plan.proxy) == ("127.0.0.1:7001", "127.0.0.1:7080", "127.0.0.1:8080")
     assert [each.address.rpartition(":")[2] for each in plan.processes] == [
         "7002", "7003", "7004", "7005", "7001", "7006", "8080",
     ]  # fmt: skip
@@ -38,16 +38,16 @@ def test_without_envoy_there_is_no_routing_either():
 
 def test_every_edge_knows_every_queue_and_every_scheduler_too():
     plan = planned(edges=2, queues=3, schedulers=2)
-    queues = ",".join(each.address for each in plan.of("queue"))
-    assert {each.environment["PENSTOCK_EDGE_QUEUES"] for each in plan.of("edge")} == {queues}
-    assert {each.environment["PENSTOCK_SCHEDULER_QUEUES"] for each in plan.of("scheduler")} == {queues}
+    queues = ",".join(each.address for each in plan.processes_of("queue"))
+    assert {each.environment["PENSTOCK_EDGE_QUEUES"] for each in plan.processes_of("edge")} == {queues}
+    assert {each.environment["PENSTOCK_SCHEDULER_QUEUES"] for each in plan.processes_of("scheduler")} == {queues}
 
 
 def test_workers_are_spread_over_the_schedulers_and_know_the_others():
     plan = planned(schedulers=2, workers=4)
-    first = [each.environment["PENSTOCK_WORKER_SCHEDULERS"].split(",")[0] for each in plan.of("worker")]
-    assert sorted(first) == sorted([each.address for each in plan.of("scheduler")] * 2)
-    assert all(each.environment["PENSTOCK_WORKER_SCHEDULERS"].count(",") == 1 for each in plan.of("worker"))
+    first = [each.environment["PENSTOCK_WORKER_SCHEDULERS"].split(",")[0] for each in plan.processes_of("worker")]
+    assert sorted(first) == sorted([each.address for each in plan.processes_of("scheduler")] * 2)
+    assert all(each.environment["PENSTOCK_WORKER_SCHEDULERS"].count(",") == 1 for each in plan.processes_of("worker"))
 
 
 def test_a_setting_reaches_the_processes_of_its_tier_alone():
@@ -57,6 +57,6 @@ def test_a_setting_reaches_the_processes_of_its_tier_alone():
 
 
 def test_the_workers_share_the_machine_s_cores():
-    threads = {each.environment["PENSTOCK_WORKER_THREADS"] for each in planned(workers=2).of("worker")}
+    threads = {each.environment["PENSTOCK_WORKER_THREADS"] for each in planned(workers=2).processes_of("worker")}
     assert threads == {"2"}
-    assert planned(workers=1).of("worker")[0].environment["PENSTOCK_WORKER_THREADS"] == "4"
+    assert planned(workers=1).processes_of("worker")[0].environment["PENSTOCK_WORKER_THREADS"] == "4"

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forwards import BLOCKS, SHAPE, logits_of, random_weights, text_of
 from paths import REPO
-from penstock.worker.engine.model import Model
 from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native, compiler
-from penstock.worker.engine.runner import TorchRunner
+from penstock.worker.engine.torch.model import Model
+from penstock.worker.engine.torch.runner import TorchRunner
+from random_models import KV_BLOCKS, SHAPE, logits_of, random_text, random_weights
 
 SHAPES = {
     "plain": SHAPE,
@@ -35,14 +35,19 @@ NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 
 
 def runners(shape, dtype, *, block_size=16, threads=2, **weights):
-    torch_runner = TorchRunner(Model(shape, random_weights(shape, dtype, **weights)), BLOCKS, block_size)
-    return torch_runner, NativeRunner(shape, random_weights(shape, dtype, **weights), BLOCKS, block_size, threads)
+    torch_runner = TorchRunner(Model(shape, random_weights(shape, dtype, **weights)), KV_BLOCKS, block_size)
+    return torch_runner, NativeRunner(shape, random_weights(shape, dtype, **weights), KV_BLOCKS, block_size, threads)
 
 
 @pytest.mark.parametrize("extras", [False, True], ids=["llama", "qwen"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_float32_logits_are_plain_torchs(shape, extras):
-    texts = [text_of(3), text_of(40, 2), text_of(600, 3), text_of(880, 4)]  # a layer takes so many in parts
+    texts = [
+        random_text(3),
+        random_text(40, 2),
+        random_text(600, 3),
+        random_text(880, 4),
+    ]  # a layer takes so many in parts
     plain, native = (logits_of(each, texts, budget=2_048) for each in runners(shape, torch.float32, extras=extras))
     assert plain.keys() == native.keys()
     for place, row in plain.items():
@@ -52,7 +57,7 @@ def test_float32_logits_are_plain_torchs(shape, extras):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_logits_are_as_near_to_float32_as_plain_torchs(shape, dtype):
-    texts = [text_of(300)]
+    texts = [random_text(300)]
     exact = logits_of(runners(shape, torch.float32)[0], texts)
     plain, native = (logits_of(each, texts) for each in runners(shape, dtype))
 
@@ -63,7 +68,7 @@ def test_logits_are_as_near_to_float32_as_plain_torchs(shape, dtype):
 
 
 def test_a_tied_head_is_the_embedding():
-    texts = [text_of(20)]
+    texts = [random_text(20)]
     plain, native = (logits_of(each, texts) for each in runners(SHAPE, torch.float32, tied=True))
     for place, row in plain.items():
         torch.testing.assert_close(native[place], row, rtol=1e-3, atol=2e-3)
@@ -81,10 +86,10 @@ def test_a_tied_head_is_the_embedding():
 def test_a_rows_bits_are_its_own_whatever_is_computed_beside_it(
     *, dtype, mates, budget, prompt_share, block_size, threads
 ):
-    text = text_of(330)
+    text = random_text(330)
     alone = logits_of(runners(SHAPE, dtype)[1], [text], prompt_share=0.9)
     runner = runners(SHAPE, dtype, block_size=block_size, threads=threads)[1]
-    texts = [*(text_of(length, seed) for seed, length in enumerate(mates, 10)), text]
+    texts = [*(random_text(length, seed) for seed, length in enumerate(mates, 10)), text]
     options = {"budget": budget, "block_size": block_size, "prompt_share": prompt_share}
     crowd = logits_of(runner, texts, **options)
     shared = [place for place in alone if (len(mates), place[1]) in crowd]
@@ -95,7 +100,7 @@ def test_a_rows_bits_are_its_own_whatever_is_computed_beside_it(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_found_prefix_gives_the_bits_of_a_computed_one(dtype):
-    text = text_of(200)
+    text = random_text(200)
     runner = runners(SHAPE, dtype)[1]
     alone = logits_of(runner, [text])
     twice = logits_of(runner, [text, text[:150], text], salt=b"tenant")

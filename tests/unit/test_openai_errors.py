@@ -3,9 +3,9 @@ import json
 import pytest
 
 from penstock.chassis import errors
-from penstock.edge.openai.errors import http_error
-from penstock.edge.openai.fields import BodyTooLarge
-from penstock.edge.openai.models import model_object
+from penstock.edge.api.openai.errors import http_error
+from penstock.edge.api.openai.fields import BodyTooLarge
+from penstock.edge.api.openai.models import model_object
 
 CASES = [
     (errors.InvalidArgument("m"), 400, "invalid_request_error", "invalid_argument"),

@@ -3,10 +3,10 @@ import json
 import pytest
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.openai.chat_request import parse_chat
-from penstock.edge.openai.completion_request import parse_completion
-from penstock.edge.openai.fields import BodyTooLarge, parse_body
-from penstock.edge.openai.response_request import parse_response
+from penstock.edge.api.openai.chat import parse_chat
+from penstock.edge.api.openai.completions import parse_completion
+from penstock.edge.api.openai.fields import BodyTooLarge, parse_body
+from penstock.edge.api.openai.responses import parse_response
 from penstock.edge.request import limits
 from penstock.edge.request.spec import ChatInput, Message, RequestSpec, TextInput, TokenInput
 from penstock.v1.inference_pb2 import Priority

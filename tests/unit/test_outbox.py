@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.chassis import outbox as module
-from penstock.chassis.outbox import MAX_BUNDLE_FRAMES, Outbox
+from penstock.chassis.streams import outbox as module
+from penstock.chassis.streams.outbox import MAX_BUNDLE_FRAMES, Outbox
 from penstock.v1.inference_pb2 import SessionCancel, SessionRequest
 
 

@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chassis.own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 
 GAPS = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=50)
 STEP = 0.25  # s

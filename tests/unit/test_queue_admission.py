@@ -4,12 +4,12 @@ import pytest
 
 from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
-from penstock.queue.charges import ServedTicket
+from penstock.queue.accounting import ServedTicket
+from penstock.queue.admission.limits import TtftTargets
 from penstock.queue.frames import to_edge
-from penstock.queue.promises import TtftTargets
-from penstock.queue.shelves import MAX_POOL_STATS_AGE_S
-from penstock.queue.speed import PoolStats, SlotRelease
-from queue_tickets import BATCH, INTERACTIVE, STANDARD, Shard, leased, only, sheds
+from penstock.queue.models.model_queue import MAX_POOL_STATS_AGE_S
+from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, leased, only, sheds
 
 RATE = 1_000.0  # tokens/s; ten tickets
 TTFT = 2.0  # s
@@ -17,8 +17,8 @@ TTFT = 2.0  # s
 
 def shard_at_full_speed(**fields):
     """A shard whose workers are measured as they are with all that they can hold."""
-    shard = Shard(promises=TtftTargets({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), **fields)
-    shard.join()
+    shard = ShardDriver(ttft_targets=TtftTargets({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), **fields)
+    shard.connect()
     shard.book.model_queues["m"].forecast.service_rate.saturated = RATE
     report(shard)
     return shard
@@ -106,7 +106,7 @@ def test_a_full_shard_is_closed_for_no_longer_than_until_a_place_comes_free():
 def test_a_ticket_that_was_let_in_and_ran_out_of_time_closes_nothing():
     shard = shard_at_full_speed()
     shard.enqueue("t", priority=BATCH, deadline=shard.now + 1.0)
-    assert not to_edge(only(out.Shed, shard.wait(1.1))).shed.rejection_windows
+    assert not to_edge(only(out.Shed, shard.pass_time(1.1))).shed.rejection_windows
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_can_is_not():
@@ -140,22 +140,22 @@ def test_resumed_work_and_what_another_shard_let_in_are_not_refused_for_being_la
 
 def test_without_a_fresh_report_nothing_is_refused_but_for_want_of_room():
     shard = shard_at_full_speed(max_depth=50)
-    shard.wait(MAX_POOL_STATS_AGE_S + 0.1)
+    shard.pass_time(MAX_POOL_STATS_AGE_S + 0.1)
     refused = sheds(enqueue_many(shard, 60, enqueued=shard.now))
     assert set(refused.values()) == {"QUEUE_FULL"}
     assert len(refused) == 10
 
 
 def test_before_anything_is_measured_nothing_is_refused_but_for_want_of_room():
-    shard = Shard(max_depth=50, promises=TtftTargets({STANDARD: TTFT}))
-    shard.join()
+    shard = ShardDriver(max_depth=50, ttft_targets=TtftTargets({STANDARD: TTFT}))
+    shard.connect()
     assert set(sheds(enqueue_many(shard, 60)).values()) == {"QUEUE_FULL"}
 
 
 def test_frozen_reports_do_not_stop_offers():
     shard = shard_at_full_speed()
     shard.enqueue("a", priority=BATCH)
-    shard.wait(10 * MAX_POOL_STATS_AGE_S)
+    shard.pass_time(10 * MAX_POOL_STATS_AGE_S)
     assert shard.credit(1) == ["a"]
 
 
@@ -164,7 +164,7 @@ def test_what_waited_past_its_promise_is_not_offered_any_more():
     enqueue_many(shard, 3)
     shard.now += TTFT
     assert shard.credit(3) == []
-    assert sheds(shard.said) == {f"t{number}": "OVERLOADED" for number in range(3)}
+    assert sheds(shard.effects) == {f"t{number}": "OVERLOADED" for number in range(3)}
 
 
 def test_a_deadline_that_its_prefill_would_pass_is_not_offered_any_more():
@@ -174,7 +174,7 @@ def test_a_deadline_that_its_prefill_would_pass_is_not_offered_any_more():
     shard.enqueue("b", deadline=shard.now + 9, priority=BATCH)
     shard.now += 2.1
     assert shard.credit(2) == ["b"]
-    assert sheds(shard.said) == {"a": "DEADLINE"}
+    assert sheds(shard.effects) == {"a": "DEADLINE"}
 
 
 def test_a_ticket_in_time_pays_for_no_late_one():
@@ -247,7 +247,7 @@ def run_one(shard, name, **fields):
 
 
 def counter(shard, tenant="acme"):
-    return shard.book.shelves["m"].order[STANDARD].line.counter(tenant)
+    return shard.book.model_queues["m"].order[STANDARD].line.counter(tenant)
 
 
 def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):

@@ -4,17 +4,17 @@ import pytest
 
 from penstock.chassis.errors import Unavailable
 from penstock.queue import effects as out
-from penstock.queue.blames import REPORT_DELAY_S
-from penstock.queue.timers import DECLINE_PAUSE_S
+from penstock.queue.poison import REPORT_DELAY_S
+from penstock.queue.tickets.expirations import DECLINE_PAUSE_S
 from queue_tickets import (
-    MEMORY,
-    PATIENCE,
-    START,
+    LEASE_MEMORY_S,
+    PATIENCE_S,
+    START_UNIX_S,
     leased,
     offered,
     only,
-    recalls,
     sheds,
+    withdrawn_offers,
 )
 
 # Enqueue.
@@ -53,13 +53,13 @@ def test_the_same_attempt_again_changes_nothing(shard):
 def test_a_newer_attempt_replaces_the_older_and_recalls_its_offer(shard):
     shard.enqueue("a"), shard.credit(1)
     effects = shard.enqueue("a", attempt=2)
-    assert recalls(effects) == [("s", ("a",))]
+    assert withdrawn_offers(effects) == [("s", ("a",))]
     assert repr(shard.book) == "<TicketBook 1 waiting, 0 offered, 0 placed>"
 
 
 def test_a_ticket_moves_over_to_its_edges_new_stream(shard):
     shard.enqueue("a", edge="e"), shard.enqueue("a", edge="f")
-    shard.hear(shard.book.edge_lost("e"))
+    shard.hear(shard.book.on_edge_disconnected("e"))
     assert shard.credit(1) == ["a"]
     assert leased(shard.place("a")) == ["lease"]
     assert only(out.Leased, shard.said).edge == "f"
@@ -67,7 +67,7 @@ def test_a_ticket_moves_over_to_its_edges_new_stream(shard):
 
 def test_an_enqueue_after_the_lease_recalls_the_lease(shard):
     shard.enqueue("a"), shard.credit(1), shard.place("a")
-    assert recalls(shard.enqueue("a", attempt=2)) == [("s", ("a",))]
+    assert withdrawn_offers(shard.enqueue("a", attempt=2)) == [("s", ("a",))]
     assert shard.credit(1) == ["a"]
 
 
@@ -86,7 +86,7 @@ def test_a_placed_ticket_is_leased_to_its_edge_and_forgotten(shard):
 
 def test_the_wait_of_a_resumed_ticket_is_that_of_its_present_attempt(shard):
     shard.now += 60
-    shard.enqueue("a", attempt=2, enqueued=START), shard.credit(1)
+    shard.enqueue("a", attempt=2, enqueued=START_UNIX_S), shard.credit(1)
     shard.now += 1
     assert only(out.Leased, shard.place("a", attempt=2)).waited == pytest.approx(1.0)
 
@@ -121,7 +121,7 @@ def test_once_is_answered_even_when_all_was_used(shard):
 def test_a_decline_for_lack_of_capacity_voids_the_other_credit(shard):
     shard.credit(5)
     shard.enqueue("a"), shard.decline("a")
-    assert shard.book.seats.credit == 0
+    assert shard.book.schedulers.credit == 0
     assert shard.credit(1) == ["a"]
 
 
@@ -130,7 +130,7 @@ def test_a_ticket_that_is_declined_again_and_again_pauses_and_lets_others_by(sha
     for _ in range(2):
         assert shard.credit(1) == ["a"]
         shard.decline("a")
-    assert shard.book.shelves.waiting.tickets == 2
+    assert shard.book.model_queues.waiting.tickets == 2
     assert shard.credit(1) == ["b"]
     assert shard.credit(1) == []
     assert offered(shard.wait(DECLINE_PAUSE_S)) == ["a"]
@@ -195,7 +195,7 @@ def test_what_failed_under_every_worker_hears_that_and_when_to_retry(shard):
     shard.enqueue("a", avoid_workers=("w1", "w2"), attempt=3), shard.credit(1)
     error = only(out.Shed, shard.decline("a", "NO_WORKER")).error
     assert "2 workers" in error.message
-    assert error.retry_after == PATIENCE
+    assert error.retry_after == PATIENCE_S
 
 
 # Withdrawal.
@@ -213,7 +213,7 @@ def test_withdrawing_what_is_not_there_is_acknowledged_as_well(shard):
 
 def test_withdrawing_an_offered_ticket_recalls_it_and_voids_the_place(shard):
     shard.enqueue("a"), shard.credit(1)
-    assert recalls(shard.withdraw("a")) == [("s", ("a",))]
+    assert withdrawn_offers(shard.withdraw("a")) == [("s", ("a",))]
     assert shard.place("a") == []
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
 
@@ -229,23 +229,26 @@ def test_the_answer_to_an_offer_taken_back_does_not_count_for_the_next_offer(sha
 def test_withdrawing_a_leased_ticket_recalls_the_lease_where_it_was_placed(shard):
     shard.join("t")
     shard.enqueue("a"), shard.credit(1, "t"), shard.place("a", "t")
-    assert recalls(shard.withdraw("a")) == [("t", ("a",))]
-    assert recalls(shard.withdraw("a")) == []
+    assert withdrawn_offers(shard.withdraw("a")) == [("t", ("a",))]
+    assert withdrawn_offers(shard.withdraw("a")) == []
 
 
 def test_a_lease_is_remembered_only_for_as_long_as_it_may_not_have_started(shard):
     shard.enqueue("a"), shard.credit(1), shard.place("a")
-    shard.wait(MEMORY)
+    shard.wait(LEASE_MEMORY_S)
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
-    assert recalls(shard.withdraw("a")) == []
+    assert withdrawn_offers(shard.withdraw("a")) == []
 
 
 def test_a_lost_edge_takes_its_tickets_along_and_no_others(shard):
     shard.enqueue("waits", edge="e"), shard.enqueue("other", edge="f")
-    shard.enqueue("offered", edge="e", enqueued=START - 2), shard.enqueue("leased", edge="e", enqueued=START - 3)
+    (
+        shard.enqueue("offered", edge="e", enqueued=START_UNIX_S - 2),
+        shard.enqueue("leased", edge="e", enqueued=START_UNIX_S - 3),
+    )
     assert shard.credit(2) == ["leased", "offered"]
     shard.place("leased")
-    effects = shard.hear(shard.book.edge_lost("e"))
-    assert {ticket_id for _, ids in recalls(effects) for ticket_id in ids} == {"offered", "leased"}
+    effects = shard.hear(shard.book.on_edge_disconnected("e"))
+    assert {ticket_id for _, ids in withdrawn_offers(effects) for ticket_id in ids} == {"offered", "leased"}
     assert repr(shard.book) == "<TicketBook 1 waiting, 0 offered, 0 placed>"
     assert shard.credit(5) == ["other"]

@@ -2,23 +2,23 @@
 
 from penstock.chassis.errors import DeadlineExceeded, Overloaded
 from penstock.queue import effects as out
-from penstock.queue.moves import MAX_DROPS_PER_TICK
+from penstock.queue.tickets.transitions import MAX_DROPS_PER_TICK
 from queue_tickets import (
     BATCH,
     INTERACTIVE,
-    START,
-    Shard,
+    START_UNIX_S,
+    ShardDriver,
     only,
-    recalls,
     sheds,
+    withdrawn_offers,
 )
 
 # Bounds.
 
 
 def test_a_full_queue_refuses_with_the_time_in_which_what_waits_is_served():
-    shard = Shard(max_depth=2)
-    shard.join()
+    shard = ShardDriver(max_depth=2)
+    shard.connect()
     shard.credit(0, rate=100.0)
     shard.enqueue("a", tokens=150), shard.enqueue("b", tokens=150)
     error = only(out.Shed, shard.enqueue("c")).error
@@ -28,16 +28,16 @@ def test_a_full_queue_refuses_with_the_time_in_which_what_waits_is_served():
 
 
 def test_tokens_are_bounded_as_tickets_are():
-    shard = Shard(max_tokens=1_000)
-    shard.join()
+    shard = ShardDriver(max_tokens=1_000)
+    shard.connect()
     shard.enqueue("a", tokens=900)
     assert sheds(shard.enqueue("b", tokens=101)) == {"b": "QUEUE_TOKENS_FULL"}
     assert sheds(shard.enqueue("c", tokens=100)) == {}
 
 
 def test_what_is_offered_does_not_count_against_the_bounds():
-    shard = Shard(max_depth=1)
-    shard.join()
+    shard = ShardDriver(max_depth=1)
+    shard.connect()
     shard.credit(1)
     shard.enqueue("offered")
     assert sheds(shard.enqueue("waits")) == {}
@@ -45,16 +45,19 @@ def test_what_is_offered_does_not_count_against_the_bounds():
 
 
 def test_resumed_work_is_let_in_above_the_bounds():
-    shard = Shard(max_depth=1)
-    shard.join()
+    shard = ShardDriver(max_depth=1)
+    shard.connect()
     shard.enqueue("a")
     assert sheds(shard.enqueue("b", attempt=2)) == {}
 
 
 def test_a_higher_class_takes_the_place_of_the_newest_of_the_lowest():
-    shard = Shard(max_depth=3)
-    shard.join()
-    shard.enqueue("old", priority=BATCH, enqueued=START), shard.enqueue("new", priority=BATCH, enqueued=START + 1)
+    shard = ShardDriver(max_depth=3)
+    shard.connect()
+    (
+        shard.enqueue("old", priority=BATCH, enqueued=START_UNIX_S),
+        shard.enqueue("new", priority=BATCH, enqueued=START_UNIX_S + 1),
+    )
     shard.enqueue("standard")
     assert sheds(shard.enqueue("first", priority=INTERACTIVE)) == {"new": "EVICTED"}
     assert sheds(shard.enqueue("second", priority=INTERACTIVE)) == {"old": "EVICTED"}
@@ -63,18 +66,18 @@ def test_a_higher_class_takes_the_place_of_the_newest_of_the_lowest():
 
 
 def test_a_large_ticket_evicts_as_many_as_it_needs_of_whatever_model():
-    shard = Shard(max_tokens=1_000)
-    shard.join(models=("m", "n"))
+    shard = ShardDriver(max_tokens=1_000)
+    shard.connect(models=("m", "n"))
     for number in range(10):
-        shard.enqueue(f"t{number}", priority=BATCH, model="mn"[number % 2], enqueued=START + number)
+        shard.enqueue(f"t{number}", priority=BATCH, model="mn"[number % 2], enqueued=START_UNIX_S + number)
     effects = shard.enqueue("large", tokens=250, priority=INTERACTIVE)
     assert list(sheds(effects)) == ["t9", "t8", "t7"]
     assert shard.book.model_queues.waiting.tokens == 950
 
 
 def test_nobody_is_evicted_in_vain():
-    shard = Shard(max_tokens=1_000)
-    shard.join()
+    shard = ShardDriver(max_tokens=1_000)
+    shard.connect()
     shard.enqueue("standard", tokens=900), shard.enqueue("batch", tokens=100, priority=BATCH)
     effects = shard.enqueue("large", tokens=1_001, priority=INTERACTIVE)
     assert sheds(effects) == {"large": "QUEUE_TOKENS_FULL"}
@@ -85,29 +88,29 @@ def test_nobody_is_evicted_in_vain():
 
 
 def test_a_waiting_ticket_is_shed_at_its_deadline_and_not_before(shard):
-    shard.enqueue("a", deadline=START + 3)
+    shard.enqueue("a", deadline=START_UNIX_S + 3)
     assert shard.wait(2.9) == []
     error = only(out.Shed, shard.wait(0.1)).error
     assert (isinstance(error, DeadlineExceeded), error.reason) == (True, "DEADLINE")
 
 
 def test_an_offered_ticket_past_its_deadline_is_recalled_as_well(shard):
-    shard.enqueue("a", deadline=START + 1), shard.credit(1)
+    shard.enqueue("a", deadline=START_UNIX_S + 1), shard.credit(1)
     effects = shard.wait(1.0)
-    assert (sheds(effects), recalls(effects)) == ({"a": "DEADLINE"}, [("s", ("a",))])
+    assert (sheds(effects), withdrawn_offers(effects)) == ({"a": "DEADLINE"}, [("s", ("a",))])
     assert shard.place("a") == []
 
 
 def test_a_ticket_that_comes_too_late_is_refused_at_once(shard):
-    assert sheds(shard.enqueue("a", deadline=START - 1)) == {"a": "DEADLINE"}
+    assert sheds(shard.enqueue("a", deadline=START_UNIX_S - 1)) == {"a": "DEADLINE"}
 
 
 def test_many_deadlines_at_once_are_spread_over_ticks():
-    shard = Shard(max_depth=10_000)
-    shard.join()
+    shard = ShardDriver(max_depth=10_000)
+    shard.connect()
     for number in range(2 * MAX_DROPS_PER_TICK + 1):
-        shard.enqueue(f"t{number}", deadline=START + 1)
-    assert [len(sheds(shard.wait(seconds))) for seconds in (1.0, 0.05, 0.05, 0.05)] == [
+        shard.enqueue(f"t{number}", deadline=START_UNIX_S + 1)
+    assert [len(sheds(shard.pass_time(seconds))) for seconds in (1.0, 0.05, 0.05, 0.05)] == [
         MAX_DROPS_PER_TICK,
         MAX_DROPS_PER_TICK,
         1,
@@ -117,5 +120,5 @@ def test_many_deadlines_at_once_are_spread_over_ticks():
 
 def test_deadlines_of_tickets_that_left_do_not_pile_up(shard):
     for number in range(5_000):
-        shard.enqueue(f"t{number}", deadline=START + 3_600), shard.withdraw(f"t{number}")
-    assert len(shard.book._moves.timers.dues) < 200
+        shard.enqueue(f"t{number}", deadline=START_UNIX_S + 3_600), shard.withdraw(f"t{number}")
+    assert len(shard.book._transitions.timers.lease_deadlines) < 200

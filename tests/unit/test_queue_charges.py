@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.queue.charges import MAX_UNREPORTED_STEPS, REPORT_TIMEOUT_S, ServedTicket
+from penstock.queue.accounting import MAX_UNREPORTED_STEPS, REPORT_TIMEOUT_S, ServedTicket
 from penstock.queue.policies.cost import cost_of, running_cost
-from queue_tickets import Shard, ticket
+from queue_tickets import ShardDriver, ticket
 
 
 @pytest.fixture
 def shard():
     """One ticket got a lease and was served a part of its answer."""
-    shard = Shard()
-    shard.join()
+    shard = ShardDriver()
+    shard.connect()
     shard.enqueue("a", tokens=200)
     shard.credit(1)
-    shard.wait(0.1)
+    shard.pass_time(0.1)
     shard.place("a")
     return shard
 
@@ -46,10 +46,10 @@ def test_what_was_unheard_of_for_long_runs_again_once_it_is_spoken_of(shard):
 
 def decoding(name, **fields):
     """A shard with a ticket that asks for 200 tokens and had 40 by its worker's 1,000th step."""
-    shard = Shard()
-    shard.join()
+    shard = ShardDriver()
+    shard.connect()
     long = replace(ticket(name, **fields), max_output_tokens=200)
-    shard.hear(shard.book.enqueue(long, shard.now))
+    shard.record(shard.book.enqueue(long, shard.now))
     shard.credit(1)
     shard.place(name)
     shard.book.on_service_report([ServedTicket(name, 90, 40, has_ended=False, attempt=1, worker_steps=1_000)])

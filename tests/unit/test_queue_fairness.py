@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.queue.policies.choice import PolicyConfig
-from penstock.scheduler import worker
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.scheduler.fleet import worker
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation

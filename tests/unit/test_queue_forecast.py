@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.queue.forecast import CORRECTION_BOUNDS, MAX_RECENT_WAITS, SATURATION_DELAY_S, Forecast
-from penstock.queue.lengths import DEFAULT_OUTPUT_TOKENS, MIN_HISTORY_ANSWERS, OutputLengthPredictor
-from penstock.queue.outlook import WorkAhead
-from penstock.queue.speed import PoolStats, ServiceRate, SlotRelease
-from queue_tickets import START, ticket
+from penstock.queue.prediction.estimators import DEFAULT_OUTPUT_TOKENS, MIN_HISTORY_ANSWERS, OutputLengthPredictor
+from penstock.queue.prediction.forecast import CORRECTION_BOUNDS, MAX_RECENT_WAITS, SATURATION_DELAY_S, Forecast
+from penstock.queue.prediction.pool_stats import PoolStats, ServiceRate, SlotRelease
+from penstock.queue.prediction.ttft_model import WorkAhead
+from queue_tickets import START_UNIX_S, ticket
 
 FULL = PoolStats(
-    START, tokens_per_second=1_000.0, prefill_tokens_per_second=500.0, next_worker_backlog=100, step_time=0.01
+    START_UNIX_S, tokens_per_second=1_000.0, prefill_tokens_per_second=500.0, next_worker_backlog=100, step_time=0.01
 )
 
 
@@ -22,47 +22,51 @@ def measured():
 
 
 def test_a_first_token_takes_the_wait_the_backlog_the_own_prompt_and_a_step():
-    found = measured().predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL], 0, START)
+    found = measured().predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL], 0, START_UNIX_S)
     assert found.wait == pytest.approx(1.0), "nine tickets ahead and a place for its own"
     assert found.after_lease == pytest.approx(100 / 500 + 50 / 500 + 0.01)
     assert found.ttft == pytest.approx(1.0 + 100 / 500 + 50 / 500 + 0.01)
 
 
 def test_free_slots_take_a_burst_at_once_however_slow_a_batch_of_one_was():
-    idle = PoolStats(START, tokens_per_second=20.0, free_slots=64)
-    found = Forecast().predict(ticket("t"), WorkAhead(40, 4_000), [idle], 0, START)
+    idle = PoolStats(START_UNIX_S, tokens_per_second=20.0, free_slots=64)
+    found = Forecast().predict(ticket("t"), WorkAhead(40, 4_000), [idle], 0, START_UNIX_S)
     assert found.wait == 0
 
 
 def test_free_slots_are_not_believed_in_once_tickets_wait_beside_them():
     forecast = measured()
-    forecast.record_unserved(3, START)
-    roomy = PoolStats(START, free_slots=64)
-    assert forecast.predict(ticket("t"), WorkAhead(3, 300), [roomy], 0, START + SATURATION_DELAY_S / 2).wait == 0
+    forecast.record_unserved(3, START_UNIX_S)
+    roomy = PoolStats(START_UNIX_S, free_slots=64)
+    assert forecast.predict(ticket("t"), WorkAhead(3, 300), [roomy], 0, START_UNIX_S + SATURATION_DELAY_S / 2).wait == 0
     assert forecast.predict(
-        ticket("t"), WorkAhead(3, 300), [roomy], 0, START + 2 * SATURATION_DELAY_S
+        ticket("t"), WorkAhead(3, 300), [roomy], 0, START_UNIX_S + 2 * SATURATION_DELAY_S
     ).wait == pytest.approx(0.4)
-    forecast.record_unserved(0, START + 1)
-    assert forecast.predict(ticket("t"), WorkAhead(3, 300), [roomy], 0, START + 1 + 2 * SATURATION_DELAY_S).wait == 0
+    forecast.record_unserved(0, START_UNIX_S + 1)
+    assert (
+        forecast.predict(ticket("t"), WorkAhead(3, 300), [roomy], 0, START_UNIX_S + 1 + 2 * SATURATION_DELAY_S).wait
+        == 0
+    )
 
 
 def test_nothing_is_said_of_what_was_never_measured():
-    assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [], 0, START).ttft is None
-    assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [FULL], 0, START).ttft is None
+    assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [], 0, START_UNIX_S).ttft is None
+    assert Forecast().predict(ticket("t"), WorkAhead(5, 500), [FULL], 0, START_UNIX_S).ttft is None
 
 
 def test_the_rate_of_a_small_batch_neither_counts_nor_lowers_that_of_a_full_one():
     rate = ServiceRate()
-    rate.record([PoolStats(START, tokens_per_second=20.0)], is_saturated=False)
+    rate.record([PoolStats(START_UNIX_S, tokens_per_second=20.0)], is_saturated=False)
     assert rate.saturated == 0
     rate.record(
-        [PoolStats(START, tokens_per_second=900.0), PoolStats(START, tokens_per_second=100.0)], is_saturated=True
+        [PoolStats(START_UNIX_S, tokens_per_second=900.0), PoolStats(START_UNIX_S, tokens_per_second=100.0)],
+        is_saturated=True,
     )
-    rate.record([PoolStats(START, tokens_per_second=20.0)], is_saturated=False)
+    rate.record([PoolStats(START_UNIX_S, tokens_per_second=20.0)], is_saturated=False)
     assert rate.saturated == 1_000
-    rate.record([PoolStats(START, tokens_per_second=1_200.0)], is_saturated=False)
+    rate.record([PoolStats(START_UNIX_S, tokens_per_second=1_200.0)], is_saturated=False)
     assert rate.saturated == 1_200
-    rate.record([PoolStats(START, tokens_per_second=500.0)], is_saturated=True)
+    rate.record([PoolStats(START_UNIX_S, tokens_per_second=500.0)], is_saturated=True)
     assert rate.saturated == 500
 
 
@@ -70,14 +74,14 @@ def test_the_rate_of_a_small_batch_neither_counts_nor_lowers_that_of_a_full_one(
 def test_predictions_that_are_off_by_a_factor_are_soon_right(truth):
     forecast = measured()
     for _ in range(300):
-        found = forecast.predict(ticket("t"), WorkAhead(9, 900), [FULL], 0, START)
+        found = forecast.predict(ticket("t"), WorkAhead(9, 900), [FULL], 0, START_UNIX_S)
         forecast.record_wait(found.wait, found.raw_wait, truth * found.raw_wait)
     assert forecast.correction == pytest.approx(truth, rel=0.01)
     assert abs(forecast.recent_waits[-1].lateness) < 0.02 * forecast.recent_waits[-1].realised
 
 
 LAW = PoolStats(
-    START,
+    START_UNIX_S,
     step_time=0.03,
     slots=4,
     leases=4,
@@ -90,14 +94,14 @@ LAW = PoolStats(
 
 
 def test_where_workers_tell_when_leases_end_a_ticket_waits_for_as_many_as_are_before_it():
-    found = Forecast().predict(ticket("t", tokens=60), WorkAhead(1, 5_050, 50, 5_050), [LAW], 0, START)
+    found = Forecast().predict(ticket("t", tokens=60), WorkAhead(1, 5_050, 50, 5_050), [LAW], 0, START_UNIX_S)
     assert found.wait == pytest.approx(0.2 + 50 * 0.0001), "two slots, and the prompt that is computed meanwhile"
     assert found.ttft == pytest.approx(found.wait + 0.01 + 50 * 0.0001), "and a step with its own"
 
 
 def test_slots_are_given_anew_for_as_long_as_those_before_it_need_them():
     long, short = (
-        Forecast().predict(ticket("t"), WorkAhead(40, 40 * (90 + answer), 40 * 90), [LAW], 0, START).wait
+        Forecast().predict(ticket("t"), WorkAhead(40, 40 * (90 + answer), 40 * 90), [LAW], 0, START_UNIX_S).wait
         for answer in (300, 1)
     )
     assert long > 20
@@ -107,17 +111,17 @@ def test_slots_are_given_anew_for_as_long_as_those_before_it_need_them():
 def test_first_tokens_that_come_later_than_by_law_are_soon_expected_later():
     forecast = Forecast()
     for _ in range(300):
-        found = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [LAW], 0, START)
+        found = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [LAW], 0, START_UNIX_S)
         forecast.record_ratio(found.raw_ttft, 1.5 * found.raw_ttft)
     assert forecast.correction == pytest.approx(1.5, rel=0.01)
-    again = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [LAW], 0, START)
+    again = forecast.predict(ticket("t"), WorkAhead(2, 200, 180, 200), [LAW], 0, START_UNIX_S)
     assert again.ttft == pytest.approx(1.5 * again.raw_ttft, rel=0.01)
     assert again.wait + again.after_lease == pytest.approx(again.ttft)
 
 
 def test_one_scheduler_without_a_law_has_all_predicted_by_rate():
     forecast = measured()
-    found = forecast.predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL, LAW], 0, START)
+    found = forecast.predict(ticket("t", tokens=60), WorkAhead(9, 900), [FULL, LAW], 0, START_UNIX_S)
     assert found.wait == pytest.approx(1.0)
 
 

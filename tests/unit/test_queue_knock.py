@@ -4,20 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.queue import effects as out
+from penstock.queue.admission.limits import TtftTargets
 from penstock.queue.frames import to_edge
-from penstock.queue.promises import TtftTargets
-from penstock.queue.speed import PoolStats
-from queue_tickets import BATCH, INTERACTIVE, STANDARD, Shard, only, ticket
+from penstock.queue.prediction.pool_stats import PoolStats
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, only, ticket
 
 TTFT = 1.0  # s
 DEPTH = 12
 
 
 def shard():
-    made = Shard(
-        promises=TtftTargets({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), max_depth=DEPTH, max_tokens=10_000
+    made = ShardDriver(
+        ttft_targets=TtftTargets({STANDARD: TTFT, INTERACTIVE: TTFT}, headroom=0.9), max_depth=DEPTH, max_tokens=10_000
     )
-    made.join()
+    made.connect()
     made.book.model_queues["m"].forecast.service_rate.saturated = 1_000.0
     made.book.on_pool_stats("s", "m", PoolStats(made.now, tokens_per_second=1_000.0))
     return made

@@ -2,14 +2,14 @@
 
 from penstock.chassis.errors import NotFound
 from penstock.queue import effects as out
-from penstock.queue.moves import MAX_DROPS_PER_TICK
-from penstock.queue.policies.order import SortKey
+from penstock.queue.policies.policy import SortKey
+from penstock.queue.tickets.transitions import MAX_DROPS_PER_TICK
 from queue_tickets import (
     INTERACTIVE,
-    PATIENCE,
-    START,
-    WARM_UP,
-    Shard,
+    PATIENCE_S,
+    START_UNIX_S,
+    WARM_UP_S,
+    ShardDriver,
     only,
     sheds,
 )
@@ -18,16 +18,16 @@ from queue_tickets import (
 
 
 def test_a_model_that_nobody_serves_is_unknown_once_the_shard_is_warm(shard):
-    shard.wait(WARM_UP)
+    shard.wait(WARM_UP_S)
     error = only(out.Shed, shard.enqueue("a", model="x")).error
     assert (isinstance(error, NotFound), error.reason) == (True, "MODEL_UNKNOWN")
 
 
 def test_right_after_the_start_any_model_may_be_about_to_come():
-    shard = Shard()
-    shard.join(models=("other",))
+    shard = ShardDriver()
+    shard.connect(models=("other",))
     assert sheds(shard.enqueue("a")) == {}
-    shard.join("t")
+    shard.connect("t")
     assert shard.credit(1, "t") == ["a"]
 
 
@@ -35,8 +35,8 @@ def test_tickets_wait_for_a_scheduler_that_is_gone_for_a_moment(shard):
     shard.enqueue("before")
     shard.wait(60)
     shard.lose("s")
-    assert sheds(shard.enqueue("after", enqueued=START + 60)) == {}
-    shard.wait(PATIENCE - 1)
+    assert sheds(shard.enqueue("after", enqueued=START_UNIX_S + 60)) == {}
+    shard.wait(PATIENCE_S - 1)
     shard.join("t")
     assert sheds(shard.wait(60)) == {}
     assert shard.credit(5, "t") == ["before", "after"]
@@ -53,33 +53,33 @@ def test_a_model_that_moved_from_one_scheduler_to_another_was_never_unknown(shar
 
 def test_tickets_do_not_wait_for_ever_for_a_model_that_stays_away(shard):
     shard.enqueue("a"), shard.lose("s")
-    assert sheds(shard.wait(PATIENCE - 0.1)) == {}
+    assert sheds(shard.wait(PATIENCE_S - 0.1)) == {}
     assert sheds(shard.wait(0.1)) == {"a": "NO_WORKER"}
-    assert only(out.Shed, shard.said).error.retry_after == PATIENCE
+    assert only(out.Shed, shard.said).error.retry_after == PATIENCE_S
 
 
 def test_those_who_wait_in_vain_are_told_in_turns_and_no_more_once_the_model_is_back():
-    shard = Shard(max_depth=10_000)
-    shard.join()
+    shard = ShardDriver(max_depth=10_000)
+    shard.connect()
     for number in range(MAX_DROPS_PER_TICK + 2):
         shard.enqueue(f"t{number}")
-    shard.lose("s")
-    assert len(sheds(shard.wait(PATIENCE))) == MAX_DROPS_PER_TICK
-    shard.join("t")
-    assert sheds(shard.wait(0.05)) == {}
+    shard.disconnect("s")
+    assert len(sheds(shard.pass_time(PATIENCE_S))) == MAX_DROPS_PER_TICK
+    shard.connect("t")
+    assert sheds(shard.pass_time(0.05)) == {}
     assert shard.credit(5, "t") == [f"t{MAX_DROPS_PER_TICK}", f"t{MAX_DROPS_PER_TICK + 1}"]
 
 
 def test_once_a_model_stays_away_newcomers_hear_so_at_once(shard):
-    shard.lose("s"), shard.wait(PATIENCE)
+    shard.lose("s"), shard.wait(PATIENCE_S)
     assert sheds(shard.enqueue("b")) == {"b": "NO_WORKER"}
 
 
 def test_an_offer_that_comes_back_after_its_model_went_waits_for_a_bounded_time(shard):
     shard.enqueue("a"), shard.credit(1)
-    shard.serve("s", ()), shard.wait(PATIENCE)
+    shard.serve("s", ()), shard.wait(PATIENCE_S)
     shard.decline("a")
-    assert sheds(shard.wait(PATIENCE - 0.1)) == {}
+    assert sheds(shard.wait(PATIENCE_S - 0.1)) == {}
     assert sheds(shard.wait(0.1)) == {"a": "NO_WORKER"}
 
 
@@ -96,7 +96,7 @@ def test_the_catalog_is_the_union_over_schedulers_and_told_on_change_alone(shard
 
 
 def test_an_edge_that_joins_hears_the_catalog(shard):
-    assert [each.model for each in only(out.CatalogUpdate, shard.book.edge_joined("new")).entries] == ["m"]
+    assert [each.model for each in only(out.CatalogUpdate, shard.book.on_edge_connected("new")).entries] == ["m"]
 
 
 # Heads.
@@ -104,12 +104,12 @@ def test_an_edge_that_joins_hears_the_catalog(shard):
 
 def test_the_head_is_told_when_it_changes_and_not_again(shard):
     shard.heads()
-    shard.enqueue("a", tokens=100, enqueued=START + 1)
-    assert shard.heads() == [out.Head("s", "m", 1, 100, SortKey(2, 0.0, START + 1))]
+    shard.enqueue("a", tokens=100, enqueued=START_UNIX_S + 1)
+    assert shard.heads() == [out.Head("s", "m", 1, 100, SortKey(2, 0.0, START_UNIX_S + 1))]
     shard.enqueue("a")
     assert shard.heads() == []
-    shard.enqueue("b", tokens=50, priority=INTERACTIVE, enqueued=START + 2)
-    assert shard.heads() == [out.Head("s", "m", 2, 150, SortKey(1, 0.0, START + 2))]
+    shard.enqueue("b", tokens=50, priority=INTERACTIVE, enqueued=START_UNIX_S + 2)
+    assert shard.heads() == [out.Head("s", "m", 2, 150, SortKey(1, 0.0, START_UNIX_S + 2))]
     shard.withdraw("a", "b")
     assert shard.heads() == [out.Head("s", "m", 0, 0, None)]
 
@@ -117,7 +117,7 @@ def test_the_head_is_told_when_it_changes_and_not_again(shard):
 def test_after_an_offer_the_head_is_told_even_where_it_looks_the_same(shard):
     shard.enqueue("a"), shard.heads()
     shard.credit(1), shard.enqueue("b")
-    assert shard.heads() == [out.Head("s", "m", 1, 100, SortKey(2, 110.0, START))]
+    assert shard.heads() == [out.Head("s", "m", 1, 100, SortKey(2, 110.0, START_UNIX_S))]
 
 
 def test_tickets_that_pass_through_at_once_make_no_noise(shard):

@@ -2,24 +2,24 @@
 
 import pytest
 
-from penstock.queue.policies.choice import PolicyConfig
-from penstock.queue.policies.class_fifo import ClassFifo
-from penstock.queue.policies.lane import MAX_TICKETS_SCANNED, MAX_TIMES_PASSED
-from penstock.queue.policies.order import Fit, QueuePosition, SortKey, TicketTotals
-from queue_tickets import BATCH, INTERACTIVE, STANDARD, START, Shard, ticket
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.queue.policies.policy import Fit, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.priority_classes import ClassFifo
+from penstock.queue.policies.ranked_queue import MAX_TICKETS_SCANNED, MAX_TIMES_PASSED
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, START_UNIX_S, ShardDriver, ticket
 
 
 @pytest.fixture
 def shard():
-    shard = Shard()
-    shard.join()
+    shard = ShardDriver()
+    shard.connect()
     return shard
 
 
 def test_within_a_class_the_first_enqueued_goes_first_on_whatever_shard_that_was(shard):
-    shard.enqueue("late", enqueued=START + 2)
-    shard.enqueue("from another shard", enqueued=START - 30)
-    shard.enqueue("soon", enqueued=START + 1)
+    shard.enqueue("late", enqueued=START_UNIX_S + 2)
+    shard.enqueue("from another shard", enqueued=START_UNIX_S - 30)
+    shard.enqueue("soon", enqueued=START_UNIX_S + 1)
     assert shard.credit(3) == ["from another shard", "soon", "late"]
 
 
@@ -30,16 +30,16 @@ def test_equal_enqueue_times_keep_their_order_of_arrival(shard):
 
 
 def test_a_higher_class_goes_first_however_late_it_comes(shard):
-    shard.enqueue("batch", priority=BATCH, enqueued=START)
-    shard.enqueue("standard", priority=STANDARD, enqueued=START + 1)
-    shard.enqueue("interactive", priority=INTERACTIVE, enqueued=START + 2)
+    shard.enqueue("batch", priority=BATCH, enqueued=START_UNIX_S)
+    shard.enqueue("standard", priority=STANDARD, enqueued=START_UNIX_S + 1)
+    shard.enqueue("interactive", priority=INTERACTIVE, enqueued=START_UNIX_S + 2)
     assert shard.credit(3) == ["interactive", "standard", "batch"]
 
 
 def test_resumed_work_goes_to_the_head_of_its_class_and_not_beyond(shard):
-    shard.enqueue("first", enqueued=START)
-    shard.enqueue("resumed", enqueued=START + 5, attempt=2)
-    shard.enqueue("higher class", priority=INTERACTIVE, enqueued=START + 9)
+    shard.enqueue("first", enqueued=START_UNIX_S)
+    shard.enqueue("resumed", enqueued=START_UNIX_S + 5, attempt=2)
+    shard.enqueue("higher class", priority=INTERACTIVE, enqueued=START_UNIX_S + 9)
     assert shard.credit(3) == ["higher class", "resumed", "first"]
 
 
@@ -72,7 +72,7 @@ def test_schedulers_with_like_credit_share_the_tickets(shard):
     shard.credit(3, "s"), shard.credit(3, "t")
     for number in range(6):
         shard.enqueue(f"t{number}")
-    assert [len(shard.book.seats[each].offered) for each in ("s", "t")] == [3, 3]
+    assert [len(shard.book.schedulers[each].offered) for each in ("s", "t")] == [3, 3]
 
 
 def test_a_ticket_that_does_not_fit_the_credit_leaves_it_to_a_smaller_one(shard):
@@ -83,8 +83,8 @@ def test_a_ticket_that_does_not_fit_the_credit_leaves_it_to_a_smaller_one(shard)
 
 
 def test_a_ticket_that_was_passed_often_holds_up_all_behind_it_until_it_fits():
-    shard = Shard(order=PolicyConfig(min_class_share=0.0))
-    shard.join()
+    shard = ShardDriver(policy=PolicyConfig(min_class_share=0.0))
+    shard.connect()
     shard.enqueue("large", tokens=500)
     for number in range(MAX_TIMES_PASSED + 5):
         shard.enqueue(f"small {number}")
@@ -95,8 +95,8 @@ def test_a_ticket_that_was_passed_often_holds_up_all_behind_it_until_it_fits():
 
 
 def test_credit_that_lay_idle_for_a_ticket_to_be_let_pass_is_used_once_that_went_elsewhere():
-    shard = Shard(order=PolicyConfig(min_class_share=0.0))
-    shard.join(), shard.join("t")
+    shard = ShardDriver(policy=PolicyConfig(min_class_share=0.0))
+    shard.connect(), shard.connect("t")
     shard.enqueue("large", tokens=500)
     for number in range(MAX_TIMES_PASSED + 5):
         shard.enqueue(f"small {number}")
@@ -109,7 +109,7 @@ def test_a_held_up_class_does_not_hold_up_those_above_it(shard):
     for number in range(MAX_TIMES_PASSED + 1):
         shard.enqueue(f"small {number}")
     shard.credit(MAX_TIMES_PASSED, max_tokens=200)
-    shard.enqueue("above", priority=INTERACTIVE, enqueued=START + 9)
+    shard.enqueue("above", priority=INTERACTIVE, enqueued=START_UNIX_S + 9)
     assert shard.credit(9, max_tokens=200) == ["above"]
 
 
@@ -148,17 +148,17 @@ def test_what_is_ahead_counts_the_better_classes_and_the_own():
 
 def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never():
     order = ClassFifo()
-    order.push(ticket("old", priority=BATCH, enqueued=START, arrival=1))
-    order.push(ticket("new", priority=BATCH, enqueued=START + 1, arrival=2))
-    order.push(ticket("resumed", priority=BATCH, enqueued=START + 2, arrival=3, attempt=2))
-    order.push(ticket("better class", priority=STANDARD, enqueued=START + 3, arrival=4))
+    order.push(ticket("old", priority=BATCH, enqueued=START_UNIX_S, arrival=1))
+    order.push(ticket("new", priority=BATCH, enqueued=START_UNIX_S + 1, arrival=2))
+    order.push(ticket("resumed", priority=BATCH, enqueued=START_UNIX_S + 2, arrival=3, attempt=2))
+    order.push(ticket("better class", priority=STANDARD, enqueued=START_UNIX_S + 3, arrival=4))
     evicted = []
     while found := order.next_victim(INTERACTIVE):
         evicted.append(found[0].ticket_id)
         order.remove(found[0])
     assert evicted == ["new", "old", "better class"]
     assert order.evictable(INTERACTIVE) == TicketTotals(0, 0)
-    assert order.head()[1] == SortKey(BATCH, 0.0, START + 2)
+    assert order.head()[1] == SortKey(BATCH, 0.0, START_UNIX_S + 2)
 
 
 def test_nobody_makes_way_for_an_equal():

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.queue.curve import ReleaseCurve
-from penstock.queue.margin import (
+from penstock.queue.prediction.estimators import (
     INITIAL_USABLE_SHARE,
     MAX_USABLE_SHARE,
     MIN_MARGIN_SAMPLES,
     MIN_USABLE_SHARE,
+    PromptSizeHistogram,
     SafetyMargin,
 )
-from penstock.queue.outlook import ArrivalStats, TokenDemand, TtftModel, WorkAhead
-from penstock.queue.sizes import PromptSizeHistogram
-from penstock.queue.speed import PoolStats, SlotRelease, combined, merged_releases
+from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease, combined, merged_releases
+from penstock.queue.prediction.slot_releases import ReleaseCurve
+from penstock.queue.prediction.ttft_model import ArrivalStats, TokenDemand, TtftModel, WorkAhead
 
 STEP, TOKEN = 0.01, 0.0001  # s
 NOW = ArrivalStats(report_age=0.0, prompt_tokens_per_second=0.0, mean_prompt_tokens=100.0)
@@ -44,16 +44,18 @@ def test_an_idle_worker_takes_a_step_and_the_prompt():
 
 
 def test_the_time_that_has_passed_since_the_report_is_not_waited_for_again():
-    later = NOW._replace(elapsed=0.15)
+    later = NOW._replace(report_age=0.15)
     assert first_token(FULL, WorkAhead(1), 100, later) == pytest.approx(first_token(FULL, WorkAhead(1), 100) - 0.15)
-    assert first_token(FULL, WorkAhead(), 100, NOW._replace(elapsed=60.0)) == pytest.approx(STEP + 100 * TOKEN)
+    assert first_token(FULL, WorkAhead(), 100, NOW._replace(report_age=60.0)) == pytest.approx(STEP + 100 * TOKEN)
 
 
 def test_prompts_that_go_first_are_waited_for_as_far_as_they_are_computed_meanwhile():
     alone = first_token(FULL, WorkAhead(3), 100)
     assert first_token(FULL, WorkAhead(3, prompt_tokens=600), 100) == pytest.approx(alone + 600 * TOKEN)
-    assert first_token(FULL._replace(pending_prefill=600), WorkAhead(3), 100) == pytest.approx(alone + 600 * TOKEN)
-    assert first_token(FULL._replace(pending_prefill=600, workers=2), WorkAhead(3), 100) == pytest.approx(
+    assert first_token(FULL._replace(pending_prefill_tokens=600), WorkAhead(3), 100) == pytest.approx(
+        alone + 600 * TOKEN
+    )
+    assert first_token(FULL._replace(pending_prefill_tokens=600, workers=2), WorkAhead(3), 100) == pytest.approx(
         alone + 300 * TOKEN
     )
 
@@ -78,7 +80,7 @@ def test_where_kv_is_short_a_free_slot_is_not_enough():
 
 
 def test_a_long_prompt_waits_for_what_passes_it_and_a_short_one_does_not():
-    busy = FULL._replace(leases=2, pending_prefill=2_000)
+    busy = FULL._replace(leases=2, pending_prefill_tokens=2_000)
     burst = NOW._replace(inflow=40_000.0, prompt=400.0)
     assert first_token(busy, WorkAhead(), 50, burst, shorter=0.02) == pytest.approx(
         first_token(busy, WorkAhead(), 50, shorter=0.02), rel=0.3
@@ -89,7 +91,7 @@ def test_a_long_prompt_waits_for_what_passes_it_and_a_short_one_does_not():
 
 
 def test_no_more_passes_a_prompt_than_there_are_slots_for():
-    last = FULL._replace(leases=7, pending_prefill=2_000)
+    last = FULL._replace(leases=7, pending_prefill_tokens=2_000)
     flood = NOW._replace(inflow=1e9)
     assert first_token(last, WorkAhead(), 400, flood, shorter=0.9) == pytest.approx(
         first_token(last, WorkAhead(), 400, shorter=0.9)
@@ -104,9 +106,9 @@ SPEEDS = st.builds(
     leases=st.integers(0, 310),
     room=st.integers(0, 300),
     workers=st.integers(0, 4),
-    pending_prefill=st.floats(0, 1e6),
-    decode_step=st.floats(1e-4, 1),
-    prefill_token=st.floats(1e-7, 0.01),
+    pending_prefill_tokens=st.floats(0, 1e6),
+    decode_step_time=st.floats(1e-4, 1),
+    seconds_per_prefill_token=st.floats(1e-7, 0.01),
     step_tokens=st.integers(0, 10_000),
     held_tokens=st.integers(0, 10**6),
     free_tokens=st.integers(0, 10**6),
@@ -122,7 +124,7 @@ COMES = st.builds(ArrivalStats, st.floats(0, 5), st.floats(0, 1e7), st.floats(0,
 def test_whatever_is_reported_a_first_token_comes_after_its_lease_and_after_its_own_prompt(speed, line, ask, now):
     found = TtftModel(speed, now).estimate(ReleaseCurve(speed.releases, 1.0), line, ask)
     assert 0 <= found.wait <= found.ttft < float("inf")
-    assert found.ttft >= speed.decode_step
+    assert found.ttft >= speed.decode_step_time
 
 
 @given(SPEEDS, st.lists(st.tuples(LINES, ASKS), max_size=6), LINES, COMES)
@@ -156,7 +158,7 @@ def test_a_slot_given_anew_falls_free_again():
 
 
 def test_two_schedulers_are_as_good_as_one_of_twice_the_size():
-    half = FULL._replace(pending_prefill=300, held_tokens=80, free_tokens=8)
+    half = FULL._replace(pending_prefill_tokens=300, held_tokens=80, free_tokens=8)
     both = combined([half, half])
     assert both.slots == 16
     curve = merged_releases([half.releases, half.releases])

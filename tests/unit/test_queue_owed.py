@@ -6,21 +6,21 @@ from hypothesis import strategies as st
 
 from penstock.chassis.durations import seconds_of
 from penstock.queue import effects as out
+from penstock.queue.admission.limits import TtftTargets
 from penstock.queue.frames import to_edge
-from penstock.queue.owed import (
+from penstock.queue.prediction.commitments import (
     BREACH_BUDGET_PER_COMMITMENT,
     MAX_BREACH_BUDGET,
     MAX_COMMITMENTS,
     Commitment,
     TtftCommitments,
 )
-from penstock.queue.promises import TtftTargets
-from penstock.queue.speed import PoolStats
-from queue_tickets import STANDARD, START, Shard, only, sheds
+from penstock.queue.prediction.pool_stats import PoolStats
+from queue_tickets import STANDARD, START_UNIX_S, ShardDriver, only, sheds
 
 PROMISES = TtftTargets({STANDARD: 2.0}, headroom=0.95)
 SLOW = PoolStats(
-    START,
+    START_UNIX_S,
     slots=100,
     workers=1,
     decode_step_time=0.1,
@@ -108,9 +108,9 @@ def test_what_is_owed_is_bounded():
 
 def test_a_short_prompt_is_refused_where_it_would_make_a_long_one_late():
     """A long prompt takes 1.7 of its 2 s, and each short one 0.15 s."""
-    shard, alone = Shard(promises=PROMISES), Shard(promises=PROMISES)
+    shard, alone = ShardDriver(ttft_targets=PROMISES), ShardDriver(ttft_targets=PROMISES)
     for each in (shard, alone):
-        each.join()
+        each.connect()
         each.book.on_pool_stats("s", "m", SLOW)
     assert not sheds(shard.enqueue("long", tokens=1_010))
     refused = [found for number in range(4) if sheds(found := shard.enqueue(f"short-{number}"))]
@@ -137,11 +137,11 @@ def test_what_is_said_to_be_kept_out_is_for_as_long_as_is_said_and_so_are_shorte
 
 
 def test_one_that_is_kept_out_for_others_sake_says_which_lengths_are_and_for_how_long():
-    shard = Shard(promises=PROMISES)
-    shard.join()
+    shard = ShardDriver(ttft_targets=PROMISES)
+    shard.connect()
     shard.book.on_pool_stats("s", "m", SLOW)
     shard.enqueue("long", tokens=1_010)
-    while not (refused := sheds(said := shard.enqueue(f"short-{len(shard.said)}"))):
+    while not (refused := sheds(said := shard.enqueue(f"short-{len(shard.effects)}"))):
         pass
     first, *longer = to_edge(only(out.Shed, said)).shed.rejection_windows
     assert first.min_prompt_tokens <= 90 == first.max_prompt_tokens

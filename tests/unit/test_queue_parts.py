@@ -2,18 +2,18 @@
 
 import pytest
 
+from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.config import ConfigError, load
-from penstock.chassis.own_time import StallFreeClock
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.config import QueueConfig
-from penstock.queue.pace import Throughput
-from penstock.queue.policies.choice import PolicyConfig, TenantPolicy
-from penstock.queue.policies.ranks import TicketOrder
-from penstock.queue.presence import Availability, ModelAvailability
+from penstock.queue.models.availability import Availability, ModelAvailability
+from penstock.queue.policies.factory import PolicyConfig, TenantPolicy
+from penstock.queue.policies.ticket_order import TicketOrder
+from penstock.queue.prediction.throughput import Throughput
+from penstock.queue.ticket import from_frame, to_frame
 from penstock.queue.validation import TicketInvalid, check_ticket
-from penstock.queue.waiting import from_frame, to_frame
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD
-from queue_tickets import PATIENCE, START, WARM_UP, ticket
+from queue_tickets import PATIENCE_S, START_UNIX_S, WARM_UP_S, ticket
 
 
 def a_frame(**fields):
@@ -70,66 +70,68 @@ def test_a_ticket_beyond_the_contracts_bounds_is_invalid(fields):
 
 
 def test_a_steady_pace_is_measured_as_it_is_soon_and_later():
-    pace, now = Throughput(), START
+    pace, now = Throughput(), START_UNIX_S
     for _ in range(600):
         pace.record(50, now)
         now += 0.1
-        if now - START > 2:
+        if now - START_UNIX_S > 2:
             assert pace.tokens_per_second(now) == pytest.approx(500, rel=0.06)
 
 
 def test_a_pace_is_unknown_before_there_is_some_history():
     pace = Throughput()
-    assert pace.tokens_per_second(START) == 0
-    pace.record(50, START)
-    assert pace.tokens_per_second(START + 0.5) == 0
+    assert pace.tokens_per_second(START_UNIX_S) == 0
+    pace.record(50, START_UNIX_S)
+    assert pace.tokens_per_second(START_UNIX_S + 0.5) == 0
 
 
 def test_a_pace_that_stops_fades():
     pace = Throughput()
     for number in range(100):
-        pace.record(50, START + number / 10)
-    assert pace.tokens_per_second(START + 70) < 5
+        pace.record(50, START_UNIX_S + number / 10)
+    assert pace.tokens_per_second(START_UNIX_S + 70) < 5
 
 
 def test_presence_tells_the_gone_from_the_unknown():
-    presence = ModelAvailability(timeout=PATIENCE, warm_up=WARM_UP, started_at=START)
-    presence.update({"m"}, START + 1)
-    assert presence.availability_of("m", START + 1) is Availability.SERVED
-    assert presence.availability_of("new", START + 1) is Availability.AWAITED
-    assert presence.availability_of("x", START + WARM_UP) is Availability.UNKNOWN
-    presence.update({"other"}, START + 100)
-    assert presence.availability_of("m", START + 101) is Availability.AWAITED
-    assert presence.pop_timed_out(START + 100 + PATIENCE) == ["new", "m"]
-    assert presence.availability_of("m", START + 100 + PATIENCE) is Availability.UNKNOWN
+    presence = ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
+    presence.update({"m"}, START_UNIX_S + 1)
+    assert presence.availability_of("m", START_UNIX_S + 1) is Availability.SERVED
+    assert presence.availability_of("new", START_UNIX_S + 1) is Availability.AWAITED
+    assert presence.availability_of("x", START_UNIX_S + WARM_UP_S) is Availability.UNKNOWN
+    presence.update({"other"}, START_UNIX_S + 100)
+    assert presence.availability_of("m", START_UNIX_S + 101) is Availability.AWAITED
+    assert presence.pop_timed_out(START_UNIX_S + 100 + PATIENCE_S) == ["new", "m"]
+    assert presence.availability_of("m", START_UNIX_S + 100 + PATIENCE_S) is Availability.UNKNOWN
 
 
 def test_where_nothing_is_served_for_long_nothing_is_awaited():
-    presence = ModelAvailability(timeout=PATIENCE, warm_up=WARM_UP, started_at=START)
-    assert presence.availability_of("m", START + WARM_UP + 1) is Availability.AWAITED
-    assert presence.availability_of("n", START + PATIENCE) is Availability.UNAVAILABLE
+    presence = ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
+    assert presence.availability_of("m", START_UNIX_S + WARM_UP_S + 1) is Availability.AWAITED
+    assert presence.availability_of("n", START_UNIX_S + PATIENCE_S) is Availability.UNAVAILABLE
 
 
 def test_a_shard_that_stood_still_goes_on_waiting_for_who_may_have_come_back_meanwhile():
-    presence = ModelAvailability(timeout=PATIENCE, warm_up=WARM_UP, started_at=START, clock=StallFreeClock(0.5))
-    presence.update({"m", "n"}, START)
-    presence.update({"n"}, START + 0.1)
-    woken = START + 2 * PATIENCE
+    presence = ModelAvailability(
+        timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S, clock=StallFreeClock(0.5)
+    )
+    presence.update({"m", "n"}, START_UNIX_S)
+    presence.update({"n"}, START_UNIX_S + 0.1)
+    woken = START_UNIX_S + 2 * PATIENCE_S
     assert presence.pop_timed_out(woken) == []
     assert presence.availability_of("m", woken) is Availability.AWAITED
     assert presence.availability_of("new", woken) is Availability.AWAITED  # nobody may have named it yet
-    looks = (woken + look / 4 for look in range(8 * int(PATIENCE)))
+    looks = (woken + look / 4 for look in range(8 * int(PATIENCE_S)))
     given_up = {model: now for now in looks for model in presence.pop_timed_out(now)}
-    assert given_up == {"m": woken + PATIENCE - 0.5, "new": woken + PATIENCE}
+    assert given_up == {"m": woken + PATIENCE_S - 0.5, "new": woken + PATIENCE_S}
 
 
 def test_a_model_that_is_back_is_served_again():
-    presence = ModelAvailability(timeout=PATIENCE, warm_up=WARM_UP, started_at=START)
-    presence.update({"m"}, START)
-    presence.update(set(), START + 50)
-    presence.update({"m"}, START + 55)
-    assert presence.pop_timed_out(START + 500) == []
-    assert presence.availability_of("m", START + 500) is Availability.SERVED
+    presence = ModelAvailability(timeout=PATIENCE_S, warm_up=WARM_UP_S, started_at=START_UNIX_S)
+    presence.update({"m"}, START_UNIX_S)
+    presence.update(set(), START_UNIX_S + 50)
+    presence.update({"m"}, START_UNIX_S + 55)
+    assert presence.pop_timed_out(START_UNIX_S + 500) == []
+    assert presence.availability_of("m", START_UNIX_S + 500) is Availability.SERVED
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.queue.policies.choice import PolicyConfig, TenantPolicy
 from penstock.queue.policies.cost import PREPAID_OUTPUT_TOKENS, cost_of, predicted_cost, running_cost
-from penstock.queue.policies.lane import MAX_TIMES_PASSED, RankedQueue
-from penstock.queue.policies.order import Fit
-from penstock.queue.policies.ranks import EarliestDeadline, TicketOrder, TokenAware
-from penstock.queue.policies.tenants import MAX_LEAD_COST_SHARE, MIN_SWEEP_ACCOUNTS, TENANT_SAMPLE_SIZE, WeightedVtc
-from queue_tickets import BATCH, INTERACTIVE, STANDARD, START, ticket
+from penstock.queue.policies.factory import PolicyConfig, TenantPolicy
+from penstock.queue.policies.fair_share import (
+    MAX_LEAD_COST_SHARE,
+    MIN_SWEEP_ACCOUNTS,
+    TENANT_SAMPLE_SIZE,
+    WeightedVtc,
+)
+from penstock.queue.policies.policy import Fit
+from penstock.queue.policies.ranked_queue import MAX_TIMES_PASSED, RankedQueue
+from penstock.queue.policies.ticket_order import EarliestDeadline, TicketOrder, TokenAware
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, START_UNIX_S, ticket
 
 LARGEST = 110  # tokens of any ticket here; 210 weighted
 
@@ -45,14 +50,14 @@ def served(order, count):
 def test_tenants_take_turns_however_much_one_of_them_sends():
     order = PolicyConfig()()
     filled(order, ["greedy"], 500)
-    filled(order, ["modest"], 50, enqueued=START + 9)
+    filled(order, ["modest"], 50, enqueued=START_UNIX_S + 9)
     assert served(order, 60) == {"greedy": 30, "modest": 30}
 
 
 def test_without_fairness_whoever_came_first_goes_first():
     order = PolicyConfig(tenant_policy=TenantPolicy.NONE)()
     filled(order, ["greedy"], 50)
-    filled(order, ["modest"], 50, enqueued=START + 9)
+    filled(order, ["modest"], 50, enqueued=START_UNIX_S + 9)
     assert served(order, 50) == {"greedy": 50}
 
 
@@ -144,16 +149,16 @@ def test_a_floor_of_nothing_is_strict():
 
 def test_shortest_work_goes_first_but_nothing_is_passed_for_longer_than_the_bound():
     lane = RankedQueue(TokenAware(tokens_per_second=100.0, max_delay_s=5.0))
-    lane.push(ticket("long", tokens=10_000, enqueued=START, arrival=1))
+    lane.push(ticket("long", tokens=10_000, enqueued=START_UNIX_S, arrival=1))
     for number in range(20):
-        lane.push(ticket(f"short {number}", tokens=100, enqueued=START + number, arrival=number + 2))
+        lane.push(ticket(f"short {number}", tokens=100, enqueued=START_UNIX_S + number, arrival=number + 2))
     went = [lane.pop_fitting(anything).ticket.ticket_id for _ in range(21)]
     assert went.index("long") == 4, "those that came 4 s later and before, none of 5 s later"
 
 
 def test_earliest_deadline_goes_first_and_none_counts_as_a_late_one():
     lane = RankedQueue(EarliestDeadline(default_deadline_s=30.0))
-    for number, deadline in enumerate([0.0, START + 50, START + 10]):
+    for number, deadline in enumerate([0.0, START_UNIX_S + 50, START_UNIX_S + 10]):
         lane.push(ticket(f"t{number}", deadline=deadline, arrival=number))
     assert [lane.pop_fitting(anything).ticket.ticket_id for _ in range(3)] == ["t2", "t0", "t1"]
 

@@ -9,13 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.chassis.errors import Overloaded
 from penstock.queue import effects as out
-from penstock.queue.charges import ServedTicket
+from penstock.queue.accounting import ServedTicket
+from penstock.queue.admission.limits import TtftTargets
+from penstock.queue.models.model_queue import RETRY_AFTER_BOUNDS_S
 from penstock.queue.policies.cost import predicted_cost
-from penstock.queue.policies.order import TicketTotals
-from penstock.queue.promises import TtftTargets
-from penstock.queue.shelves import RETRY_AFTER_BOUNDS_S
-from penstock.queue.speed import PoolStats
-from queue_tickets import PATIENCE, Shard, entry
+from penstock.queue.policies.policy import TicketTotals
+from penstock.queue.prediction.pool_stats import PoolStats
+from queue_tickets import PATIENCE_S, ShardDriver, entry
 
 MODELS = ("m", "n")
 EDGES = ("e", "f")
@@ -29,7 +29,7 @@ class Mesh(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.shard = Shard(max_depth=8, max_tokens=2_000, promises=TtftTargets({1: 2.0, 2: 10.0}))
+        self.shard = ShardDriver(max_depth=8, max_tokens=2_000, ttft_targets=TtftTargets({1: 2.0, 2: 10.0}))
         self.running = {}  # ticket: attempt, as schedulers believe
         self.held = {edge: {} for edge in EDGES}  # ticket: attempt, as each edge believes the shard to have
         self.unanswered = {}  # scheduler: offers in order
@@ -140,9 +140,9 @@ class Mesh(RuleBasedStateMachine):
         self.credit[scheduler, model] += tickets
         self.urgent_credit[scheduler, model] += urgent
         given = {"max_tokens": max_tokens, "rate": 100.0, "room": room, "urgent": urgent, "once": once, "model": model}
-        at = len(self.shard.said)
+        at = len(self.shard.effects)
         self.shard.credit(tickets, scheduler, **given)
-        self.hear(self.shard.said[at:])
+        self.hear(self.shard.effects[at:])
 
     @precondition(lambda self: any(self.unanswered.values()))
     @rule(data=st.data(), answer=st.sampled_from(["place", "place", "NO_CAPACITY", "NO_WORKER"]))
@@ -188,11 +188,11 @@ class Mesh(RuleBasedStateMachine):
     def lose_scheduler(self, data):
         scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
         del self.unanswered[scheduler]
-        self.hear(self.shard.lose(scheduler))
+        self.hear(self.shard.disconnect(scheduler))
 
     @rule(seconds=st.sampled_from([0.05, 0.2, 3.0, 20.0]))
     def wait(self, seconds):
-        self.hear(self.shard.wait(seconds))
+        self.hear(self.shard.pass_time(seconds))
 
     # What must hold.
 
@@ -235,8 +235,8 @@ class Mesh(RuleBasedStateMachine):
                     tickets = list(line)
                     assert (line.tickets, line.work) == (len(tickets), sum(ticket.work for ticket in tickets))
                 for account in each.line._accounts.values():
-                    assert account.waits == bool(account.lane and account.lane.tickets)
-                    costs = sum(predicted_cost(ticket) / ticket.weight for ticket in account.lane or ())
+                    assert account.waits == bool(account.queue and account.queue.tickets)
+                    costs = sum(predicted_cost(ticket) / ticket.weight for ticket in account.queue or ())
                     assert account.virtual == pytest.approx(costs)
 
     @invariant()
@@ -268,7 +268,7 @@ class Mesh(RuleBasedStateMachine):
     def teardown(self):
         """Serve all that waits: then nothing is left of it."""
         for scheduler in list(self.unanswered):
-            self.hear(self.shard.lose(scheduler))
+            self.hear(self.shard.disconnect(scheduler))
             del self.unanswered[scheduler]
         self.serve("last", set(MODELS))
         self.wait(0.2)  # for those that pause
@@ -279,7 +279,7 @@ class Mesh(RuleBasedStateMachine):
         for ticket_id, attempt in self.running.items():
             self.shard.book.on_service_report([ServedTicket(ticket_id, 0, 0, has_ended=True, attempt=attempt)])
         assert len(self.shard.book.accounting) == 0, "whatever ran has ended"
-        self.shard.wait(PATIENCE)
+        self.shard.pass_time(PATIENCE_S)
         assert repr(self.shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
         assert self.shard.book.model_queues.waiting == TicketTotals(0, 0)
         assert not self.shard.book._transitions.refused_tickets

@@ -1,26 +1,26 @@
 """What a shard shows its operators: depth by class and tenant, and no more rows than a person can read."""
 
-from dispatch_mesh import MODEL, START, book_of, ticket_of
+from dispatch_mesh import MODEL, START_UNIX_S, book_of, ticket_of
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
-from penstock.queue.charges import ServedTicket
-from penstock.queue.margin import INITIAL_USABLE_SHARE
-from penstock.queue.seats import Credit
+from penstock.queue.accounting import ServedTicket
+from penstock.queue.prediction.estimators import INITIAL_USABLE_SHARE
+from penstock.queue.schedulers import Credit
 from penstock.queue.snapshot import MAX_TENANT_ROWS, prediction_figures, tables
-from penstock.queue.waiting import from_frame
+from penstock.queue.ticket import from_frame
 
 
 def book():
     found = book_of()
     found.on_edge_connected("edge")
-    found.on_scheduler_connected("s", START)
-    found.on_catalog("s", [CatalogEntry(model=MODEL)], START)
+    found.on_scheduler_connected("s", START_UNIX_S)
+    found.on_catalog("s", [CatalogEntry(model=MODEL)], START_UNIX_S)
     return found
 
 
 def enqueue(book, name, tenant, **fields):
     ticket = ticket_of(name, **fields)
     ticket.tenant_id = tenant
-    book.enqueue(from_frame(ticket, "edge"), START)
+    book.enqueue(from_frame(ticket, "edge"), START_UNIX_S)
 
 
 def test_depth_is_counted_by_class_and_tenant_and_forgotten_at_zero():
@@ -41,8 +41,8 @@ def test_depth_is_counted_by_class_and_tenant_and_forgotten_at_zero():
 def test_what_runs_is_counted_for_its_tenant_until_it_has_ended():
     shard = book()
     enqueue(shard, "a", "acme")
-    shard.on_credit("s", MODEL, Credit(1), START, return_unused=False)
-    shard.on_place("s", Lease(lease_id="l", ticket_id="a", attempt=1), START)
+    shard.on_credit("s", MODEL, Credit(1), START_UNIX_S, return_unused=False)
+    shard.on_place("s", Lease(lease_id="l", ticket_id="a", attempt=1), START_UNIX_S)
     row = {"model": MODEL, "class": "standard", "tenant_id": "acme", "waiting": 0, "waiting_tokens": 0, "running": 1}
     assert tables(shard)["depth"] == [row]
     of_model = {"model": MODEL, "waiting": 0, "waiting_tokens": 0, "credit": 0, "leased": 1}
@@ -86,8 +86,8 @@ def test_a_lease_that_comes_early_is_late_by_less_than_nothing():
 
 def test_sheds_are_counted_by_class_and_reason():
     shard = book()
-    enqueue(shard, "a", "acme", priority=1, deadline=START - 1)
-    enqueue(shard, "b", "acme", priority=3, deadline=START - 1)
+    enqueue(shard, "a", "acme", priority=1, deadline=START_UNIX_S - 1)
+    enqueue(shard, "b", "acme", priority=3, deadline=START_UNIX_S - 1)
     assert tables(shard)["sheds"] == [
         {"class": "interactive", "reason": "DEADLINE", "tickets": 1},
         {"class": "batch", "reason": "DEADLINE", "tickets": 1},

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.queue import effects as out
-from penstock.queue.policies.choice import PolicyConfig
+from penstock.queue.policies.burst_credit import MAX_CREDIT_TICKETS, VirtualClock
 from penstock.queue.policies.cost import predicted_cost
-from penstock.queue.policies.order import Fit
-from penstock.queue.policies.urgency import MAX_CREDIT_TICKETS, VirtualClock
-from queue_tickets import START, Shard, offered, ticket
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.queue.policies.policy import Fit
+from queue_tickets import START_UNIX_S, ShardDriver, offered, ticket
 
 COST = 30.0  # weighted tokens of one ticket here: ten in, ten out
 
@@ -29,22 +29,22 @@ def beside_a_backlog(served=40):
     """A loud tenant was served so much of its backlog while no other came."""
     order = PolicyConfig()()
     for number in range(200):
-        ask(order, f"loud-{number}", "loud", enqueued=START + number)
+        ask(order, f"loud-{number}", "loud", enqueued=START_UNIX_S + number)
     if served:
-        ask(order, "first", "quiet", enqueued=START + 500)
+        ask(order, "first", "quiet", enqueued=START_UNIX_S + 500)
         serve(order, 2 * served)
     return order
 
 
 def urgent(order, tenant, tickets, **fields):
     """Count those of a burst that are urgent."""
-    asked = [ask(order, f"{tenant}-{at}", tenant, enqueued=START + 600 + at, **fields) for at in range(tickets)]
+    asked = [ask(order, f"{tenant}-{at}", tenant, enqueued=START_UNIX_S + 600 + at, **fields) for at in range(tickets)]
     return sum(each.is_express for each in asked)
 
 
 def test_a_tenant_that_left_its_share_to_others_goes_before_their_backlog():
     order = beside_a_backlog()
-    quiet = ask(order, "quiet", "quiet", enqueued=START + 1_000)
+    quiet = ask(order, "quiet", "quiet", enqueued=START_UNIX_S + 1_000)
     assert quiet.is_express
     assert order.head()[0] is quiet
     assert serve(order) == [quiet]
@@ -79,7 +79,7 @@ def test_of_twice_the_weight_twice_as_much_is_covered():
 
 def test_an_urgent_ticket_that_is_given_back_is_urgent_and_charged_nothing():
     order = beside_a_backlog()
-    quiet = ask(order, "quiet", "quiet", enqueued=START + 1_000)
+    quiet = ask(order, "quiet", "quiet", enqueued=START_UNIX_S + 1_000)
     serve(order)
     order.push(quiet)
     assert not quiet.charged_cost
@@ -88,7 +88,7 @@ def test_an_urgent_ticket_that_is_given_back_is_urgent_and_charged_nothing():
 
 def test_urgent_tickets_make_way_for_a_higher_class_like_others():
     order = beside_a_backlog()
-    quiet = ask(order, "quiet", "quiet", enqueued=START + 1_000)
+    quiet = ask(order, "quiet", "quiet", enqueued=START_UNIX_S + 1_000)
     assert order.next_victim(1)[0] is quiet
     order.remove(quiet)
     assert order.next_victim(1)[0].tenant_id == "loud"
@@ -112,11 +112,11 @@ def test_no_pattern_of_bursts_wins_a_tenant_more_than_its_share_and_its_credit(b
     """Its share is what a tenant with a backlog is served, times the weight; the credit is bounded."""
     order, spent, loud, comes = PolicyConfig()(), 0.0, 0.0, 0
     for number in range(400):
-        ask(order, f"loud-{number}", "loud", enqueued=START + number)
+        ask(order, f"loud-{number}", "loud", enqueued=START_UNIX_S + number)
     for size, served in bursts:
         for _ in range(size):
             comes += 1
-            asked = ask(order, f"bursty-{comes}", "bursty", weight=weight, enqueued=START + comes)
+            asked = ask(order, f"bursty-{comes}", "bursty", weight=weight, enqueued=START_UNIX_S + comes)
             spent += predicted_cost(asked) if asked.is_express else 0.0
         for went in serve(order, served):
             loud += COST if went.tenant_id == "loud" else 0.0
@@ -128,8 +128,8 @@ def test_no_pattern_of_bursts_wins_a_tenant_more_than_its_share_and_its_credit(b
 
 @pytest.fixture
 def shard():
-    found = Shard(max_depth=1_000, max_tokens=1_000_000, order=PolicyConfig())
-    found.join()
+    found = ShardDriver(max_depth=1_000, max_tokens=1_000_000, policy=PolicyConfig())
+    found.connect()
     for number in range(60):
         found.enqueue(f"loud-{number}", tenant_id="loud")
     found.enqueue("first", tenant_id="quiet")
@@ -142,12 +142,12 @@ def test_credit_that_is_kept_is_used_for_what_is_urgent_and_nothing_else(shard):
     effects = shard.enqueue("quiet", tenant_id="quiet")
     assert [each for each in effects if isinstance(each, out.Offer) and each.uses_express_credit]
     assert offered(effects) == ["quiet"]
-    assert shard.book.seats["s"].credits["m"].urgent == 1
+    assert shard.book.schedulers["s"].credits["m"].urgent == 1
 
 
 def test_credit_that_is_kept_stays_when_the_other_has_to_come_back(shard):
     shard.credit(0, urgent=2, max_tokens=1, once=True)
-    assert shard.book.seats["s"].credits["m"].urgent == 2
+    assert shard.book.schedulers["s"].credits["m"].urgent == 2
 
 
 def test_what_resumes_may_use_credit_that_is_kept(shard):
@@ -165,7 +165,7 @@ def test_a_decline_voids_what_is_kept_as_well(shard):
     shard.credit(0, urgent=2)
     shard.enqueue("quiet", tenant_id="quiet")
     shard.decline("quiet")
-    assert shard.book.seats["s"].credits["m"].urgent == 0
+    assert shard.book.schedulers["s"].credits["m"].urgent == 0
     assert shard.credit(0, urgent=1) == ["quiet"]
 
 

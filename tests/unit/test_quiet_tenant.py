@@ -4,25 +4,25 @@ from dataclasses import replace
 from statistics import mean, median
 
 from penstock.bench.report import quantile
-from penstock.proofs.simulated.scenarios import RATE, chat, world
+from penstock.proofs.simulated.scenarios import FIFO_CAPACITY_RPS, chat_tenant, proof_scenario
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.traffic.arrivals import Poisson
-from penstock.worker.engine import batching
+from penstock.worker.engine.batching import policy
 
 SEEDS = 4  # one alone has 109 requests, whose P99 is that of the second slowest and of whom it met
 NOTICED = (
     1.4  # times the P99 alone: 1.6 where no slot is kept, 2.5 where nobody goes first; the card judges by more runs
 )
 
-QUIET, LOUD = chat(Poisson(RATE / 4), "quiet"), chat(Poisson(5 * RATE), "loud")
+QUIET, LOUD = chat_tenant(Poisson(FIFO_CAPACITY_RPS / 4), "quiet"), chat_tenant(Poisson(5 * FIFO_CAPACITY_RPS), "loud")
 
 
 def first_tokens(*tenants, reserve_share=1 / 16, seed=0):
     """The quiet tenant's times to the first token, in s."""
-    asked = world("isolation", *tenants, seed=seed, duration=30.0, warm_up=5.0)
+    asked = proof_scenario("isolation", *tenants, seed=seed, duration=30.0, warm_up=5.0)
     asked = replace(asked, schedulers=replace(asked.schedulers, reserve_share=reserve_share))
-    found = [each.history for each in Simulation(asked).run().ledger.requests if each.tenant is QUIET]
-    return [each.ttft for each in found if each.ttft is not None and each.started > asked.warm_up]
+    found = [each.transcript for each in Simulation(asked).run().ledger.requests if each.tenant is QUIET]
+    return [each.ttft for each in found if each.ttft is not None and each.started_at > asked.warm_up]
 
 
 def p99(firsts):
@@ -48,5 +48,5 @@ def test_most_of_a_quiet_tenants_requests_wait_for_a_slot_where_none_is_kept():
 
 def test_a_busy_tenants_prompts_hold_a_quiet_ones_up_where_the_oldest_keeps_all_of_its_share(monkeypatch):
     overtaken = mean(first_tokens(QUIET, LOUD))
-    monkeypatch.setattr(batching, "OVERTAKEN_OLDEST_FACTOR", 1.0)
+    monkeypatch.setattr(policy, "OVERTAKEN_OLDEST_FACTOR", 1.0)
     assert 1.03 * overtaken < mean(first_tokens(QUIET, LOUD))

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from penstock.routing.bootstrap import bootstrap
-from penstock.routing.edge import InvalidEdge
+from penstock.routing.edges.edge_spec import InvalidEdge
 
 
 def told(**what):

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.routing.delta import DeltaRequest, DeltaSubscription
-from penstock.routing.resource import Resource, ResourceType
+from penstock.routing.resources.types import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot
-from penstock.routing.sotw import SotwRequest, SotwSubscription
+from penstock.routing.xds.delta import DeltaRequest, DeltaSubscription
+from penstock.routing.xds.sotw import SotwRequest, SotwSubscription
 
 KIND = ResourceType.ENDPOINT
 NAMES = ("a", "b", "c")

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.routing.edge import Address, Edge, EdgeSpec, InvalidEdge, Locality, parse_specs
+from penstock.routing.edges.edge_spec import Address, Edge, EdgeSpec, InvalidEdge, Locality, parse_specs
 
 
 def test_an_edge_is_two_addresses():

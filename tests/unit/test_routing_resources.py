@@ -6,9 +6,9 @@ from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment
 from envoy_data_plane.envoy.config.listener.v3 import Listener
 from envoy_data_plane.envoy.config.route.v3 import RouteConfiguration
 
-from penstock.routing.edge import Address, parse_specs
-from penstock.routing.resource import ResourceType
-from penstock.routing.resources import ProxyConfig, build_snapshot
+from penstock.routing.edges.edge_spec import Address, parse_specs
+from penstock.routing.resources.build import ProxyConfig, build_snapshot
+from penstock.routing.resources.types import ResourceType
 
 CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 MESSAGES = {CLUSTER: Cluster, ENDPOINT: ClusterLoadAssignment, LISTENER: Listener, ROUTE: RouteConfiguration}

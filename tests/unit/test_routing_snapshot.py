@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.routing.resource import Resource, ResourceType
+from penstock.routing.resources.types import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot, SnapshotInconsistent
 
 CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType

@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock.routing.delta import DeltaRequest, DeltaSubscription
-from penstock.routing.resource import Resource, ResourceType
+from penstock.routing.resources.types import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot
-from penstock.routing.sotw import SotwRequest, SotwSubscription
-from penstock.routing.stream import XdsStream
-from penstock.routing.subscription import RequestKind
+from penstock.routing.xds.delta import DeltaRequest, DeltaSubscription
+from penstock.routing.xds.sotw import SotwRequest, SotwSubscription
+from penstock.routing.xds.stream import XdsStream
+from penstock.routing.xds.subscription import RequestKind
 
 CLUSTER, ENDPOINT, LISTENER, ROUTE = ResourceType
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.engine import sampler_cuda
-from penstock.worker.engine.draw import RowDraw
 from penstock.worker.engine.interface import SamplingParams
-from penstock.worker.engine.noise import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
-from penstock.worker.engine.sampler import sample
+from penstock.worker.engine.sampling import sampler_cuda
+from penstock.worker.engine.sampling.draw import RowDraw
+from penstock.worker.engine.sampling.gumbel import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
+from penstock.worker.engine.sampling.sampler import sample
 
 VOCAB = 600
 

@@ -3,25 +3,25 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.credit import MAX_IDLE_CREDIT_TICKETS, CreditBook, CreditGrant, FreeCapacity
-from shard_heads import LARGE, SMALL, grants, head, offered
+from penstock.scheduler.credit.credit_book import MAX_IDLE_CREDIT_TICKETS, CreditBook, CreditGrant, FreeCapacity
+from scheduler_calls import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
 
 
 def test_while_nothing_waits_every_shard_holds_credit_for_all_that_is_free():
     book = CreditBook("ab")
-    assert grants(book, 3, LARGE) == [CreditGrant("a", 3), CreditGrant("b", 3)]
-    assert grants(book, 3, LARGE) == []
+    assert grants(book, 3, LARGE_TOKENS) == [CreditGrant("a", 3), CreditGrant("b", 3)]
+    assert grants(book, 3, LARGE_TOKENS) == []
     assert repr(book) == "<CreditBook 6 held by 2 shards, 0 waiting>"
 
 
 def test_standing_credit_is_filled_up_to_a_bound_once_half_of_it_is_used():
     book = CreditBook("a")
-    assert grants(book, 10_000, LARGE) == [CreditGrant("a", MAX_IDLE_CREDIT_TICKETS)]
+    assert grants(book, 10_000, LARGE_TOKENS) == [CreditGrant("a", MAX_IDLE_CREDIT_TICKETS)]
     for _ in range(MAX_IDLE_CREDIT_TICKETS // 2 - 1):
-        offered(book, "a", head(0))
-        assert grants(book, 10_000, LARGE) == []
-    offered(book, "a", head(0))
-    assert grants(book, 10_000, LARGE) == [CreditGrant("a", MAX_IDLE_CREDIT_TICKETS // 2)]
+        offer_one(book, "a", head(0))
+        assert grants(book, 10_000, LARGE_TOKENS) == []
+    offer_one(book, "a", head(0))
+    assert grants(book, 10_000, LARGE_TOKENS) == [CreditGrant("a", MAX_IDLE_CREDIT_TICKETS // 2)]
 
 
 def test_standing_credit_is_filled_up_where_its_tokens_run_low_or_much_larger_tickets_fit_by_now():
@@ -37,26 +37,26 @@ def test_standing_credit_is_filled_up_where_its_tokens_run_low_or_much_larger_ti
 def test_the_one_shard_that_waits_gets_what_is_free_and_no_more_than_waits():
     book = CreditBook("a")
     book.on_head("a", head(3))
-    assert grants(book, 2, LARGE) == [CreditGrant("a", 2)]
-    assert grants(book, 2, LARGE) == []
-    assert grants(book, 9, LARGE) == [CreditGrant("a", 1)]
+    assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("a", 2)]
+    assert grants(book, 2, LARGE_TOKENS) == []
+    assert grants(book, 9, LARGE_TOKENS) == [CreditGrant("a", 1)]
 
 
 def test_scarce_capacity_is_taken_back_from_shards_where_nothing_waits():
     book = CreditBook("ab")
-    grants(book, 4, LARGE)
+    grants(book, 4, LARGE_TOKENS)
     book.on_head("a", head(9))
-    assert CreditGrant("b", 0, return_unused=True) in grants(book, 4, LARGE)
-    assert grants(book, 4, LARGE) == []  # asked once
+    assert CreditGrant("b", 0, return_unused=True) in grants(book, 4, LARGE_TOKENS)
+    assert grants(book, 4, LARGE_TOKENS) == []  # asked once
     book.on_credit_returned("b", 4)
     assert book.held_tickets == 4
 
 
 def test_plentiful_capacity_leaves_others_their_standing_credit():
     book = CreditBook("ab")
-    grants(book, 4, LARGE)
+    grants(book, 4, LARGE_TOKENS)
     book.on_head("a", head(2))
-    assert grants(book, 4, LARGE) == []
+    assert grants(book, 4, LARGE_TOKENS) == []
     assert book.shards["b"].held_tickets == 4
 
 
@@ -65,7 +65,7 @@ def test_among_shards_that_wait_the_most_urgent_head_gets_the_turn():
     book.on_head("a", head(5, priority=2, at=1))
     book.on_head("b", head(5, priority=1, at=9))
     book.on_head("c", head(5, priority=1, at=8))
-    assert grants(book, 1, LARGE) == [CreditGrant("c", 1, return_unused=True)]
+    assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("c", 1, return_unused=True)]
 
 
 def test_within_a_class_the_tenant_served_least_comes_before_the_one_that_came_first():
@@ -73,88 +73,91 @@ def test_within_a_class_the_tenant_served_least_comes_before_the_one_that_came_f
     for virtual in 0, 1:
         book.on_head("a", head(5, at=1, virtual=10.0 * virtual))
         book.on_head("b", head(5, at=9, virtual=5.0 * virtual))
-    assert grants(book, 1, LARGE) == [CreditGrant("b", 1, return_unused=True)]
+    assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
 
 
 def test_the_next_turn_waits_for_the_offer_and_for_the_head_behind_it():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1))
     book.on_head("b", head(5, at=2))
-    assert grants(book, 1, LARGE) == [CreditGrant("a", 1, return_unused=True)]
-    assert grants(book, 2, LARGE) == []
+    assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 1, return_unused=True)]
+    assert grants(book, 2, LARGE_TOKENS) == []
     book.on_offer("a", 10)
     book.on_credit_returned("a", 0)
-    assert grants(book, 2, LARGE) == []  # its head is of before the offer
+    assert grants(book, 2, LARGE_TOKENS) == []  # its head is of before the offer
     book.on_head("a", head(4, at=3))
-    assert grants(book, 2, LARGE) == [CreditGrant("b", 1, return_unused=True)]
+    assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
 
 
 def test_a_turn_that_found_no_ticket_goes_to_the_next_shard():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1))
     book.on_head("b", head(5, at=2))
-    grants(book, 1, SMALL)
+    grants(book, 1, SMALL_TOKENS)
     book.on_credit_returned("a", 1)
-    assert grants(book, 1, SMALL) == [CreditGrant("b", 1, return_unused=True)]
+    assert grants(book, 1, SMALL_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
     book.on_credit_returned("b", 1)
-    assert grants(book, 1, SMALL) == []
+    assert grants(book, 1, SMALL_TOKENS) == []
     book.on_capacity_changed()
-    assert grants(book, 1, SMALL) == [CreditGrant("a", 1, return_unused=True)]
+    assert grants(book, 1, SMALL_TOKENS) == [CreditGrant("a", 1, return_unused=True)]
 
 
 def test_much_free_capacity_is_filled_in_large_steps_and_the_last_of_it_one_by_one():
     book = CreditBook("ab")
     book.on_head("a", head(500, at=1))
     book.on_head("b", head(500, at=2))
-    assert grants(book, 800, LARGE) == [CreditGrant("a", 100, return_unused=True)]
+    assert grants(book, 800, LARGE_TOKENS) == [CreditGrant("a", 100, return_unused=True)]
     book.on_credit_returned("a", 100)
-    assert grants(book, 7, LARGE) == [CreditGrant("b", 1, return_unused=True)]
+    assert grants(book, 7, LARGE_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
 
 
 def test_room_for_all_that_waits_is_given_to_all_at_once():
     book = CreditBook("ab")
     book.on_head("a", head(5))
     book.on_head("b", head(6))
-    assert grants(book, 11, LARGE) == [CreditGrant("a", 5, return_unused=True), CreditGrant("b", 6, return_unused=True)]
+    assert grants(book, 11, LARGE_TOKENS) == [
+        CreditGrant("a", 5, return_unused=True),
+        CreditGrant("b", 6, return_unused=True),
+    ]
 
 
 def test_credit_that_several_shards_hold_is_taken_back_once_they_wait():
     book = CreditBook("ab")
-    grants(book, 2, LARGE)
+    grants(book, 2, LARGE_TOKENS)
     book.on_head("a", head(5, at=1))
     book.on_head("b", head(5, at=2))
-    assert grants(book, 2, LARGE) == [CreditGrant("a", return_unused=True), CreditGrant("b", return_unused=True)]
+    assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("a", return_unused=True), CreditGrant("b", return_unused=True)]
     book.on_credit_returned("a", 2)
-    assert grants(book, 2, LARGE) == []
-    offered(book, "b", head(4, at=3))
-    offered(book, "b", head(3, at=4))  # it had used all of it before it was asked, and says so
-    assert grants(book, 2, LARGE) == []
+    assert grants(book, 2, LARGE_TOKENS) == []
+    offer_one(book, "b", head(4, at=3))
+    offer_one(book, "b", head(3, at=4))  # it had used all of it before it was asked, and says so
+    assert grants(book, 2, LARGE_TOKENS) == []
     book.on_credit_returned("b", 0)
     book.on_capacity_changed()
-    assert grants(book, 2, LARGE) == [CreditGrant("a", 1, return_unused=True)]
+    assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("a", 1, return_unused=True)]
 
 
 def test_credit_that_lies_unused_hears_when_larger_tickets_fit():
     book = CreditBook("a")
     book.on_head("a", head(1))
-    assert grants(book, 1, SMALL) == [CreditGrant("a", 1)]
-    assert grants(book, 2, LARGE) == [CreditGrant("a", 0)]
-    assert grants(book, 2, LARGE) == []
+    assert grants(book, 1, SMALL_TOKENS) == [CreditGrant("a", 1)]
+    assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("a", 0)]
+    assert grants(book, 2, LARGE_TOKENS) == []
 
 
 def test_a_head_over_which_credit_lies_idle_is_tried_once_whatever_its_size():
     book = CreditBook("a")
     book.on_head("a", head(1))
-    grants(book, 1, LARGE)
+    grants(book, 1, LARGE_TOKENS)
     book.tick()
-    assert grants(book, 1, LARGE) == []
+    assert grants(book, 1, LARGE_TOKENS) == []
     book.tick()
-    assert grants(book, 1, LARGE) == [CreditGrant("a", 0, is_unbounded=True)]
+    assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 0, is_unbounded=True)]
     book.tick()
-    assert grants(book, 1, LARGE) == []
+    assert grants(book, 1, LARGE_TOKENS) == []
     book.on_head("a", head(1, at=200))
     book.tick(), book.tick()
-    assert grants(book, 1, LARGE) == [CreditGrant("a", 0, is_unbounded=True)]
+    assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 0, is_unbounded=True)]
 
 
 def test_a_head_that_refused_its_turns_is_tried_once_whatever_its_size():
@@ -164,32 +167,32 @@ def test_a_head_that_refused_its_turns_is_tried_once_whatever_its_size():
     tried = []
     for _ in range(4):
         book.on_capacity_changed()
-        tried += grants(book, 1, LARGE)
+        tried += grants(book, 1, LARGE_TOKENS)
         book.on_credit_returned("a", 1)
     assert [grant.is_unbounded for grant in tried] == [False, False, True, False]
 
 
 def test_a_shard_that_was_told_no_capacity_holds_nothing_any_more():
     book = CreditBook("a")
-    grants(book, 5, LARGE)
+    grants(book, 5, LARGE_TOKENS)
     book.on_credit_voided("a")
-    assert grants(book, 2, LARGE) == [CreditGrant("a", 2)]
+    assert grants(book, 2, LARGE_TOKENS) == [CreditGrant("a", 2)]
 
 
 def test_a_shard_that_comes_back_starts_with_nothing():
     book = CreditBook("a")
-    grants(book, 5, LARGE)
+    grants(book, 5, LARGE_TOKENS)
     book.on_queue_disconnected("a")
     book.on_queue_connected("a")
-    assert grants(book, 5, LARGE) == [CreditGrant("a", 5)]
+    assert grants(book, 5, LARGE_TOKENS) == [CreditGrant("a", 5)]
 
 
 def test_a_model_that_is_served_again_gets_credit_anew():
     book = CreditBook("a")
-    grants(book, 5, LARGE)
+    grants(book, 5, LARGE_TOKENS)
     book.on_offer("a", 10)
     book.reset()
-    assert grants(book, 5, LARGE) == [CreditGrant("a", 5)]
+    assert grants(book, 5, LARGE_TOKENS) == [CreditGrant("a", 5)]
 
 
 @given(
@@ -200,7 +203,7 @@ def test_shards_that_wait_never_hold_more_than_there_is_room_for(heads, room):
     book = CreditBook([f"q{number}" for number in range(len(heads))])
     for number, (waiting, priority, at) in enumerate(heads):
         book.on_head(f"q{number}", head(waiting, priority=priority, at=at))
-    grants(book, room, LARGE)
+    grants(book, room, LARGE_TOKENS)
     held = [shard.held_tickets for shard in book.shards.values() if shard.has_waiting]
     assert sum(held) <= room
     assert sum(held) > 0 or not held or room == 0

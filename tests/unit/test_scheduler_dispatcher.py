@@ -1,13 +1,13 @@
 """The dispatcher by plain calls: what is offered is placed or goes back."""
 
-from dispatch_mesh import MODEL, START, TTL, ticket_of
-from dispatcher_calls import attach, credits_in, offer, only
+from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate
 from penstock.mesh.v1.ticket_pb2 import PoisonReport
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import CatalogUpdate, Decline, Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
+from scheduler_calls import attach, credit_grants, offer, only
 
 
 def blame(fingerprint):
@@ -24,7 +24,7 @@ def test_a_placed_ticket_is_announced_to_its_worker_and_leased_to_its_edge(sched
     assert (expect.worker, place.queue, expect.lease) == ("w", "q", place.lease)
     lease = place.lease
     assert (lease.lease_id, lease.ticket_id, lease.worker_id, lease.worker_address) == ("s-1", "t", "w", "w:1")
-    assert (lease.attempt, lease.ttl.seconds) == (3, TTL)
+    assert (lease.attempt, lease.ttl.seconds) == (3, LEASE_TTL_S)
     assert repr(scheduler) == "<Dispatcher 1 workers, 1 leases, 3 promised>"
 
 
@@ -57,7 +57,7 @@ def test_a_shard_without_capacity_here_loses_its_credit_and_gets_what_there_is(s
     attach(scheduler, "busy", slots=0)
     effects = offer(scheduler, avoid=["killer"])
     assert only(Decline, effects).reason == "NO_CAPACITY"
-    assert credits_in(effects) == [("q", 3, False)]  # all of it, as the queue has dropped what it had
+    assert credit_grants(effects) == [("q", 3, False)]  # all of it, as the queue has dropped what it had
 
 
 def test_a_ticket_that_no_worker_can_ever_run_is_told_so(scheduler):
@@ -82,7 +82,9 @@ def test_a_ticket_never_goes_to_a_worker_it_avoids(scheduler):
 def test_a_worker_that_takes_nothing_and_blames_somebody_is_placed_on_no_more(scheduler):
     attach(scheduler), attach(scheduler, "w2")
     [blamed, gone] = [
-        each for each in scheduler.worker_apart("w", "w:1", [blame(5)], START) if type(each) is CatalogUpdate
+        each
+        for each in scheduler.on_worker_quarantined("w", "w:1", [blame(5)], START_UNIX_S)
+        if type(each) is CatalogUpdate
     ]
     assert (
         [each.fingerprint for each in blamed.poison_reports]
@@ -94,10 +96,10 @@ def test_a_worker_that_takes_nothing_and_blames_somebody_is_placed_on_no_more(sc
 
 def test_what_was_offered_before_its_shard_heard_that_it_is_a_suspect_goes_back(scheduler):
     attach(scheduler)
-    scheduler.worker_apart("w2", "w2:1", [blame(5)], START)
+    scheduler.on_worker_quarantined("w2", "w2:1", [blame(5)], START_UNIX_S)
     assert only(Decline, offer(scheduler, "a", fingerprint=5)).reason == "NO_CAPACITY"
     assert only(Place, offer(scheduler, "b", fingerprint=6)).lease.ticket_id == "b"
-    scheduler.blamed("w2:1", [], START)
+    scheduler.blamed("w2:1", [], START_UNIX_S)
     assert only(Place, offer(scheduler, "a", fingerprint=5)).lease.ticket_id == "a"
 
 
@@ -145,13 +147,13 @@ def test_a_cache_never_draws_a_ticket_to_a_worker_that_has_no_room_or_is_avoided
 def placed_at(scheduler, name, *, prefix, **ticket):
     asked = ticket_of(name, tokens=80, **ticket)
     asked.prefix_hashes.extend(prefix)
-    return only(Place, scheduler.offer("q", asked, START)).lease.worker_id
+    return only(Place, scheduler.offer("q", asked, START_UNIX_S)).lease.worker_id
 
 
 def test_look_ahead_leases_one_more_than_there_are_slots():
-    scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=1)
+    scheduler = Dispatcher(leases=LeaseBook(ttl=LEASE_TTL_S, prefix="s"), look_ahead=1)
     scheduler.on_queue_connected("q")
-    assert credits_in(attach(scheduler, slots=2)) == [("q", 3, False)]
+    assert credit_grants(attach(scheduler, slots=2)) == [("q", 3, False)]
 
 
 def test_credit_is_for_as_many_tokens_as_fit_together(scheduler):

@@ -2,27 +2,27 @@
 
 import pytest
 
-from penstock.scheduler.credit import CreditBook, CreditGrant, FreeCapacity
-from shard_heads import LARGE, SMALL, grants, head, offered
+from penstock.scheduler.credit.credit_book import CreditBook, CreditGrant, FreeCapacity
+from scheduler_calls import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
 
 
 def test_a_shard_that_was_idle_is_lifted_to_the_time_of_those_that_waited():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1, virtual=1_000.0))
-    assert grants(book, 1, LARGE) == [CreditGrant("a", 1)]
-    offered(book, "a", head(4, at=2, virtual=1_100.0))
+    assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 1)]
+    offer_one(book, "a", head(4, at=2, virtual=1_100.0))
     book.on_head("b", head(5, at=3, virtual=0.0))  # counts from its own beginning
     assert book.shards["b"].virtual_tokens == 1_000.0
-    assert grants(book, 1, LARGE) == [CreditGrant("b", 1, return_unused=True)]
-    offered(book, "b", head(4, at=4, virtual=300.0))
+    assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("b", 1, return_unused=True)]
+    offer_one(book, "b", head(4, at=4, virtual=300.0))
     book.on_credit_returned("b", 0)
-    assert grants(book, 1, LARGE) == [CreditGrant("a", 1, return_unused=True)]
+    assert grants(book, 1, LARGE_TOKENS) == [CreditGrant("a", 1, return_unused=True)]
 
 
 def test_a_lift_holds_while_a_shard_waits_and_is_found_anew_after():
     book = CreditBook("ab")
     book.on_head("a", head(5, virtual=1_000.0))
-    grants(book, 1, LARGE)
+    grants(book, 1, LARGE_TOKENS)
     book.on_head("b", head(1, virtual=0.0))
     book.on_head("b", head(1, virtual=50.0))
     assert book.shards["b"].virtual_tokens == 1_050.0
@@ -72,7 +72,7 @@ def book_that_came_to(virtual):
     """Shard a has served as much, and waits with more."""
     book = CreditBook("ab")
     book.on_head("a", head(5, virtual=virtual))
-    grants(book, 1, LARGE)
+    grants(book, 1, LARGE_TOKENS)
     return book
 
 
@@ -113,7 +113,7 @@ def test_virtual_time_elsewhere_is_what_others_served_or_the_least_that_waits_th
         {2: 200.0},
         {2: 300.0},
     )
-    grants(book, 1, LARGE)  # to c, whose head comes first
+    grants(book, 1, LARGE_TOKENS)  # to c, whose head comes first
     book.on_head("c", head(5, virtual=250.0, priority=3))
     assert book.remote_virtual_time("a") == {2: 300.0, 3: 250.0}
     book.on_head("b", head(0))
@@ -132,25 +132,27 @@ def sized_head(*, tokens, **fields):
 def test_a_head_that_finds_no_room_bars_other_shards_once_they_are_ahead_by_half_of_it():
     book = CreditBook("ab")
     begun(book, a=0.0, b=0.0)
-    book.on_head("a", sized_head(tokens=LARGE))
-    book.on_head("b", head(5, virtual=LARGE / 2, tokens=SMALL))
-    room = FreeCapacity(1, SMALL, SMALL, max_supported_tokens=LARGE)
+    book.on_head("a", sized_head(tokens=LARGE_TOKENS))
+    book.on_head("b", head(5, virtual=LARGE_TOKENS / 2, tokens=SMALL_TOKENS))
+    room = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
     assert [grant.queue for grant in book.grants(room)] == ["a"]
     book.on_credit_returned("a", 1)
     assert [grant.queue for grant in book.grants(room)] == ["b"]
-    offered(book, "b", head(4, virtual=LARGE / 2 + 1, tokens=SMALL))
+    offer_one(book, "b", head(4, virtual=LARGE_TOKENS / 2 + 1, tokens=SMALL_TOKENS))
     book.on_credit_returned("b", 0)
     assert book.grants(room) == []
     book.on_capacity_changed()
     assert [grant.queue for grant in book.grants(room)] == ["a"], "more fits by now, or nothing still: it is asked"
 
 
-@pytest.mark.parametrize("stuck", [{"tokens": LARGE + 1}, {"tokens": LARGE, "resumes": True}, {"tokens": 0}])
+@pytest.mark.parametrize(
+    "stuck", [{"tokens": LARGE_TOKENS + 1}, {"tokens": LARGE_TOKENS, "resumes": True}, {"tokens": 0}]
+)
 def test_a_head_that_may_never_run_here_bars_nobody(stuck):
     book = CreditBook("ab")
     book.on_head("a", sized_head(**stuck))
-    book.on_head("b", head(5, virtual=2 * LARGE, tokens=SMALL))
-    room = FreeCapacity(1, SMALL, SMALL, max_supported_tokens=LARGE)
+    book.on_head("b", head(5, virtual=2 * LARGE_TOKENS, tokens=SMALL_TOKENS))
+    room = FreeCapacity(1, SMALL_TOKENS, SMALL_TOKENS, max_supported_tokens=LARGE_TOKENS)
     assert [grant.queue for grant in book.grants(room)] == ["a"]
     book.on_credit_returned("a", 1)
     assert [grant.queue for grant in book.grants(room)] == ["b"]

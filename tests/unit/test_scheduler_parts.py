@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from dispatch_mesh import profile_of, ticket_of
 from penstock.mesh.v1.scheduler_pb2 import LoadReport
-from penstock.scheduler.placement import LowestTtft
-from penstock.scheduler.pool import MAX_CANDIDATES, Pool
-from penstock.scheduler.prefixes import PrefixIndex
-from penstock.scheduler.ranking import MAX_SEARCH_VISITS, TournamentTree
-from penstock.scheduler.worker import Worker
+from penstock.scheduler.fleet.placement import LowestTtft
+from penstock.scheduler.fleet.pool import MAX_CANDIDATES, Pool
+from penstock.scheduler.fleet.prefix_index import PrefixIndex
+from penstock.scheduler.fleet.tournament_tree import MAX_SEARCH_VISITS, TournamentTree
+from penstock.scheduler.fleet.worker import Worker
 
 NAMES = [f"w{number}" for number in range(9)]
 puts = st.tuples(st.sampled_from(NAMES), st.integers(0, 4), st.integers(0, 4))

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dispatch_mesh import BLOCK, MODEL, START, TTL, profile_of, ticket_of
+from dispatch_mesh import BLOCK_TOKENS, LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, ServedLease
 from penstock.scheduler.dispatcher import Dispatcher
@@ -21,9 +21,9 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @initialize(look_ahead=st.integers(0, 1))
     def begin(self, look_ahead):
-        self.scheduler = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=look_ahead)
+        self.scheduler = Dispatcher(leases=LeaseBook(ttl=LEASE_TTL_S, prefix="s"), look_ahead=look_ahead)
         self.look_ahead = look_ahead
-        self.now = START
+        self.now = START_UNIX_S
         self.streams = 0
         self.issued = set()
         self.placed = set()  # shard, ticket and attempt
@@ -53,7 +53,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     )
     def offer(self, queue, name, tokens, attempt, avoid):
         ticket = ticket_of(f"t{name}", tokens=tokens, attempt=attempt, avoid=avoid)
-        ticket.prefix_hashes.extend(range(1, 1 + (tokens - 1) // BLOCK))
+        ticket.prefix_hashes.extend(range(1, 1 + (tokens - 1) // BLOCK_TOKENS))
         effects = self.perform(self.scheduler.on_offer(queue, ticket, self.now))
         answers = [effect for effect in effects if isinstance(effect, Place | Decline)]
         assert len(answers) == 1
@@ -124,7 +124,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def one_of_the_workers(self, choose):
         return choose.draw(st.sampled_from([each.key for each in self.scheduler.fleet]))
 
-    @rule(seconds=st.sampled_from([0.1, 1.0, TTL]))
+    @rule(seconds=st.sampled_from([0.1, 1.0, LEASE_TTL_S]))
     def pass_time(self, seconds):
         self.now += seconds
         self.perform(self.scheduler.tick(self.now))
@@ -156,7 +156,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             totals = pool.totals
             assert totals.available_leases == sum(worker.available_leases for worker in pool)
             assert totals.free_tokens == sum(
-                (KV_BLOCKS - each.promised_blocks) * BLOCK for each in pool if each.available_leases
+                (KV_BLOCKS - each.promised_blocks) * BLOCK_TOKENS for each in pool if each.available_leases
             )
             assert (totals.slots, totals.open_workers) == (
                 SLOTS * len(pool),
@@ -166,10 +166,10 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     def teardown(self):
         scheduler = self.scheduler
-        self.perform(scheduler.tick(self.now + TTL))
+        self.perform(scheduler.tick(self.now + LEASE_TTL_S))
         for worker in scheduler.fleet:
             self.perform(scheduler.on_leases_released(worker.key, list(worker.promised)))
-        self.perform(scheduler.tick(self.now + TTL))
+        self.perform(scheduler.tick(self.now + LEASE_TTL_S))
         assert (len(scheduler.leases), scheduler.leases.unstarted_count, scheduler.promised_blocks) == (0, 0, 0)
         assert self.ended == dict.fromkeys(self.placed, True)
         assert len(scheduler.service_reports) == 0

@@ -6,9 +6,14 @@ from hypothesis import strategies as st
 from dispatch_mesh import profile_of
 from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1.scheduler_pb2 import LoadReport
+from penstock.scheduler.fleet.worker import Worker
 from penstock.scheduler.leases import LeaseEntry
-from penstock.scheduler.releases import DEFAULT_OUTPUT_TOKENS, MAX_SAMPLED_WORKERS, slot_releases_of, steps_left
-from penstock.scheduler.worker import Worker
+from penstock.scheduler.reports.pool_stats import (
+    DEFAULT_OUTPUT_TOKENS,
+    MAX_SAMPLED_WORKERS,
+    slot_releases_of,
+    steps_left,
+)
 
 STEP = 0.01  # s
 
@@ -32,8 +37,8 @@ def ends_of(releases):
 
 
 def test_a_lease_ends_once_its_predicted_tokens_are_made():
-    assert steps_left(entry_of(predicted_output=50, output_served=20, served_at=100), 100) == 30
-    assert steps_left(entry_of(predicted_output=50, output_served=20, served_at=100), 110) == 20
+    assert steps_left(entry_of(predicted_output=50, served_output_tokens=20, served_at_step=100), 100) == 30
+    assert steps_left(entry_of(predicted_output=50, served_output_tokens=20, served_at_step=100), 110) == 20
 
 
 def test_a_lease_that_has_no_token_yet_has_its_prompt_to_do_as_well():
@@ -42,14 +47,14 @@ def test_a_lease_that_has_no_token_yet_has_its_prompt_to_do_as_well():
 
 
 def test_an_answer_that_is_longer_than_was_predicted_may_go_on_but_has_not_ended():
-    left = [steps_left(entry_of(predicted_output=50, output_served=made), 0) for made in (49, 50, 51, 200)]
+    left = [steps_left(entry_of(predicted_output=50, served_output_tokens=made), 0) for made in (49, 50, 51, 200)]
     assert left == sorted(left)
     assert left[0] == 1
     assert 1 < left[-1] < 200
 
 
 def test_leases_end_in_the_order_of_what_they_have_left():
-    leases = {str(left): entry_of(str(left), predicted_output=left, output_served=1) for left in (31, 11, 21)}
+    leases = {str(left): entry_of(str(left), predicted_output=left, served_output_tokens=1) for left in (31, 11, 21)}
     found = slot_releases_of([worker_of(leases)], leases)
     assert ends_of(found) == [(0.1, 1), (0.2, 2), (0.3, 3)]
 
@@ -66,7 +71,9 @@ def test_a_lease_known_by_its_id_alone_is_taken_for_any_other():
 
 def test_of_very_many_workers_a_few_speak_for_all():
     count = 10 * MAX_SAMPLED_WORKERS
-    leases = {str(number): entry_of(str(number), predicted_output=21, output_served=1) for number in range(count)}
+    leases = {
+        str(number): entry_of(str(number), predicted_output=21, served_output_tokens=1) for number in range(count)
+    }
     found = slot_releases_of([worker_of([name], name) for name in leases], leases)
     assert ends_of(found)[-1] == (0.2, count)
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
+from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.scheduler.credit import CreditBook, CreditGrant, FreeCapacity
+from penstock.scheduler.credit.credit_book import CreditBook, CreditGrant, FreeCapacity
+from penstock.scheduler.credit.express_slots import MAX_TICKETS_SINCE_EXPRESS, ExpressSlots
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
-from penstock.scheduler.reserve import MAX_TICKETS_SINCE_EXPRESS, ExpressSlots
 
 SLOTS = 64
 SHARE = 1 / 16
@@ -129,24 +129,24 @@ def test_an_urgent_head_is_before_all_virtual_tokens_and_sets_no_class_clock():
 
 @pytest.fixture
 def scheduler():
-    found = Dispatcher(leases=LeaseBook(ttl=TTL, prefix="s"), look_ahead=0, express_slot_share=SHARE)
+    found = Dispatcher(leases=LeaseBook(ttl=LEASE_TTL_S, prefix="s"), look_ahead=0, express_slot_share=SHARE)
     found.on_queue_connected("q")
     found.on_worker_attached("w", "w", "w:1", profile_of(slots=16, kv_blocks=1_000))
     return found
 
 
 def test_a_lease_says_that_it_is_urgent_to_edge_and_worker(scheduler):
-    effects = scheduler.offer("q", ticket_of("t", urgent=True), START)
+    effects = scheduler.offer("q", ticket_of("t", urgent=True), START_UNIX_S)
     assert [each.lease.express for each in effects if isinstance(each, Place | Expect)] == [True, True]
 
 
 def test_the_last_slot_is_left_to_an_urgent_ticket(scheduler):
-    scheduler.offer("q", ticket_of("urgent", urgent=True), START)
+    scheduler.offer("q", ticket_of("urgent", urgent=True), START_UNIX_S)
     for number in range(14):
-        scheduler.offer("q", ticket_of(f"t{number}"), START)
+        scheduler.offer("q", ticket_of(f"t{number}"), START_UNIX_S)
     effects = scheduler.head("q", Head(model=MODEL, waiting=5, priority=2, waiting_tokens=160, tokens=32))
     given = [each for each in effects if isinstance(each, GrantCredit)]
     assert scheduler.credits[MODEL].shards["q"].urgent == 1
     assert not any(each.tickets for each in given)
-    placed = scheduler.offer("q", ticket_of("late", urgent=True), START, on_urgent_credit=True)
+    placed = scheduler.offer("q", ticket_of("late", urgent=True), START_UNIX_S, uses_express_credit=True)
     assert [each.lease.ticket_id for each in placed if isinstance(each, Place)] == ["late"]

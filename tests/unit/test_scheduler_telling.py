@@ -1,12 +1,12 @@
 """What the dispatcher tells the shards by plain calls: pace, service, releases, and again where it may be lost."""
 
-from dispatch_mesh import MODEL, START, TTL, profile_of, ticket_of
-from dispatcher_calls import attach, offer, only, paces, served, told
+from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, RunningLease
 from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
-from penstock.scheduler.served import ABSENT_QUEUE_TTL_S, RESEND_WINDOW_S
-from penstock.scheduler.worker import MIN_REPORTED_STEPS
+from penstock.scheduler.fleet.worker import MIN_REPORTED_STEPS
+from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S, RESEND_WINDOW_S
+from scheduler_calls import attach, offer, only, pool_stats, served, service_reports
 
 
 def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):
@@ -24,8 +24,8 @@ def test_what_a_lease_was_served_is_told_to_the_shard_that_its_ticket_came_from(
     offer(scheduler, "b", queue="q2")
     scheduler.progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
     scheduler.progress("w", [served("s-1", 31, 5), served("unheard-of", 9, 9)])
-    assert told(scheduler.tick(START)) == [("q", "a", 3, 31, 5, False), ("q2", "b", 1, 20, 0, False)]
-    assert told(scheduler.tick(START + 1)) == []
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 3, 31, 5, False), ("q2", "b", 1, 20, 0, False)]
+    assert service_reports(scheduler.tick(START_UNIX_S + 1)) == []
 
 
 def test_the_end_of_a_lease_is_told_once_with_all_that_it_was_served(scheduler):
@@ -34,14 +34,14 @@ def test_the_end_of_a_lease_is_told_once_with_all_that_it_was_served(scheduler):
     scheduler.started("w", "s-1")
     scheduler.progress("w", [served("s-1", 31, 1)])
     scheduler.released("w", ["s-1"], [served("s-1", 31, 2)])
-    assert told(scheduler.tick(START)) == [("q", "t", 1, 31, 2, True)]
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 31, 2, True)]
     assert len(scheduler.served) == 0
 
 
 def test_a_lease_that_lapses_is_told_to_have_ended_with_nothing_served(scheduler):
     attach(scheduler)
     offer(scheduler)
-    assert told(scheduler.tick(START + TTL)) == [("q", "t", 1, 0, 0, True)]
+    assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == [("q", "t", 1, 0, 0, True)]
 
 
 def test_what_ran_on_a_lost_worker_is_told_to_have_ended_with_what_was_heard_of_it(scheduler):
@@ -50,18 +50,20 @@ def test_what_ran_on_a_lost_worker_is_told_to_have_ended_with_what_was_heard_of_
     scheduler.started("w", "s-1")
     scheduler.progress("w", [served("s-1", 31, 7)])
     scheduler.worker_lost("w")
-    assert told(scheduler.tick(START)) == [("q", "t", 1, 31, 7, True)]
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 31, 7, True)]
 
 
 def test_a_run_that_a_worker_brings_along_goes_on_being_told_to_its_shard(scheduler):
     profile = profile_of(slots=2)
     profile.running.append(RunningLease(lease_id="x-9", kv_blocks=2, ticket_id="t", attempt=2, queue_id="q"))
-    scheduler.worker_attached("w", "w", "w:1", profile)
-    assert told(scheduler.tick(START)) == [("q", "t", 2, 0, 0, False)]  # whoever lost it has said that it ended
+    scheduler.on_worker_attached("w", "w", "w:1", profile)
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [
+        ("q", "t", 2, 0, 0, False)
+    ]  # whoever lost it has said that it ended
     scheduler.progress("w", [served("x-9", 40, 8)])
-    assert told(scheduler.tick(START)) == [("q", "t", 2, 40, 8, False)]
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, False)]
     scheduler.released("w", ["x-9"])
-    assert told(scheduler.tick(START)) == [("q", "t", 2, 40, 8, True)]
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, True)]
     assert len(scheduler.leases) == 0
 
 
@@ -69,13 +71,13 @@ def test_a_shard_that_is_away_for_a_moment_hears_later_and_one_that_stays_away_n
     attach(scheduler)
     offer(scheduler)
     scheduler.queue_lost("q")
-    assert told(scheduler.tick(START + TTL)) == []
+    assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []
     scheduler.queue_joined("q")
-    assert told(scheduler.tick(START + TTL + 1)) == [("q", "t", 1, 0, 0, True)]
-    offer(scheduler, now=START + 10)
+    assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S + 1)) == [("q", "t", 1, 0, 0, True)]
+    offer(scheduler, now=START_UNIX_S + 10)
     scheduler.queue_lost("q")
-    scheduler.tick(START + 20)
-    scheduler.tick(START + 20 + ABSENT_QUEUE_TTL_S)
+    scheduler.tick(START_UNIX_S + 20)
+    scheduler.tick(START_UNIX_S + 20 + ABSENT_QUEUE_TTL_S)
     assert len(scheduler.served) == 0
 
 
@@ -83,11 +85,11 @@ def test_an_end_that_may_have_been_lost_with_a_stream_is_told_again(scheduler):
     attach(scheduler)
     offer(scheduler)
     scheduler.released("w", ["s-1"])
-    assert told(scheduler.tick(START)) == [("q", "t", 1, 0, 0, True)]
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 0, 0, True)]
     scheduler.queue_lost("q")
     scheduler.queue_joined("q")
-    assert told(scheduler.tick(START + 0.1)) == [("q", "t", 1, 0, 0, True)]
-    assert told(scheduler.tick(START + 0.1 + RESEND_WINDOW_S)) == []
+    assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [("q", "t", 1, 0, 0, True)]
+    assert service_reports(scheduler.tick(START_UNIX_S + 0.1 + RESEND_WINDOW_S)) == []
     scheduler.queue_lost("q")
     assert len(scheduler.served) == 0
 
@@ -100,14 +102,14 @@ def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(
     scheduler.report("a", report)
     slow = LoadReport(running=2, prefill_backlog_tokens=900, tokens_per_second=50.0, prefill_tokens_per_second=500.0)
     scheduler.report("b", slow)
-    pace = only(SendPoolStats, scheduler.tick(START)).stats
+    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
     assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
     assert (pace.running, pace.slots) == (3, 4)
     assert (pace.next_worker_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
-    assert paces(scheduler.tick(START + 0.9)) == []
-    assert paces(scheduler.tick(START + 1.0)) == [pace]
+    assert pool_stats(scheduler.tick(START_UNIX_S + 0.9)) == []
+    assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [pace]
     scheduler.report("b", LoadReport(running=3))
-    assert [each.running for each in paces(scheduler.tick(START + 1.1))] == [4]
+    assert [each.running for each in pool_stats(scheduler.tick(START_UNIX_S + 1.1))] == [4]
 
 
 def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
@@ -115,11 +117,11 @@ def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
     for name, answer in (("long", 40), ("short", 10)):
         ticket = ticket_of(name)
         ticket.predicted_output_tokens = answer
-        scheduler.offer("q", ticket, START)
+        scheduler.offer("q", ticket, START_UNIX_S)
     report = LoadReport(steps=7, seconds_per_prefill_token=0.001, max_step_tokens=300)
     report.decode_step_time.FromMilliseconds(10)
     scheduler.report("w", report)
-    pace = only(SendPoolStats, scheduler.tick(START)).stats
+    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
     assert (pace.leases, pace.available_leases, pace.workers) == (2, 0, 1)
     assert (pace.leased_tokens, pace.free_tokens) == (64, 64)
     assert (pace.seconds_per_prefill_token, pace.max_step_tokens, pace.decode_step_time.ToMilliseconds()) == (
@@ -132,7 +134,7 @@ def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
     scheduler.progress("w", [served("s-1", 31, 20)])
     report.steps = 12
     scheduler.report("w", report)
-    pace = only(SendPoolStats, scheduler.tick(START + 0.1)).stats
+    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S + 0.1)).stats
     assert [each.after.ToMilliseconds() for each in pace.slot_releases] == [110, 150], (
         "20 tokens were left five steps ago"
     )
@@ -144,24 +146,24 @@ def test_a_shard_is_told_when_a_first_token_came(scheduler):
     first = served("s-1", 31, 1)
     first.first_token_after.FromMilliseconds(120)
     scheduler.progress("w", [first])
-    [told] = only(SendServiceReport, scheduler.tick(START)).tickets
+    [told] = only(SendServiceReport, scheduler.tick(START_UNIX_S)).tickets
     assert told.first_token_after.ToMilliseconds() == 120
 
 
 def test_a_model_without_workers_has_no_pace_and_that_is_told_once(scheduler):
     attach(scheduler)
-    scheduler.tick(START)
+    scheduler.tick(START_UNIX_S)
     scheduler.worker_lost("w")
-    assert [(each.model, each.slots) for each in paces(scheduler.tick(START + 1))] == [(MODEL, 0)]
-    assert paces(scheduler.tick(START + 9)) == []
+    assert [(each.model, each.slots) for each in pool_stats(scheduler.tick(START_UNIX_S + 1))] == [(MODEL, 0)]
+    assert pool_stats(scheduler.tick(START_UNIX_S + 9)) == []
 
 
 def test_a_shard_that_joins_is_told_the_pace_anew(scheduler):
     attach(scheduler)
-    scheduler.tick(START)
+    scheduler.tick(START_UNIX_S)
     scheduler.queue_lost("q")
     scheduler.queue_joined("q")
-    assert len(paces(scheduler.tick(START + 0.1))) == 1
+    assert len(pool_stats(scheduler.tick(START_UNIX_S + 0.1))) == 1
 
 
 def run_two_until(scheduler, steps, *, waiting):
@@ -172,7 +174,7 @@ def run_two_until(scheduler, steps, *, waiting):
     scheduler.head("q", Head(model=MODEL, waiting=waiting, waiting_tokens=32 * waiting, tokens=32, priority=2))
     scheduler.report("w", LoadReport(steps=100))
     scheduler.progress("w", [served("s-1", 31, 10), served("s-2", 31, 10)])
-    scheduler.tick(START)
+    scheduler.tick(START_UNIX_S)
     scheduler.report("w", LoadReport(steps=steps))
     return scheduler.released("w", ["s-1"], [served("s-1", 31, 20)])
 
@@ -181,19 +183,19 @@ def test_a_shard_that_chooses_what_is_next_on_a_worker_hears_first_how_far_that_
     first, credit, *_ = run_two_until(scheduler, 110, waiting=5)
     assert isinstance(first, SendServiceReport)
     assert isinstance(credit, GrantCredit)
-    assert told([first]) == [("q", "a", 1, 31, 20, True)]
+    assert service_reports([first]) == [("q", "a", 1, 31, 20, True)]
     assert [(each.worker_id, each.steps) for each in first.workers] == [("w", 110)]
     assert [each.worker_steps for each in first.tickets] == [110]
-    assert told(scheduler.tick(START + 0.1)) == [], "it was told already"
+    assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [], "it was told already"
 
 
 def test_a_few_steps_more_are_not_told(scheduler):
     run_two_until(scheduler, 110, waiting=5)
     scheduler.report("w", LoadReport(steps=110 + MIN_REPORTED_STEPS - 1))
     assert only(GrantCredit, scheduler.released("w", ["s-2"])).tickets
-    assert told(scheduler.tick(START)) == [("q", "b", 1, 31, 10, True)]
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "b", 1, 31, 10, True)]
 
 
 def test_a_shard_in_which_nothing_waits_has_no_use_for_how_far_a_worker_is(scheduler):
     assert only(GrantCredit, run_two_until(scheduler, 110, waiting=0)).tickets
-    assert told(scheduler.tick(START)) == [("q", "a", 1, 31, 20, True)]
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 1, 31, 20, True)]

@@ -4,17 +4,23 @@ import pytest
 import torch
 from rich.console import Console
 
-from penstock.proofs.engine.crowd import BLOCKS, Crowd
-from penstock.proofs.engine.long_prompt import DECODES, LONG, LongPrompt, long_prompt, simulated
-from penstock.proofs.engine.mixed_lengths import Flow, flow_of, padded, requests
+from penstock.proofs.engine.batch_invariance import count_differences
+from penstock.proofs.engine.batch_stress import KV_BLOCKS, BatchStress
+from penstock.proofs.engine.long_prompt import (
+    DECODING_SEQS,
+    LONG_PROMPT_TOKENS,
+    LongPromptResult,
+    run_long_prompt,
+    simulated_engine,
+)
+from penstock.proofs.engine.mixed_lengths import ThroughputCurve, mixed_requests, padded_outputs, throughput_curve
 from penstock.proofs.engine.options import EngineProofOptions
-from penstock.proofs.engine.proof import decode_lines, flow_lines, long_lines, prove
-from penstock.proofs.engine.roofline import Decode, step_bytes
-from penstock.proofs.engine.texts import different
-from penstock.simulator.calibration.timed_engine import Turn, cores_had, settled
+from penstock.proofs.engine.proof import decode_lines, long_prompt_lines, prove, throughput_lines
+from penstock.proofs.engine.roofline import DecodeStep, step_bytes
+from penstock.simulator.calibration.timed_engine import StepTiming, effective_cores, typical_duration_s
 from penstock.worker.engine.loaders.load import locate_model
 from penstock.worker.engine.loaders.load_model import read_checkpoint
-from penstock.worker.engine.step_law import StepWork
+from penstock.worker.engine.simulated.step_time import StepWork
 from tiny_model import write_tiny_model
 
 IDS = range(3, 300)
@@ -35,12 +41,12 @@ def test_a_step_reads_every_matrix_but_the_embedding_and_the_kv_of_every_positio
 
 
 def test_a_static_batch_that_pads_computes_every_row_until_its_longest_is_done():
-    assert padded([3, 9, 4, 2, 2], size=2) == [9, 9, 4, 4, 2]
+    assert padded_outputs([3, 9, 4, 2, 2], size=2) == [9, 9, 4, 4, 2]
 
 
 def test_the_load_is_the_same_for_the_same_seed_and_no_other():
     def lengths(seed):
-        return [(len(spec.token_ids), spec.max_output_tokens) for spec in requests(IDS, seed, 50)]
+        return [(len(spec.token_ids), spec.max_output_tokens) for spec in mixed_requests(IDS, seed, 50)]
 
     assert lengths(1) == lengths(1) != lengths(2)
     assert all(8 <= prompt <= 128 and 4 <= output <= 512 for prompt, output in lengths(1))
@@ -48,11 +54,11 @@ def test_the_load_is_the_same_for_the_same_seed_and_no_other():
 
 def test_the_goal_is_against_batches_that_pad():
     flows = {
-        "continuous": Flow(seconds=[1.0, 2.0], tokens=[300, 600]),
-        "naive": Flow(seconds=[1.0, 2.0, 3.0, 3.5, 4.0, 4.0], tokens=[100, 200, 300, 400, 500, 600]),
-        "padded": Flow(seconds=[1.0, 2.0, 3.0, 5.9], tokens=[100, 200, 300, 600]),
+        "continuous": ThroughputCurve(seconds=[1.0, 2.0], tokens=[300, 600]),
+        "naive": ThroughputCurve(seconds=[1.0, 2.0, 3.0, 3.5, 4.0, 4.0], tokens=[100, 200, 300, 400, 500, 600]),
+        "padded": ThroughputCurve(seconds=[1.0, 2.0, 3.0, 5.9], tokens=[100, 200, 300, 600]),
     }
-    lines = lines_of(flow_lines(flows))
+    lines = lines_of(throughput_lines(flows))
     assert lines["continuous over static batches that do not"].measured == pytest.approx(2.0)
     goal = lines["continuous over static batches that pad"]
     assert (goal.measured, goal.is_met) == (pytest.approx(2.95), False)
@@ -60,16 +66,16 @@ def test_the_goal_is_against_batches_that_pad():
 
 
 def test_a_disturbed_step_of_a_flow_counts_with_the_time_it_would_have_taken():
-    calm = Turn(wall=0.010, cpu=0.020, forward=0.0, waited=0.0, work=NO_WORK)
-    disturbed = Turn(wall=0.030, cpu=0.022, forward=0.0, waited=0.02, work=NO_WORK)
-    flow = flow_of([(calm, 3), (disturbed, 4)], cores=2.0)
+    calm = StepTiming(wall_s=0.010, cpu_s=0.020, forward_s=0.0, cpu_wait_s=0.0, work=NO_WORK)
+    disturbed = StepTiming(wall_s=0.030, cpu_s=0.022, forward_s=0.0, cpu_wait_s=0.02, work=NO_WORK)
+    flow = throughput_curve([(calm, 3), (disturbed, 4)], cores=2.0)
     assert flow.seconds == pytest.approx([0.010, 0.021])
     assert flow.tokens == [3, 7]
 
 
 @pytest.mark.parametrize(("outside", "is_met"), [(0.1, True), (0.101, False)])
 def test_a_tenth_of_a_step_of_eight_may_be_spent_outside_the_forward(outside, is_met):
-    lines = lines_of(decode_lines([Decode(1, 0.01, 0.5, 0.008), Decode(8, 0.012, outside, 0.009)]))
+    lines = lines_of(decode_lines([DecodeStep(1, 0.01, 0.5, 0.008), DecodeStep(8, 0.012, outside, 0.009)]))
     assert lines["time outside the forward at batch 8"].is_met is is_met
     assert lines["of the roofline reached at batch 8"].measured == pytest.approx(75.0)
 
@@ -78,16 +84,18 @@ def test_a_tenth_of_a_step_of_eight_may_be_spent_outside_the_forward(outside, is
     ("text", "wrong"), [([1, 2, 3], 0), ([1, 9, 3], 1), ([1, 2], 1), ([1, 2, 3, 4], 1), ([2, 3], 3)]
 )
 def test_tokens_that_are_other_missing_or_too_many_are_all_different(text, wrong):
-    assert different(text, [1, 2, 3]) == wrong
+    assert count_differences(text, [1, 2, 3]) == wrong
 
 
 def test_a_prompt_of_fifty_thousand_tokens_gets_all_that_the_decodes_leave():
-    assert all(line.is_met for line in long_lines(long_prompt()))
-    assert long_prompt().steps * (512 - DECODES) >= LONG
+    assert all(line.is_met for line in long_prompt_lines(run_long_prompt()))
+    assert run_long_prompt().steps * (512 - DECODING_SEQS) >= LONG_PROMPT_TOKENS
 
 
 def test_a_long_prompt_that_holds_others_up_misses_the_goals():
-    verdicts = [line.is_met for line in long_lines(LongPrompt(steps=102, missed=1, over_budget=1))]
+    verdicts = [
+        line.is_met for line in long_prompt_lines(LongPromptResult(steps=102, missed_decodes=1, steps_over_budget=1))
+    ]
     assert verdicts == [False, False, False]
 
 
@@ -112,26 +120,26 @@ class Forgetful:
 
 
 def test_a_crowd_goes_through_with_nothing_lost_and_everything_given_back():
-    crowd = Crowd(simulated(BLOCKS, 32, 128), 1_000, IDS)
+    crowd = BatchStress(simulated_engine(KV_BLOCKS, 32, 128), 1_000, IDS)
     crowd.run()
-    assert crowd.wrong == crowd.counts["changed"] == crowd.counts["blocks not back"] == 0
+    assert crowd.errors == crowd.counts["changed"] == crowd.counts["blocks not back"] == 0
     assert min(crowd.counts[name] for name in ("preempted", "cached", "cancelled")) > 10
 
 
 @pytest.mark.parametrize("fault", ["swallow", "change"])
 def test_a_crowd_sees_tokens_that_an_engine_swallows_or_changes(fault):
-    crowd = Crowd(Forgetful(simulated(BLOCKS, 32, 128), fault), 500, IDS)
+    crowd = BatchStress(Forgetful(simulated_engine(KV_BLOCKS, 32, 128), fault), 500, IDS)
     crowd.run()
-    assert crowd.wrong > 0 if fault == "swallow" else crowd.counts["changed"] > 0
+    assert crowd.errors > 0 if fault == "swallow" else crowd.counts["changed"] > 0
 
 
 def test_a_step_that_neighbours_disturbed_does_not_lengthen_what_a_step_takes():
-    quiet = [Turn(wall=0.010, cpu=0.0198, forward=0.0, waited=0.0001, work=NO_WORK)] * 5
-    disturbed = [Turn(wall=0.020, cpu=0.0200, forward=0.0, waited=0.018, work=NO_WORK)] * 20
-    cores = cores_had(quiet + disturbed)
+    quiet = [StepTiming(wall_s=0.010, cpu_s=0.0198, forward_s=0.0, cpu_wait_s=0.0001, work=NO_WORK)] * 5
+    disturbed = [StepTiming(wall_s=0.020, cpu_s=0.0200, forward_s=0.0, cpu_wait_s=0.018, work=NO_WORK)] * 20
+    cores = effective_cores(quiet + disturbed)
     assert cores == pytest.approx(1.98)
-    assert settled(quiet + disturbed, cores) == pytest.approx(0.010)
-    assert settled(disturbed, cores) == pytest.approx(0.0101, rel=0.01)  # by CPU time, where none was quiet
+    assert typical_duration_s(quiet + disturbed, cores) == pytest.approx(0.010)
+    assert typical_duration_s(disturbed, cores) == pytest.approx(0.0101, rel=0.01)  # by CPU time, where none was quiet
 
 
 def test_all_of_it_runs_on_a_small_model_and_every_exact_promise_is_kept(tmp_path):
@@ -142,5 +150,5 @@ def test_all_of_it_runs_on_a_small_model_and_every_exact_promise_is_kept(tmp_pat
     exact = [line for line in card.lines if line.goal == "0"]
     assert len(exact) == 10
     assert not [line for line in exact if not line.is_met]
-    assert not card.void
+    assert not card.void_reason
     assert "<svg" in picture.read_text(encoding="utf-8")

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from penstock.edge.links.shards import shard_for
+from penstock.edge.upstreams.hashing import shard_for
 from penstock.proofs.simulated import gaps
-from penstock.proofs.simulated.gaps import SHARDS, WORKLOADS
-from penstock.proofs.simulated.parallel import all_cores
+from penstock.proofs.simulated.gaps import SHARD_COUNTS, WORKLOADS
+from penstock.proofs.simulated.process_pool import process_pool
 from penstock.simulator.mesh.worker import MODEL
 
 WIDEST = {
@@ -51,12 +51,12 @@ def test_a_gap_of_more_than_half_is_missed_whatever_others_reach(monkeypatch):
     assert missed == ["two tenants, 1 shard: gap, of plain VTC's", "two tenants, 4 shards: gap, of plain VTC's"]
 
 
-@pytest.mark.parametrize("shards", SHARDS)
+@pytest.mark.parametrize("shards", SHARD_COUNTS)
 def test_every_gap_is_held_against_the_theorems_bound(lines, shards):
     (bound,) = (
         line for name, line in lines.items() if name.endswith(f"{shards} shard{'s' * (shards > 1)}: gap, worst")
     )
-    assert bound.goal == f"<= {gaps.BOUND:g}"
+    assert bound.goal == f"<= {gaps.VTC_BOUND:g}"
 
 
 @pytest.mark.parametrize("workload", [each for each in WORKLOADS.values() if len(each) == 2])
@@ -67,6 +67,6 @@ def test_of_four_shards_no_two_have_both_of_a_pair(workload):
 
 def test_what_is_done_on_all_cores_comes_in_order_and_says_how_far_it_is():
     said = []
-    with all_cores(said.append) as cores:
-        assert cores.each_of(math.sqrt, [9.0, 4.0, 1.0], "roots") == [3.0, 2.0, 1.0]
+    with process_pool(said.append) as cores:
+        assert cores.map(math.sqrt, [9.0, 4.0, 1.0], "roots") == [3.0, 2.0, 1.0]
     assert said == ["1 of 3 roots", "2 of 3 roots", "3 of 3 roots"]

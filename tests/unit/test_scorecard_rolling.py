@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
-from penstock.proofs.checks.transcript import History
-from penstock.proofs.live.drain import first_token_lines
-from penstock.proofs.testbed.cpu_stress import Strain, strain_lines
-from penstock.proofs.testbed.idle_start import NOBODY, alone
-from penstock.proofs.testbed.load import before_decoding
+from penstock.proofs.checks.transcript import TokenTranscript
+from penstock.proofs.live.drain import ttft_lines
+from penstock.proofs.testbed.cpu_stress import CpuStress, stress_lines
+from penstock.proofs.testbed.idle_start import UNREACHABLE_ADDRESS, isolated_spec
+from penstock.proofs.testbed.load import stages_before_decode
 from penstock.v1.inference_pb2 import Timeline
 
 BEGAN = 1_800_000_000.0  # s
 
 
 def answered(ttft):
-    return History(wish=0, request_id="r", started=BEGAN, arrivals=[BEGAN + ttft])
+    return TokenTranscript(request_index=0, request_id="r", started_at=BEGAN, arrivals=[BEGAN + ttft])
 
 
 def line(lines, figure):
@@ -28,7 +28,7 @@ def line(lines, figure):
 @pytest.mark.parametrize(("slowest", "is_met"), [(0.11, True), (0.13, False)])
 def test_first_tokens_of_a_rolling_restart_are_held_against_the_calm_whatever_a_mere_start_costs(slowest, is_met):
     calm, rolling = [answered(0.1)] * 100, [answered(0.1)] * 98 + [answered(slowest)] * 2
-    lines = first_token_lines(calm, [answered(0.2)] * 100, rolling)
+    lines = ttft_lines(calm, [answered(0.2)] * 100, rolling)
     assert line(lines, "P99 TTFT ratio").is_met is is_met
     assert line(lines, "P99 TTFT ratio to mere starts").measured == pytest.approx(slowest / 0.2, rel=1e-4)
 
@@ -41,19 +41,19 @@ def test_where_the_time_to_the_first_token_went_leaves_out_what_came_after_it():
         ("worker", "decode", 9),
     ):
         timeline.stages.add(tier=tier, name=name).length.FromNanoseconds(nanos)
-    assert before_decoding(timeline) == {"queue wait": 0.25, "worker prefill": 0.005}
+    assert stages_before_decode(timeline) == {"queue wait": 0.25, "worker prefill": 0.005}
 
 
 @pytest.mark.parametrize("tier", ["auth", "edge", "queue", "scheduler", "worker"])
 def test_a_process_that_joins_nothing_knows_nobody_of_the_mesh(tier):
-    spec = plan_mesh(MeshOptions(), Path("/folder"), "key").of(tier)[0]
-    like = alone(spec, Path("/folder"))
+    spec = plan_mesh(MeshOptions(), Path("/folder"), "key").processes_of(tier)[0]
+    like = isolated_spec(spec, Path("/folder"))
     assert like.name != spec.name
     assert like.environment[f"PENSTOCK_{tier.upper()}_LISTEN"].endswith(":0")
     shared = {name for name, value in like.environment.items() if ":70" in value or value.endswith("auth.sqlite")}
     assert shared == set()
     peers = [name for name in spec.environment if name.endswith(("AUTHS", "QUEUES", "SCHEDULERS"))]
-    assert [like.environment[each] for each in peers] == [NOBODY] * len(peers)
+    assert [like.environment[each] for each in peers] == [UNREACHABLE_ADDRESS] * len(peers)
 
 
 def test_a_link_that_is_given_up_while_all_are_only_slow_is_a_false_alarm(tmp_path):
@@ -62,8 +62,8 @@ def test_a_link_that_is_given_up_while_all_are_only_slow_is_a_false_alarm(tmp_pa
             {"event": "link_down", "timestamp": datetime.fromtimestamp(BEGAN + at, UTC).isoformat()} for at in seconds
         ]
         (tmp_path / f"{tier}.log").write_text("".join(json.dumps(each) + "\n" for each in events).replace(": ", ":"))
-    lines = strain_lines(Strain(BEGAN, BEGAN + 10, 99.0), tmp_path)
+    lines = stress_lines(CpuStress(BEGAN, BEGAN + 10, 99.0), tmp_path)
     alarms = line(lines, "links given up meanwhile")
     assert (alarms.measured, alarms.is_met) == (2, False)
     assert line(lines, "host CPU meanwhile").is_met
-    assert not line(strain_lines(Strain(BEGAN, BEGAN + 10, 60.0), tmp_path), "host CPU meanwhile").is_met
+    assert not line(stress_lines(CpuStress(BEGAN, BEGAN + 10, 60.0), tmp_path), "host CPU meanwhile").is_met

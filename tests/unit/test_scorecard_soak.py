@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.proofs.checks.slope import fitted
-from penstock.proofs.live.soak import GROWTH, Looks, growth_lines
+from penstock.proofs.checks.slope import fit_slope
+from penstock.proofs.live.soak import MAX_GROWTH_PERCENT, ResourceSamples, growth_lines
 
 MIB = 2**20
 
@@ -14,7 +14,9 @@ def looks_of(memory, descriptors=None, each=1_000):
     """`each`: requests between two looks."""
     made = range(each, each * len(memory) + 1, each)
     cpu = [0.01 * at for at in made]
-    return Looks(at=list(made), memory=memory, descriptors=descriptors or [20] * len(memory), cpu=cpu)
+    return ResourceSamples(
+        requests_sent=list(made), memory_bytes=memory, descriptors=descriptors or [20] * len(memory), cpu_s=cpu
+    )
 
 
 def line_of(found, figure):
@@ -22,17 +24,17 @@ def line_of(found, figure):
 
 
 def test_a_line_through_points_on_a_line_is_that_line():
-    assert fitted([0, 1, 2, 3], [5, 7, 9, 11]) == pytest.approx((2.0, 0.0))
+    assert fit_slope([0, 1, 2, 3], [5, 7, 9, 11]) == pytest.approx((2.0, 0.0))
 
 
 def test_the_error_is_that_of_the_textbook():
     # residuals -0.5, 1.0, -0.5; 1.5 left over one degree of freedom, a spread of x of 2
-    assert fitted([0, 1, 2], [0, 2, 1]) == pytest.approx((0.5, (1.5 / 2) ** 0.5))
+    assert fit_slope([0, 1, 2], [0, 2, 1]) == pytest.approx((0.5, (1.5 / 2) ** 0.5))
 
 
 @pytest.mark.parametrize("x", [[], [1], [1, 2], [3, 3, 3]])
 def test_too_few_looks_say_nothing(x):
-    assert fitted(x, x) == (0.0, 0.0)
+    assert fit_slope(x, x) == (0.0, 0.0)
 
 
 def test_what_fills_in_the_warm_up_and_then_stays_has_not_grown():
@@ -51,7 +53,7 @@ def test_a_leak_is_judged_by_what_it_makes_over_the_rest_of_the_run():
 
 def test_what_a_short_run_remembers_of_each_request_is_no_leak_and_that_of_a_long_one_is():
     memory = [50 * MIB + 1_000 * 300 * number for number in range(60)]
-    assert line_of({"auth": looks_of(memory, each=300)}, "growth of").measured > GROWTH
+    assert line_of({"auth": looks_of(memory, each=300)}, "growth of").measured > MAX_GROWTH_PERCENT
     assert line_of({"auth": looks_of(memory, each=300)}, "growth beyond").measured == 0.0
     assert not line_of({"auth": looks_of([3 * each for each in memory], each=900)}, "growth beyond").is_met
 
@@ -60,7 +62,7 @@ def test_one_last_look_that_is_large_does_not_make_a_leak():
     rng = random.Random(1)
     memory = [100 * MIB + rng.randrange(MIB) for _ in range(59)] + [106 * MIB]
     line = line_of({"worker-1": looks_of(memory)}, "growth beyond")
-    assert line.measured < GROWTH / 2
+    assert line.measured < MAX_GROWTH_PERCENT / 2
     assert line.is_met
 
 

@@ -3,7 +3,7 @@
 import ast
 
 from paths import REPO
-from penstock.chassis import semconv
+from penstock.chassis.observability import semconv
 
 PACKAGE = REPO / "services" / "penstock"
 

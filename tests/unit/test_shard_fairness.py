@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_mesh import MODEL, START, Mesh, ticket_of
-from penstock.queue.policies.choice import PolicyConfig
-from penstock.queue.policies.order import Fit
-from penstock.queue.policies.tenants import WeightedVtc
-from penstock.queue.waiting import from_frame
+from dispatch_mesh import MODEL, START_UNIX_S, CoreMesh, ticket_of
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.queue.policies.fair_share import WeightedVtc
+from penstock.queue.policies.policy import Fit
+from penstock.queue.ticket import from_frame
 
 PROMPT, OUTPUT = 30, 10  # tokens
 COST = PROMPT + 2 * OUTPUT  # weighted
@@ -22,7 +22,7 @@ def fair():
     return PolicyConfig(burst_tokens=0.0)()
 
 
-class Fleet(Mesh):
+class Fleet(CoreMesh):
     """A mesh whose tickets are all alike, and that counts whom it serves."""
 
     def backlog(self, shard, tenant, tickets=BACKLOG, **fields):
@@ -34,14 +34,14 @@ class Fleet(Mesh):
 
     def serve(self, tickets):
         """Serve so many one after the other; returns how many were granted to each tenant meanwhile."""
-        before = len(self.granted)
+        before = len(self.leased_tickets)
         for number in range(tickets):
-            leases = [(worker, lease) for worker in self.homes for lease in self.expected[worker]]
+            leases = [(worker, lease) for worker in self.scheduler_by_worker for lease in self.expected[worker]]
             self.finish(*leases[number % len(leases)], prompt=PROMPT, output=OUTPUT)
             self.settle()
             self.pass_time(0.1)
             self.settle()
-        return Counter(name.partition("/")[0] for name in self.granted[before:])
+        return Counter(name.partition("/")[0] for name in self.leased_tickets[before:])
 
 
 def fleet_of(shards, schedulers=1):
@@ -216,4 +216,6 @@ def test_two_tenants_that_wait_get_the_same_whatever_was_new_when_they_came(even
     served = mesh.serve(80)
     lost = SLOTS * events.count("scheduler")
     assert abs(served["first"] - served["last"]) <= 2 * SLOTS * schedulers + lost
-    assert mesh.shards["q0"].model_queues[MODEL].policy.totals.tickets > 0, f"{START}: both have to wait all the time"
+    assert mesh.shards["q0"].model_queues[MODEL].policy.totals.tickets > 0, (
+        f"{START_UNIX_S}: both have to wait all the time"
+    )

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.edge.links.shards import shard_for
+from penstock.edge.upstreams.hashing import shard_for
 
 SHARDS = [f"10.0.0.{number}:7003" for number in range(8)]
 TENANTS = [f"tenant-{number}" for number in range(2_000)]

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bench.history import OK
+from penstock.bench.transcript import OK
 from penstock.simulator.baselines import POLICIES
-from penstock.simulator.mesh.event_queue import Events
+from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.report.figures import figures_of
-from penstock.simulator.report.service_accounting import Served
+from penstock.simulator.report.service_accounting import ServiceOverTime
 from penstock.simulator.scenario_file import scenario_of
 from penstock.simulator.simulation import Simulation
 
@@ -48,7 +48,7 @@ def overload(policy, load, **queues):
 def test_two_requests_share_one_slot_in_turn():
     two = {"arrivals": {"kind": "regular", "rate": 1000.0}, "prompt": {"tokens": 100}, "output": {"tokens": 3}}
     run = finished(world(two, duration=0.0015, link_delay_ms=1.0, workers=[{"slots": 1}], sample_every=1.0))
-    first, second = (each.history for each in run.ledger.requests)
+    first, second = (each.transcript for each in run.ledger.requests)
     # Attachment and credit take two links of 1 ms, in which the ticket has come; offer, place, lease and START take
     # four more. The prompt's step takes 6 + 100 * 0.1 ms and gives a token, each other 6.05 ms.
     begun = 0.006
@@ -71,8 +71,8 @@ def test_a_client_that_loses_patience_costs_the_engine_no_step():
         )
     )
     first, second = run.ledger.requests
-    assert (first.history.outcome, second.history.outcome) == (OK, "cancelled")
-    assert second.history.ended == pytest.approx(second.history.started + 0.5)
+    assert (first.transcript.outcome, second.transcript.outcome) == (OK, "cancelled")
+    assert second.transcript.ended_at == pytest.approx(second.transcript.started_at + 0.5)
     assert second.engine_tokens == 0
 
 
@@ -86,18 +86,20 @@ def test_a_refused_client_comes_back_no_sooner_than_it_was_told():
         schedulers={"look_ahead": 0},
     )
     run = finished(scenario)
-    assert any(each.tries == 2 for each in run.ledger.requests)
+    assert any(each.attempts == 2 for each in run.ledger.requests)
     once = finished(
         replace(scenario, tenants=[replace(scenario.tenants[0], client=replace(scenario.tenants[0].client, retries=0))])
     )
     refused = {
-        each.history.number: each.history.retry_after
+        each.transcript.number: each.transcript.retry_after
         for each in once.ledger.requests
-        if each.tries == 1 and each.history.outcome == "QUEUE_FULL"
+        if each.attempts == 1 and each.transcript.outcome == "QUEUE_FULL"
     }
-    again = {each.history.number: each for each in run.ledger.requests if each.tries == 2}
+    again = {each.transcript.number: each for each in run.ledger.requests if each.attempts == 2}
     assert set(again) == set(refused)
-    assert all(request.submitted - request.history.started >= refused[number] for number, request in again.items())
+    assert all(
+        request.submitted_at - request.transcript.started_at >= refused[number] for number, request in again.items()
+    )
 
 
 def test_a_worker_that_dies_loses_no_request_and_no_token():
@@ -110,11 +112,11 @@ def test_a_worker_that_dies_loses_no_request_and_no_token():
         losses=[{"worker": 0, "at": 5.0, "back_after": 5.0}, {"worker": 1, "at": 15.0}],
     )
     run = finished(scenario)
-    resumed = sum(each.engine_tokens > each.prompt + each.output - 1 for each in run.ledger.requests)
+    resumed = sum(each.engine_tokens > each.prompt_tokens + each.output_tokens - 1 for each in run.ledger.requests)
     assert resumed > 10, "the losses hit running work"
-    assert {each.history.outcome for each in run.ledger.requests} == {OK}
-    assert all(each.history.tokens == each.output for each in run.ledger.requests)
-    assert all(each.history.arrivals == sorted(each.history.arrivals) for each in run.ledger.requests)
+    assert {each.transcript.outcome for each in run.ledger.requests} == {OK}
+    assert all(each.transcript.tokens == each.output_tokens for each in run.ledger.requests)
+    assert all(each.transcript.arrivals == sorted(each.transcript.arrivals) for each in run.ledger.requests)
 
 
 @settings(max_examples=12, deadline=None)
@@ -148,17 +150,17 @@ def test_every_request_ends_once_and_every_engine_token_has_an_owner(policy, see
         losses=[{"worker": 0, "at": 2.0, "back_after": 1.0}],
     )
     run = finished(scenario)
-    histories = [each.history for each in run.ledger.requests]
+    histories = [each.transcript for each in run.ledger.requests]
     assert all(each.outcome for each in histories)
-    assert run.mesh.edge.open == 0
+    assert run.mesh.edge.open_requests == 0
     assert [each.number for each in histories] == list(range(len(histories)))
-    made = sum(each.tally.prefill_tokens + each.tally.decode_tokens for each in run.workers)
+    made = sum(each.totals.prefill_tokens + each.totals.decode_tokens for each in run.worker_lives)
     assert made == sum(each.engine_tokens for each in run.ledger.requests)
-    answered = [each for each in run.ledger.requests if each.history.outcome == OK]
-    assert all(each.history.tokens == each.output and not each.history.index_errors for each in answered)
+    answered = [each for each in run.ledger.requests if each.transcript.outcome == OK]
+    assert all(each.transcript.tokens == each.output_tokens and not each.transcript.index_errors for each in answered)
     figures = figures_of(run)
     assert figures["requests"] == figures["completed"] + figures["cancelled"] + figures["shed"] + figures["failures"]
-    if not figures["failures"] and POLICIES[policy].minds_clients:
+    if not figures["failures"] and POLICIES[policy].cancels_abandoned:
         assert sum(run.ledger.depth.values()) == 0
 
 
@@ -216,33 +218,33 @@ def test_plain_vtc_holds_the_bound_of_its_theorem_where_fifo_does_not():
 
 
 def test_a_gap_counts_only_while_both_have_a_backlog():
-    served = Served(1.0)
-    served.waiting("a", 1), served.waiting("b", 1)
+    served = ServiceOverTime(1.0)
+    served.count_waiting("a", 1), served.count_waiting("b", 1)
     for place, (to_a, to_b) in enumerate([(50, 0), (10, 0), (10, 0), (0, 5)]):
-        served.give_input("a", place, to_a), served.give_input("b", place, to_b)
+        served.record_input("a", place, to_a), served.record_input("b", place, to_b)
         if place == 2:
-            served.waiting("b", -1), served.waiting("b", 1)
+            served.count_waiting("b", -1), served.count_waiting("b", 1)
         served.close_slice()
     # Slice 0 begins dry, slice 2 ran dry: 1 and 3 are left, of which 1 has the larger gap.
     assert served.gaps() == (10, 10)
-    assert served.sums()["a"] == [50, 60, 70, 70]
+    assert served.cumulative()["a"] == [50, 60, 70, 70]
 
 
 def test_tokens_are_served_in_the_slice_in_which_they_came():
-    served = Served(1.0)
+    served = ServiceOverTime(1.0)
     for _ in range(3):
         served.close_slice()
-    served.give_output("a", [0.2, 0.4, 1.1, 1.2, 1.3, 2.9], 1, 5)
-    assert served.sums() == {"a": [2.0, 8.0, 10.0]}
+    served.record_output("a", [0.2, 0.4, 1.1, 1.2, 1.3, 2.9], 1, 5)
+    assert served.cumulative() == {"a": [2.0, 8.0, 10.0]}
 
 
 def test_events_of_one_moment_keep_their_order():
-    events, seen = Events(), []
+    events, seen = SimEventQueue(), []
     for name in "abc":
-        events.at(1.0, seen.append, name)
-    events.at(0.5, lambda: events.at(1.0, seen.append, "d"))
+        events.schedule(1.0, seen.append, name)
+    events.schedule(0.5, lambda: events.schedule(1.0, seen.append, "d"))
     events.run(until=2.0)
-    assert (seen, events.now, events.past) == (["a", "b", "c", "d"], 2.0, 5)
+    assert (seen, events.now, events.events_run) == (["a", "b", "c", "d"], 2.0, 5)
 
 
 def test_a_client_is_served_in_its_zone_where_all_are_idle_and_elsewhere_where_that_is_full():

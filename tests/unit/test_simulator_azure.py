@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from paths import REPO, TRACES
 from penstock.simulator.report.figures import figures_of
-from penstock.simulator.scenario import Queues
+from penstock.simulator.scenario import QueueSettings
 from penstock.simulator.scenario_file import read_scenario
 from penstock.simulator.simulation import Simulation
 
@@ -17,7 +17,7 @@ SECONDS = 120.0
 @functools.cache
 def figures(folder, load, policy="penstock"):
     scenario = read_scenario(folder / EXAMPLE.name)
-    scenario = replace(scenario, load=load, duration=SECONDS, queues=Queues(policy=policy))
+    scenario = replace(scenario, load=load, duration=SECONDS, queues=QueueSettings(policy=policy))
     return figures_of(Simulation(scenario).run())
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock.queue.policies.order import Fit
+from penstock.queue.policies.policy import Fit
 from penstock.simulator.baselines import POLICIES
-from penstock.simulator.baselines.clairvoyant import Clairvoyant
-from penstock.simulator.baselines.gradient import Gradient, GradientLimit
+from penstock.simulator.baselines.clairvoyant import ClairvoyantPolicy
+from penstock.simulator.baselines.gradient import GradientController, GradientLimitedFifo
 from penstock.simulator.baselines.round_robin import RoundRobin
-from penstock.simulator.mesh.engine import Run
+from penstock.simulator.mesh.engine import SimRun
 from queue_tickets import STANDARD, ticket
 
 
@@ -44,92 +44,92 @@ def test_what_waited_for_longer_than_its_time_to_live_is_evicted():
     order.push(came("young", 2, "b", arrived=0.5))
     clock.now = 1.2
     assert order.pop_fitting(anything).ticket_id == "young"
-    assert [each.ticket_id for each in order.dropped()] == ["old"]
-    assert order.dropped() == []
+    assert [each.ticket_id for each in order.pop_dropped()] == ["old"]
+    assert order.pop_dropped() == []
 
 
 def test_a_limit_falls_while_waits_grow_and_rises_while_they_do_not():
-    gradient = Gradient(limit=100.0)
-    gradient.note(0.01, 0.1)
-    gradient.note(0.01, 0.3)
+    gradient = GradientController(limit=100.0)
+    gradient.record(0.01, 0.1)
+    gradient.record(0.01, 0.3)
     assert gradient.limit == pytest.approx(100 * 1.25 + 10)
-    gradient.note(1.0, 0.5)
+    gradient.record(1.0, 0.5)
     assert gradient.limit == pytest.approx(135 / 2 + 135**0.5), "a gradient of one half at the least"
 
 
 def test_what_comes_above_the_limit_is_refused_unless_it_can_go_at_once():
-    order = GradientLimit(Gradient(limit=2.0), Clock())
+    order = GradientLimitedFifo(GradientController(limit=2.0), Clock())
     for number in range(4):
         order.push(came(f"t{number}", number))
-    assert [each.ticket_id for each in order.dropped()] == ["t2", "t3"]
+    assert [each.ticket_id for each in order.pop_dropped()] == ["t2", "t3"]
     order.push(came("t4", 4))
     for _ in range(5):
         order.pop_fitting(anything)
-    assert order.dropped() == [], "it was taken before anybody asked"
+    assert order.pop_dropped() == [], "it was taken before anybody asked"
 
 
 def test_a_promise_is_asked_for_all_but_what_is_to_be_let_in():
-    promises = POLICIES["penstock"].promises(1.0, {}, frozenset({"let-in"}))
+    promises = POLICIES["penstock"].ttft_targets(1.0, {}, frozenset({"let-in"}))
     assert promises.ttft_limit(ticket("other", priority=STANDARD), 0.0) == 1.0
     assert promises.ttft_limit(ticket("let-in", priority=STANDARD), 0.0) is None
-    assert POLICIES["fair"].promises(1.0, {}, frozenset()).by_class == {}
+    assert POLICIES["fair"].ttft_targets(1.0, {}, frozenset()).by_class == {}
 
 
 def run_of(number, tenant="a", output=10):
-    return Run(number, tenant, prompt=90, output=output, declared=10)
+    return SimRun(number, tenant, prompt_tokens=90, output_tokens=output, max_output_tokens=10)
 
 
 def test_who_knows_all_charges_each_token_in_its_step_and_those_that_will_come_before():
-    order = Clairvoyant(ahead=4)
+    order = ClairvoyantPolicy(lookahead_tokens=4)
     for number, tenant in enumerate("aab"):
         order.push(came(f"{tenant}{number}", number, tenant))
     first = order.pop_fitting(anything)
     assert (first.ticket_id, first.charged_cost) == ("a0", 90 + 2 * 4)
     run = run_of(1, output=7)
-    order.stepped([run], 0)
-    run.first = 1
-    order.stepped([run], 1)
+    order.on_step([run], 0)
+    run.first_token_step = 1
+    order.on_step([run], 1)
     assert first.charged_cost == 90 + 2 * 5
-    order.stepped([run], 5)
+    order.on_step([run], 5)
     assert first.charged_cost == 90 + 2 * 7, "no more are to come, whatever was declared"
     order.charge(first, 500.0)
     assert first.charged_cost == 90 + 2 * 7, "a report is nothing to it"
-    run.last = 3
-    order.stepped([run], 4)
+    run.last_token_step = 3
+    order.on_step([run], 4)
     assert first.charged_cost == 90 + 2 * 3, "its client left"
 
 
 def test_who_knows_all_charges_nothing_for_what_came_to_nothing():
-    order = Clairvoyant(ahead=4)
+    order = ClairvoyantPolicy(lookahead_tokens=4)
     order.push(came("a0", 0))
     taken = order.pop_fitting(anything)
     order.charge(taken, 40.0)  # a part of its prompt was computed when its client left
     assert taken.charged_cost == 0
     order.push(came("a1", 1))
     again = order.pop_fitting(anything)
-    order.stepped([run_of(2)], 0)
+    order.on_step([run_of(2)], 0)
     assert (taken.charged_cost, again.charged_cost) == (0, 90 + 2 * 4)
 
 
 def test_plain_vtc_charges_the_tokens_of_its_own_tenants_alone():
-    order = POLICIES["vtc"].order(Clock(), {})
+    order = POLICIES["vtc"].new_scheduling_policy(Clock(), {})
     order.push(came("a0", 0))
     order.push(came("a1", 1))
     order.pop_fitting(anything)
     run, stranger = run_of(1), run_of(2, "elsewhere")
-    run.first = stranger.first = 3
+    run.first_token_step = stranger.first_token_step = 3
     order.stepped([run, stranger], 3)
     assert order.head()[1].virtual_tokens == 90 + 2
 
 
 def test_plain_vtc_in_a_mesh_hears_of_tokens_a_few_times_a_second():
     clock = Clock()
-    order = POLICIES["vtc_in_a_mesh"].order(clock, {})
+    order = POLICIES["vtc_in_a_mesh"].new_scheduling_policy(clock, {})
     for each in (came("a0", 0), came("a1", 1)):
         order.push(each)
     order.pop_fitting(anything)
     run = run_of(1)
-    run.first = 3
+    run.first_token_step = 3
     heard = []
     for clock.now in (0.3, 0.4, 0.5, 0.6):
         order.stepped([run], 3)

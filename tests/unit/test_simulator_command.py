@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from penstock.cli import capacity_plan
 from penstock.cli.__main__ import cli
-from penstock.simulator.planning import MOST, Plan, Trial
+from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, CapacityTrial
+from penstock.simulator.knee import knee_load
 from penstock.simulator.scenario_file import scenario_of
-from penstock.simulator.sweep import knee
 
 SCENARIO = """
 duration = 4.0
@@ -136,7 +136,7 @@ def test_the_knee_of_the_reference_model_is_where_it_was_measured():
         "output": {"mean": 120.0, **lengths},
     }
     scenario = scenario_of({"tenants": [tenant], "duration": 60.0, "workers": [{"slots": 64}]})
-    assert 0.9 < knee(scenario) < 1.25
+    assert 0.9 < knee_load(scenario) < 1.25
 
 
 def test_a_plan_names_the_fewest_workers_and_what_each_number_comes_to(scenario):
@@ -158,10 +158,12 @@ def test_a_plan_says_for_which_promise_and_draws_what_it_tried(scenario, tmp_pat
 
 
 def test_a_plan_that_no_number_of_workers_meets_is_told_to_scripts_too(scenario, monkeypatch):
-    monkeypatch.setattr(capacity_plan, "plan", lambda _, wanted, __: Plan(wanted, {MOST: Trial(good=0.4)}))
+    monkeypatch.setattr(
+        capacity_plan, "plan", lambda _, wanted, __: CapacityPlan(wanted, {MAX_WORKERS: CapacityTrial(good_share=0.4)})
+    )
     result = invoke(scenario, "--plan", 0.99)
     assert result.exit_code == 1
-    assert f"needs more than {MOST} workers" in " ".join(result.stdout.split())
+    assert f"needs more than {MAX_WORKERS} workers" in " ".join(result.stdout.split())
 
 
 def test_two_policies_are_drawn_beside_each_other(scenario, tmp_path):

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.simulator.mesh.engine import ExactEngine, Run
+from penstock.simulator.mesh.engine import ExactEngine, SimRun
 from penstock.simulator.mesh.fast_engine import FastEngine
 from penstock.simulator.scenario import WorkerKind
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.batching.policy import ContinuousBatching
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 
 LAW = StepTimeModel(per_context_token_s=0.001, per_prefill_context_token_s=0.0001)
 
@@ -21,17 +21,17 @@ Shape = st.tuples(
 )
 
 
-def facts(run: Run) -> tuple[int, int, int, int]:
-    return run.run_id, run.prefilled, run.first, run.last
+def facts(run: SimRun) -> tuple[int, int, int, int]:
+    return run.run_id, run.prefilled_tokens, run.first_token_step, run.last_token_step
 
 
 def play(engine, kind, shapes):
     """Feed `shapes` as far as their blocks can be promised; return what each step did."""
     runs = [
-        Run(number, "a", prompt, output, output + more, is_express=is_urgent)
+        SimRun(number, "a", prompt, output, output + more, is_express=is_urgent)
         for number, (prompt, output, more, *_, is_urgent) in enumerate(shapes)
     ]
-    blocks = {run.run_id: -(-(run.prompt + run.declared) // kind.block_size) for run in runs}
+    blocks = {run.run_id: -(-(run.prompt_tokens + run.max_output_tokens) // kind.block_size) for run in runs}
     here, added, log = {}, {}, []
     pending = [(run, shape[3], shape[4]) for run, shape in zip(runs, shapes, strict=True)]
     for step in range(2_000):
@@ -59,7 +59,11 @@ def play(engine, kind, shapes):
 @given(st.lists(Shape, min_size=1, max_size=14), st.integers(1, 6), st.integers(20, 60), st.sampled_from([4, 16, 64]))
 def test_the_fast_engine_makes_the_steps_of_the_exact_one(shapes, slots, kv_blocks, token_budget):
     kind = WorkerKind(
-        slots=slots, kv_blocks=kv_blocks, block_size=4, batching=ContinuousBatching(token_budget=token_budget), law=LAW
+        slots=slots,
+        kv_blocks=kv_blocks,
+        block_size=4,
+        batching=ContinuousBatching(token_budget=token_budget),
+        step_time=LAW,
     )
     fast = play(FastEngine(kind), kind, shapes)
     exact = play(ExactEngine(kind), kind, shapes)

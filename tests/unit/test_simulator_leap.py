@@ -72,9 +72,9 @@ def test_workers_in_lockstep_are_heard_in_the_same_order():
 def test_a_lone_answer_costs_an_event_for_each_report_and_not_for_each_step():
     scenario = world(rate=1.0, output=2_000, seed=4, duration=1.0, workers=[{"slots": 4}])
     one_by_one, leaping = Simulation(scenario, SteppedMesh).run(), Simulation(scenario).run()
-    steps = leaping.workers[0].tally.steps
+    steps = leaping.worker_lives[0].totals.steps
     assert steps > 500
-    assert leaping.events.past < one_by_one.events.past - steps / 2
+    assert leaping.events.events_run < one_by_one.events.events_run - steps / 2
 
 
 def test_a_request_costs_few_events_however_many_come():
@@ -82,7 +82,7 @@ def test_a_request_costs_few_events_however_many_come():
 
     def each(rate):
         run = Simulation(world(rate=rate, output=100, seed=1, duration=5.0, workers=[{"slots": 16}])).run()
-        return run.events.past / len(run.ledger.requests)
+        return run.events.events_run / len(run.ledger.requests)
 
     assert each(20.0) < 28
     assert each(200.0) < 7

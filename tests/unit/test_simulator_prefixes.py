@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from penstock.edge.links.prefix import block_hashes
+from penstock.edge.upstreams.hashing import block_hashes
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.traffic.shared_prefixes import NOTHING, Beginning, salt_of
+from penstock.simulator.traffic.shared_prefixes import NO_PREFIX, SharedPrefix, salt_of
 
 TENANT = {
     "name": "chat",
@@ -68,7 +68,7 @@ def conversation(path, turns=5, speakers=12):
 
 
 def test_prompts_are_alike_as_far_as_their_pieces_are():
-    one, other = Beginning((3, 5), 16), Beginning((3, 6), 16)
+    one, other = SharedPrefix((3, 5), 16), SharedPrefix((3, 6), 16)
     first, second, third = one.token_ids(40, 1), one.token_ids(40, 2), other.token_ids(40, 3)
     assert len(first) == len(third) == 40
     assert first[:32] == second[:32]
@@ -76,7 +76,7 @@ def test_prompts_are_alike_as_far_as_their_pieces_are():
     assert first[:16] == third[:16]
     assert not set(first[16:32]) & set(third)
     assert one.token_ids(20, 1) == first[:20]
-    assert not set(NOTHING.token_ids(40, 1)) & set(NOTHING.token_ids(40, 2))
+    assert not set(NO_PREFIX.token_ids(40, 1)) & set(NO_PREFIX.token_ids(40, 2))
 
 
 def test_what_a_system_prompt_saves_is_what_all_but_the_first_of_it_have_in_common():
@@ -84,8 +84,8 @@ def test_what_a_system_prompt_saves_is_what_all_but_the_first_of_it_have_in_comm
     requests = run.ledger.requests
     assert len(requests) > 150
     assert {each.cached_tokens for each in requests[1:]} == {512}
-    assert requests[0].engine_tokens == requests[0].prompt + requests[0].output - 1
-    assert all(each.engine_tokens == each.prompt + each.output - 1 - 512 for each in requests[1:])
+    assert requests[0].engine_tokens == requests[0].prompt_tokens + requests[0].output_tokens - 1
+    assert all(each.engine_tokens == each.prompt_tokens + each.output_tokens - 1 - 512 for each in requests[1:])
     figures = figures_of(run)
     assert figures["prefix_cache"]["hit_share"] == pytest.approx(figures["prefix_cache"]["repeated_share"])
     assert figures["engine_tokens_wasted"] == 0
@@ -126,8 +126,8 @@ def test_a_lost_worker_takes_its_cache_along_and_answers_go_on():
         workers=[{"count": 2}],
         losses=[{"worker": 0, "at": 5.0, "back_after": 1.0}],
     )
-    assert {each.history.outcome for each in run.ledger.requests} == {"ok"}
-    assert all(each.history.tokens == each.output for each in run.ledger.requests)
+    assert {each.transcript.outcome for each in run.ledger.requests} == {"ok"}
+    assert all(each.transcript.tokens == each.output_tokens for each in run.ledger.requests)
     assert sum(each.cached_tokens == 0 for each in run.ledger.requests) >= 2, (
         "each life of a worker begins with nothing"
     )
@@ -140,7 +140,7 @@ def test_a_ticket_names_its_prompt_as_edges_do(tmp_path):
     heard = []
     simulation.mesh.enqueue = heard.append
     simulation.events.run(until=0.1)
-    token_ids = Beginning((0, 10_000), 512).token_ids(521, 0)
+    token_ids = SharedPrefix((0, 10_000), 512).token_ids(521, 0)
     names = block_hashes(token_ids, 16, salt_of("chat"))
     assert heard[0].prefix_hashes == b"".join(each.to_bytes(8, "little") for each in names)
     assert len(names) == 521 // 16

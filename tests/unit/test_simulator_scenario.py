@@ -14,11 +14,11 @@ from paths import REPO, TRACES
 from penstock.simulator.errors import ScenarioError
 from penstock.simulator.scenario_file import read_scenario, scenario_of
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.traffic.arrivals import Bursty, Poisson, RenewalWindow, Window
-from penstock.simulator.traffic.demand import Ask
+from penstock.simulator.traffic.arrivals import Bursty, Poisson, RateWindow, RenewalWindow
+from penstock.simulator.traffic.demand import OfferedRequest
 from penstock.simulator.traffic.lengths import Empirical, LogNormal
-from penstock.simulator.traffic.shared_prefixes import Beginning
-from penstock.simulator.traffic.traces import azure, mooncake, servegen
+from penstock.simulator.traffic.shared_prefixes import SharedPrefix
+from penstock.simulator.traffic.traces import read_azure, read_mooncake, read_servegen
 
 EXAMPLE = REPO / "services/penstock/simulator/scenarios/overload.toml"
 
@@ -92,7 +92,7 @@ def times(arrivals, until, load=1.0):
 
 
 def test_a_window_multiplies_the_rate_and_nothing_else():
-    found = times(Poisson(100.0, (Window(10.0, 20.0, 3.0), Window(20.0, 30.0, 0.0))), 40.0)
+    found = times(Poisson(100.0, (RateWindow(10.0, 20.0, 3.0), RateWindow(20.0, 30.0, 0.0))), 40.0)
     counts = [sum(begin <= at < begin + 10 for at in found) for begin in (0, 10, 20, 30)]
     assert counts[2] == 0
     assert 900 < counts[0] < 1100
@@ -102,7 +102,7 @@ def test_a_window_multiplies_the_rate_and_nothing_else():
 
 
 def test_bursts_keep_the_mean_rate():
-    found = times(Bursty(10.0, on=1.0, off=4.0), 2_000.0, load=2.0)
+    found = times(Bursty(10.0, mean_on_s=1.0, mean_off_s=4.0), 2_000.0, load=2.0)
     assert 18.0 < len(found) / 2_000 < 22.0
     gaps = [later - earlier for earlier, later in pairwise(found)]
     assert sum(gap > 1.0 for gap in gaps) > 200, "there are pauses that a Poisson process of this rate never has"
@@ -135,10 +135,10 @@ def test_traces_are_read_as_they_were_recorded(tmp_path):
         "2023-11-16 18:15:46.0000000,7,0",
     ]
     path.write_bytes(gzip.compress("\n".join(rows).encode()))
-    assert list(azure(path).asks("", load=2.0)) == [Ask(0.0, 7, 1), Ask(2.25, 30, 4)]
+    assert list(read_azure(path).requests("", load=2.0)) == [OfferedRequest(0.0, 7, 1), OfferedRequest(2.25, 30, 4)]
     path = tmp_path / "mooncake.jsonl"
     path.write_text(json.dumps({"timestamp": 3000, "input_length": 900, "output_length": 2, "hash_ids": [4, 7]}) + "\n")
-    assert list(mooncake(path).asks("", load=1.0)) == [(3.0, 900, 2, Beginning((4, 7), 512))]
+    assert list(read_mooncake(path).requests("", load=1.0)) == [(3.0, 900, 2, SharedPrefix((4, 7), 512))]
 
 
 def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
@@ -148,12 +148,12 @@ def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
         (tmp_path / f"chunk-{number}-trace.csv").write_text(rows)
         absent = {"600": {"input_tokens": "{}", "output_tokens": "{}"}}
         (tmp_path / f"chunk-{number}-dataset.json").write_text(json.dumps({"0": lengths, **absent}))
-    found = servegen(tmp_path, start=300.0, clients=2)
+    found = read_servegen(tmp_path, start=300.0, clients=2)
     assert list(found) == ["1", "2"]
-    asks = list(found["1"].asks("seed", load=1.0))
+    asks = list(found["1"].requests("seed", load=1.0))
     assert len(asks) == pytest.approx(1_500, rel=0.1)
     assert asks[-1].at < 300.0
-    assert {(ask.prompt, ask.output) for ask in asks} == {(30, 4)}
+    assert {(ask.prompt_tokens, ask.output_tokens) for ask in asks} == {(30, 4)}
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_an_example_of_a_public_trace_runs_once_the_trace_is_there(tmp_path, nam
     (tmp_path / trace).symlink_to(TRACES / trace)
     (tmp_path / "asked.toml").write_text(text, encoding="utf-8")
     scenario = replace(read_scenario(tmp_path / "asked.toml"), duration=20.0, warm_up=0.0, load=1.0)
-    outcomes = [each.history.outcome for each in Simulation(scenario).run().ledger.requests]
+    outcomes = [each.transcript.outcome for each in Simulation(scenario).run().ledger.requests]
     assert outcomes.count("ok") >= 6
 
 
 def test_azures_recorded_requests_come_at_their_times():
-    asks = list(azure(TRACES / "AzureLLMInferenceTrace_conv.csv.gz").asks("", load=1.0))
-    assert asks[0] == Ask(0.0, 374, 44)
-    assert (len(asks), asks[-1].prompt, asks[-1].output) == (5_397, 4_084, 47)
+    asks = list(read_azure(TRACES / "AzureLLMInferenceTrace_conv.csv.gz").requests("", load=1.0))
+    assert asks[0] == OfferedRequest(0.0, 374, 44)
+    assert (len(asks), asks[-1].prompt_tokens, asks[-1].output_tokens) == (5_397, 4_084, 47)
     assert asks[-1].at == pytest.approx(1_099.872155)
 
 
@@ -206,22 +206,22 @@ def test_azures_recorded_requests_come_at_their_times():
     ("name", "count", "last", "repeating"), [("conversation", 339, 117.0, 35), ("synthetic", 135, 39.739, 8)]
 )
 def test_some_of_mooncakes_recorded_turns_begin_with_those_before_them(name, count, last, repeating):
-    asks = list(mooncake(TRACES / f"{name}_trace.jsonl.gz").asks("", load=1.0))
+    asks = list(read_mooncake(TRACES / f"{name}_trace.jsonl.gz").requests("", load=1.0))
     assert (len(asks), asks[-1].at) == (count, last)
-    assert all(0 <= ask.beginning.tokens - ask.prompt < ask.beginning.piece for ask in asks)
+    assert all(0 <= ask.prefix.tokens - ask.prompt_tokens < ask.prefix.piece_tokens for ask in asks)
     seen, found = set(), 0
     for ask in asks:
-        pieces = {ask.beginning.names[: at + 1] for at in range(len(ask.beginning.names))}
+        pieces = {ask.prefix.piece_ids[: at + 1] for at in range(len(ask.prefix.piece_ids))}
         found += len(pieces & seen) > 1  # more than the first piece, which many have in common
         seen |= pieces
     assert found == repeating
 
 
 def test_servegens_recorded_clients_come_busiest_first_with_their_own_lengths():
-    found = servegen(TRACES / "deepseek-r1", start=43_200.0, clients=2)
+    found = read_servegen(TRACES / "deepseek-r1", start=43_200.0, clients=2)
     assert list(found) == ["8", "53"], "of 8, 50 and 53"
     lengths = json.loads((TRACES / "deepseek-r1" / "chunk-8-dataset.json").read_text())["43200"]
     recorded = ast.literal_eval(lengths["input_tokens"])
-    asks = list(found["8"].asks("seed", load=1.0))
+    asks = list(found["8"].requests("seed", load=1.0))
     assert len(asks) == pytest.approx(0.2 * 3_600, rel=0.2)
-    assert {ask.prompt for ask in asks} <= recorded.keys()
+    assert {ask.prompt_tokens for ask in asks} <= recorded.keys()

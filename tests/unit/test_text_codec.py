@@ -10,17 +10,17 @@ from tokenizers import Tokenizer as Reference
 from tokenizers.models import BPE
 
 from penstock.chassis.errors import InvalidArgument
-from penstock.edge.flight.plan import TextDelta
+from penstock.edge.lifecycle.plan import TextDelta
 from penstock.edge.request import limits
+from penstock.edge.request.estimate import min_tokens
 from penstock.edge.request.spec import ChatInput, Message, TextInput, TokenInput
 from penstock.edge.text.codec import codec_from
 from penstock.edge.text.detokenizer import decode
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
-from penstock.edge.text.least import min_tokens
 from penstock.edge.text.tokenizer import Tokenizer
 from penstock.mesh.v1.worker_pb2 import ModelCard
+from real_tokenizers import gpt2_json, stories_json
 from tiny_model import CHAT_TEMPLATE, tiny_tokenizer
-from tokenizers_at_hand import gpt2_json, stories_json
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 HI = ChatInput((Message("user", "hi"),))

@@ -11,7 +11,7 @@ from paths import STORIES
 from penstock.edge.text.detokenizer import Detokenizer, decode
 from penstock.edge.text.errors import ModelTextUnusable
 from penstock.edge.text.tokenizer import Tokenizer
-from tokenizers_at_hand import gpt2_json, smollm2_json, stories_json
+from real_tokenizers import gpt2_json, smollm2_json, stories_json
 
 BYTE_LEVEL = [gpt2_json, smollm2_json]
 ALL = [*BYTE_LEVEL, stories_json]

@@ -6,7 +6,7 @@ from penstock.edge.request import limits
 from penstock.edge.request.spec import Message
 from penstock.edge.text.errors import ModelTextUnusable, TemplateRefused
 from penstock.edge.text.template import ChatTemplate
-from tokenizers_at_hand import smollm2_chat_template
+from real_tokenizers import smollm2_chat_template
 
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 ASKED = (Message("user", "Why?"),)

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from penstock.chassis.errors import Unavailable
 from penstock.cli.top.frame import frame_of
-from penstock.cli.top.poll import Sighting
-from penstock.cli.top.view import MOST, view_of
+from penstock.cli.top.poll import ProcessSample
+from penstock.cli.top.view import MAX_ROWS, render
 from penstock.v1.admin_pb2 import Snapshot
 
 FIGURES = {"cpu_seconds": 1.0, "rss_bytes": 5e7, "open_streams": 3, "uptime_seconds": 10.0}
@@ -20,7 +20,7 @@ def sighting(name, tier, *, cpu=1.0, uptime=10.0, **tables):
     figures = FIGURES | {"cpu_seconds": cpu, "uptime_seconds": uptime}
     snapshot = Snapshot(tier=tier, instance_id=f"{name}-id", pid=7, figures=figures)
     snapshot.tables.update(tables)
-    return Sighting(name=name, address=f"{name}:1", snapshot=snapshot)
+    return ProcessSample(name=name, address=f"{name}:1", snapshot=snapshot)
 
 
 def shard(name, *, waiting=0, leased=0, shed=0, **given):
@@ -48,7 +48,7 @@ def worker(name="w", *, running=3, **fields):
 
 def text_of(frame):
     page = io.StringIO()
-    Console(file=page, width=200, highlight=False).print(view_of(frame))
+    Console(file=page, width=200, highlight=False).print(render(frame))
     return page.getvalue()
 
 
@@ -95,17 +95,17 @@ def test_workers_go_by_the_names_of_their_processes_where_these_are_known():
 
 
 def test_a_process_that_does_not_answer_is_shown_with_the_reason():
-    silent = Sighting(name="queue-2", address="q:2", error=Unavailable("gone", reason="CONNECTION_LOST"))
+    silent = ProcessSample(name="queue-2", address="q:2", error=Unavailable("gone", reason="CONNECTION_LOST"))
     frame = frame_of([shard("queue-1"), silent])
     assert frame["processes"][1] == {"process": "queue-2", "address": "q:2", "tier": "", "state": "CONNECTION_LOST"}
     assert "CONNECTION_LOST" in text_of(frame)
 
 
 def test_the_screen_shows_the_fullest_of_very_many_workers_and_says_so():
-    crowd = [worker(f"w{number}", running=number % 5) for number in range(4 * MOST)]
+    crowd = [worker(f"w{number}", running=number % 5) for number in range(4 * MAX_ROWS)]
     text = text_of(frame_of([shard("queue-1", waiting=7, shed=3), scheduler(*crowd)]))
     assert text.count("██████████") == 9  # those with a full batch
-    assert f"the {MOST} fullest of {4 * MOST}" in text
+    assert f"the {MAX_ROWS} fullest of {4 * MAX_ROWS}" in text
     for shown in ("7 waiting", "acme", "DEADLINE", "1,250", "queue-1"):
         assert shown in text
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from fake_vllm import VOCABULARY, engine_on_fake_vllm
 from penstock.worker.config import EngineKind, WorkerConfig
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.errors import StartInvalid
@@ -14,7 +15,6 @@ from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.vllm.build import VllmMissing, engine_arguments
 from penstock.worker.engine.vllm.params import EXTRA_ARGS_KEY, sampling_fields
 from tiny_model import write_tiny_model
-from vllm_double import VOCABULARY, vllm_engine_on_double
 
 DRAWN = SamplingParams(temperature=0.7)
 
@@ -53,7 +53,7 @@ def test_our_own_logits_processor_is_asked_only_for_what_vllm_cannot_do():
 
 
 def test_a_request_that_vllm_refuses_is_the_callers_to_mend_and_leaves_nothing():
-    engine = vllm_engine_on_double()
+    engine = engine_on_fake_vllm()
     with pytest.raises(StartInvalid, match="vLLM refuses the request: token_id"):
         engine.add(spec(sampling=SamplingParams(logit_bias=((VOCABULARY, 1.0),))))
     assert not engine.has_work
@@ -62,7 +62,7 @@ def test_a_request_that_vllm_refuses_is_the_callers_to_mend_and_leaves_nothing()
 
 
 def test_an_end_that_nobody_asked_for_is_not_passed_off_as_an_answer(monkeypatch):
-    engine = vllm_engine_on_double()
+    engine = engine_on_fake_vllm()
     engine.add(spec())
     step = engine._llm.step
 
@@ -77,7 +77,7 @@ def test_an_end_that_nobody_asked_for_is_not_passed_off_as_an_answer(monkeypatch
 
 
 def test_a_step_of_receipts_alone_does_not_step_vllm():
-    engine = vllm_engine_on_double()
+    engine = engine_on_fake_vllm()
     engine.add(spec())
     engine.step()
     engine.cancel(1)
@@ -86,7 +86,7 @@ def test_a_step_of_receipts_alone_does_not_step_vllm():
 
 
 def test_preemptions_are_told():
-    engine = vllm_engine_on_double(blocks=8, block_size=4, slots=4)
+    engine = engine_on_fake_vllm(blocks=8, block_size=4, slots=4)
     for seq_id in range(3):
         engine.add(spec(seq_id=seq_id, token_ids=[seq_id + 5] * 4, max_output_tokens=16, ignore_eos=True))
     preempted, tokens = 0, 0

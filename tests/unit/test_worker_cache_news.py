@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.edge.links.prefix import block_hashes
-from penstock.worker.cache_news import DELTA_INTERVAL_S, PrefixCacheTracker
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.edge.upstreams.hashing import block_hashes
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.scheduler_session.prefix_cache_delta import DELTA_INTERVAL_S, PrefixCacheTracker
 
 SALT = b"s" * 16
 BLOCK = 4

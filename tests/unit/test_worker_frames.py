@@ -9,11 +9,11 @@ import pytest
 from penstock.chassis.errors import DeadlineExceeded
 from penstock.mesh.v1.worker_pb2 import Start
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Sampling
-from penstock.worker.effects import RunEnded, StepTokens
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import FinishReason, SamplingParams, SequenceCancelled, SequenceFinished
+from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.frames import card_message, ended_frame, run_from, step_frame
-from penstock.worker.refusals import engine_died
+from penstock.worker.runs.effects import RunEnded, StepTokens
+from penstock.worker.runs.errors import engine_died
 
 CARD = ModelCard(
     name="tiny",

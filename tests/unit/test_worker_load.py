@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.engine.interface import Capacity, StepResult
-from penstock.worker.load import MAX_STEPS_BETWEEN_REPORTS, LoadReport, load_report_of
-from penstock.worker.pace import EngineThroughput
+from penstock.worker.scheduler_session.load_report import MAX_STEPS_BETWEEN_REPORTS, LoadReport, load_report_of
+from penstock.worker.scheduler_session.throughput import EngineThroughput
 
 CAPACITY = Capacity(
     slots=8,

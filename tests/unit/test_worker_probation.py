@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.chassis.errors import PenstockError
-from penstock.worker import refusals
-from penstock.worker.effects import AddSequence, CancelSequence, RunEnded
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.leases import LeaseGrant, LeaseTable
-from penstock.worker.run import Run
-from penstock.worker.runs import RunTable
+from penstock.worker.runs import errors
+from penstock.worker.runs.effects import AddSequence, CancelSequence, RunEnded
+from penstock.worker.runs.leases import LeaseGrant, LeaseTable
+from penstock.worker.runs.run import Run
+from penstock.worker.runs.table import RunTable
 from worker_runs import EDGE, LIMITS
 
 OUTPUT = 6  # tokens
@@ -81,7 +81,7 @@ class Bench:
         return run is not None and run.tokens == self.poison.get(run.fingerprint)
 
     def lose(self, *, crashed):
-        self.perform(self.book.on_engine_lost(refusals.engine_died(), 0.0, crashed=crashed))
+        self.perform(self.book.on_engine_lost(errors.engine_died(), 0.0, crashed=crashed))
         self.load()
 
     @property

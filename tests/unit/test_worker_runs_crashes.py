@@ -1,22 +1,22 @@
 """The run book when an engine dies: who is to blame is found, and the others go on."""
 
-from penstock.worker import refusals
-from penstock.worker.effects import AddSequence, CancelSequence, LeasesReleased, RunEnded
 from penstock.worker.engine.interface import (
     FinishReason,
     SequenceCancelled,
     SequenceFinished,
     StepResult,
 )
-from worker_runs import EDGE, LIMITS, expect, make_run, ready_book, refusal, running
+from penstock.worker.runs import errors
+from penstock.worker.runs.effects import AddSequence, CancelSequence, LeasesReleased, RunEnded
+from worker_runs import EDGE, LIMITS, expect, make_run, ready_table, rejection_reason, started_run
 
 
 def test_a_dead_engine_ends_every_run_and_the_next_one_starts_anew():
-    book = ready_book()
-    run, leaving = running(book), running(book, handle=2, lease="l2", ticket="t2")
+    book = ready_table()
+    run, leaving = started_run(book), started_run(book, handle=2, lease="l2", ticket="t2")
     book.start(make_run(book, handle=3, lease="l3"), 0.0)
     book.cancel(EDGE, 2, 0.0)
-    effects = book.on_engine_lost(refusals.engine_died(), 1.0)
+    effects = book.on_engine_lost(errors.engine_died(), 1.0)
     over = [each for each in effects if isinstance(each, RunEnded)]
     outcomes = {each.run.handle: each.outcome for each in over}
     assert {each.run.handle for each in over if each.run.has_reached_engine} == {1, 2}
@@ -25,14 +25,14 @@ def test_a_dead_engine_ends_every_run_and_the_next_one_starts_anew():
     assert effects[-1] == LeasesReleased(("l1", "l2"))
     assert book.is_idle
     expect(book, "l4", "t4")
-    assert refusal(book.start(make_run(book, lease="l4", ticket="t4"), 1.0)) == "ENGINE_DIED"
+    assert rejection_reason(book.start(make_run(book, lease="l4", ticket="t4"), 1.0)) == "ENGINE_DIED"
     book.on_engine_ready(LIMITS)
-    assert running(book, lease="l5", ticket="t5").seq_id > run.seq_id
+    assert started_run(book, lease="l5", ticket="t5").seq_id > run.seq_id
 
 
 def crash(book, now=1.0):
     """Return how runs ended at a crash, by handle."""
-    effects = book.engine_lost(refusals.engine_died(), now, crashed=True)
+    effects = book.engine_lost(errors.engine_died(), now, crashed=True)
     return {each.run.handle: each.outcome.reason for each in effects if isinstance(each, RunEnded)}
 
 
@@ -51,10 +51,10 @@ def let_go(book, run, step=1):
 
 
 def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
-    book = ready_book()
-    old = running(book)
+    book = ready_table()
+    old = started_run(book)
     made(book, old)
-    poison, innocent = (running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (2, 3))
+    poison, innocent = (started_run(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (2, 3))
     assert crash(book) == {}
     [tried] = book.on_engine_ready(LIMITS)
     assert (tried.spec.seq_id, tried.spec.token_ids) == (poison.seq_id, [0, 1, 2])  # what is new is likelier to blame
@@ -70,8 +70,8 @@ def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():
 
 
 def test_each_run_is_tried_alone_with_what_it_made_and_waits_for_the_others_before_it_goes_on():
-    book = ready_book()
-    first, second = runs = [running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2)]
+    book = ready_table()
+    first, second = runs = [started_run(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2)]
     made(book, *runs)
     assert crash(book) == {}
     assert book.on_engine_ready(LIMITS) == [AddSequence(first.spec)]
@@ -90,8 +90,8 @@ def test_each_run_is_tried_alone_with_what_it_made_and_waits_for_the_others_befo
 
 
 def test_an_acquitted_run_that_crashes_the_engine_on_its_way_out_is_tried_again_and_nobody_else_is_blamed():
-    book = ready_book()
-    first, _ = (running(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2))
+    book = ready_table()
+    first, _ = (started_run(book, handle=h, lease=f"l{h}", ticket=f"t{h}") for h in (1, 2))
     crash(book)
     book.on_engine_ready(LIMITS)
     made(book, first)
@@ -104,18 +104,18 @@ def test_an_acquitted_run_that_crashes_the_engine_on_its_way_out_is_tried_again_
 
 
 def test_a_run_that_was_being_tried_in_an_engine_that_was_killed_is_tried_again_on_this_worker():
-    book = ready_book()
-    run = running(book)
+    book = ready_table()
+    run = started_run(book)
     crash(book)
     book.on_engine_ready(LIMITS)
-    assert book.on_engine_lost(refusals.engine_died(), 1.0) == []
+    assert book.on_engine_lost(errors.engine_died(), 1.0) == []
     assert book.on_engine_ready(LIMITS) == [AddSequence(run.spec)]
 
 
 def test_a_run_without_a_deadline_waits_for_its_turn_without_a_timer():
-    book = ready_book()
+    book = ready_table()
     for handle in (1, 2):
-        running(book, handle=handle, lease=f"l{handle}", ticket=f"t{handle}")
+        started_run(book, handle=handle, lease=f"l{handle}", ticket=f"t{handle}")
     crash(book, now=1.0)
     assert book.next_expiry == 31.0
     book.on_engine_ready(LIMITS)
@@ -123,17 +123,17 @@ def test_a_run_without_a_deadline_waits_for_its_turn_without_a_timer():
 
 
 def test_a_revoked_lease_of_a_held_run_changes_nothing_as_it_runs_without_one():
-    book = ready_book()
+    book = ready_table()
     book.quarantine.max_wait_s = 5.0
-    running(book)
+    started_run(book)
     crash(book, now=1.0)
     assert book.revoke("l1", 1.5) == []
-    assert refusal(book.expire(6.0)) == "ENGINE_DIED"
+    assert rejection_reason(book.expire(6.0)) == "ENGINE_DIED"
 
 
 def test_the_end_of_a_run_that_was_tried_counts_all_that_it_made():
-    book = ready_book()
-    run = running(book)
+    book = ready_table()
+    run = started_run(book)
     made(book, run)
     crash(book)
     book.on_engine_ready(LIMITS)
@@ -146,15 +146,15 @@ def test_the_end_of_a_run_that_was_tried_counts_all_that_it_made():
 
 
 def test_what_is_held_after_a_crash_can_be_cancelled_and_does_not_wait_for_ever():
-    book = ready_book()
+    book = ready_table()
     book.quarantine.max_wait_s = 5.0
     for handle, deadline in ((1, 3.0), (2, 100.0), (3, 100.0)):
-        running(book, handle=handle, lease=f"l{handle}", ticket=f"t{handle}", deadline=deadline)
+        started_run(book, handle=handle, lease=f"l{handle}", ticket=f"t{handle}", deadline=deadline)
     assert crash(book, now=1.0) == {}
     ended, _ = book.cancel(EDGE, 3, 1.5)
     assert ended.outcome.output_tokens == 0
-    assert refusal(book.expire(3.0)) == "DEADLINE"
-    assert refusal(book.expire(6.0)) == "ENGINE_DIED"
+    assert rejection_reason(book.expire(3.0)) == "DEADLINE"
+    assert rejection_reason(book.expire(6.0)) == "ENGINE_DIED"
     assert [each.is_reported for each in book.expire(8.0)] == [False, False]  # their trials, which nobody waited for
     assert book.is_idle
     assert book.on_engine_ready(LIMITS) == []
@@ -162,7 +162,7 @@ def test_what_is_held_after_a_crash_can_be_cancelled_and_does_not_wait_for_ever(
 
 
 def test_an_engine_killed_from_outside_leaves_no_suspicion():
-    book = ready_book()
-    running(book)
-    book.on_engine_lost(refusals.engine_died(), 1.0)
+    book = ready_table()
+    started_run(book)
+    book.on_engine_lost(errors.engine_died(), 1.0)
     assert not book.quarantine.isolation

@@ -2,7 +2,6 @@
 
 import pytest
 
-from penstock.worker.effects import AddSequence, CancelSequence, LeasesReleased, LeaseStarted
 from penstock.worker.engine.interface import (
     FinishReason,
     SamplingParams,
@@ -10,28 +9,29 @@ from penstock.worker.engine.interface import (
     SequenceFinished,
     StepResult,
 )
-from penstock.worker.leases import LeaseGrant, LeaseTable
-from penstock.worker.limits import RunLimits
-from penstock.worker.runs import RunTable
-from worker_runs import EDGE, expect, make_run, ready_book, refusal, running, step_of
+from penstock.worker.runs.effects import AddSequence, CancelSequence, LeasesReleased, LeaseStarted
+from penstock.worker.runs.leases import LeaseGrant, LeaseTable
+from penstock.worker.runs.limits import RunLimits
+from penstock.worker.runs.table import RunTable
+from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, started_run, step_result
 
 
 def test_an_announced_lease_starts_at_once():
-    book = ready_book()
-    running(book)
+    book = ready_table()
+    started_run(book)
     assert repr(book) == "<RunBook 0 expected, 0 parked, 1 running on 1 streams>"
 
 
 def test_what_is_urgent_is_as_the_lease_was_announced():
-    book = ready_book()
+    book = ready_table()
     book.expect("l1", LeaseGrant("t1", is_express=True), "me", 5.0, 0.0)
     [_, added] = book.start(make_run(book), 0.0)
     assert added.spec.is_express
-    assert not running(book, handle=2, lease="l2", ticket="t2", is_urgent=True).spec.is_express
+    assert not started_run(book, handle=2, lease="l2", ticket="t2", is_urgent=True).spec.is_express
 
 
 def test_a_start_that_overtakes_its_announcement_waits_for_it():
-    book = ready_book()
+    book = ready_table()
     run = make_run(book)
     assert book.start(run, 0.0) == []
     assert repr(book) == "<RunBook 0 expected, 1 parked, 0 running on 1 streams>"
@@ -40,16 +40,16 @@ def test_a_start_that_overtakes_its_announcement_waits_for_it():
 
 
 def test_a_start_whose_lease_is_never_announced_is_refused_after_its_wait():
-    book = ready_book(lease_announce_timeout=1.0)
+    book = ready_table(lease_announce_timeout=1.0)
     book.start(make_run(book), 0.0)
     assert book.next_expiry == 1.0
     assert book.expire(0.9) == []
-    assert refusal(book.expire(1.0)) == "LEASE_LOST"
+    assert rejection_reason(book.expire(1.0)) == "LEASE_LOST"
     assert book.is_idle
 
 
 def test_a_lease_announced_after_its_start_was_refused_is_released_at_once():
-    book = ready_book()
+    book = ready_table()
     book.start(make_run(book), 0.0)
     book.expire(1.0)
     assert expect(book, now=1.1) == [LeasesReleased(("l1",))]
@@ -57,53 +57,53 @@ def test_a_lease_announced_after_its_start_was_refused_is_released_at_once():
 
 
 def test_only_so_many_starts_wait_for_an_announcement():
-    book = ready_book(max_parked=1)
+    book = ready_table(max_parked=1)
     assert book.start(make_run(book), 0.0) == []
-    assert refusal(book.start(make_run(book, handle=2, lease="l2"), 0.0)) == "LEASE_LOST"
+    assert rejection_reason(book.start(make_run(book, handle=2, lease="l2"), 0.0)) == "LEASE_LOST"
 
 
 def test_a_lapsed_lease_is_lost():
-    book = ready_book()
+    book = ready_table()
     expect(book, lapses_at=5.0)
     assert book.expire(5.0) == []
-    assert refusal(book.start(make_run(book), 5.1)) == "LEASE_LOST"
+    assert rejection_reason(book.start(make_run(book), 5.1)) == "LEASE_LOST"
 
 
 def test_a_lease_of_another_worker_is_not_ours():
-    book = ready_book()
+    book = ready_table()
     assert expect(book, worker="another") == []
     assert not book.leases.expected
 
 
 def test_a_lease_runs_the_ticket_it_was_granted_for_and_no_other():
-    book = ready_book()
+    book = ready_table()
     expect(book, ticket="t1")
-    assert refusal(book.start(make_run(book, ticket="t2"), 0.0)) == "LEASE_LOST"
+    assert rejection_reason(book.start(make_run(book, ticket="t2"), 0.0)) == "LEASE_LOST"
     assert book.start(make_run(book, ticket="t1"), 0.0)[0] == LeaseStarted("l1")
 
 
 def test_a_lease_runs_once():
-    book = ready_book()
-    run = running(book)
-    assert refusal(book.start(make_run(book, handle=2), 0.0)) == "LEASE_LOST"
-    book.on_step(step_of(1, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)]), 0.0, 1.0)
-    assert refusal(book.start(make_run(book, handle=3), 1.0)) == "LEASE_LOST"
+    book = ready_table()
+    run = started_run(book)
+    assert rejection_reason(book.start(make_run(book, handle=2), 0.0)) == "LEASE_LOST"
+    book.on_step(step_result(1, run, finished=[SequenceFinished(run.seq_id, FinishReason.STOP, 1, 0)]), 0.0, 1.0)
+    assert rejection_reason(book.start(make_run(book, handle=3), 1.0)) == "LEASE_LOST"
 
 
 def test_a_second_start_of_a_waiting_lease_leaves_the_first_alone():
-    book = ready_book()
+    book = ready_table()
     first = make_run(book)
     book.start(first, 0.0)
-    assert refusal(book.start(make_run(book, handle=2), 0.0)) == "LEASE_LOST"
+    assert rejection_reason(book.start(make_run(book, handle=2), 0.0)) == "LEASE_LOST"
     assert expect(book) == [LeaseStarted("l1"), AddSequence(first.spec)]
 
 
 def test_a_handle_used_twice_ends_both_runs_and_only_the_second_is_told():
-    book = ready_book()
-    run = running(book)
+    book = ready_table()
+    run = started_run(book)
     effects = book.start(make_run(book, lease="l2"), 0.0)
     assert effects[0] == CancelSequence(run.seq_id)
-    assert refusal(effects) == "START_INVALID"
+    assert rejection_reason(effects) == "START_INVALID"
     [ended, released] = book.on_step(StepResult(2, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0)
     assert not ended.is_reported
     assert released == LeasesReleased(("l1",))
@@ -123,7 +123,7 @@ def test_a_handle_used_twice_ends_both_runs_and_only_the_second_is_told():
     ],
 )
 def test_a_start_that_can_never_run_is_refused_and_its_lease_released(what, reason):
-    book = ready_book()
+    book = ready_table()
     expect(book)
     started, ended, released = book.start(make_run(book, **what), 0.0)
     assert (started, ended.outcome.reason, released) == (LeaseStarted("l1"), reason, LeasesReleased(("l1",)))
@@ -131,11 +131,11 @@ def test_a_start_that_can_never_run_is_refused_and_its_lease_released(what, reas
 
 
 def test_a_token_id_outside_the_vocabulary_never_reaches_the_engine():
-    book = ready_book()
+    book = ready_table()
     expect(book)
     run = make_run(book)
     run.spec.token_ids.append(100)
-    assert refusal(book.start(run, 0.0)) == "START_INVALID"
+    assert rejection_reason(book.start(run, 0.0)) == "START_INVALID"
 
 
 def test_a_prompt_beyond_all_kv_blocks_is_refused_with_the_numbers():

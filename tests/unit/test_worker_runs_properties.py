@@ -6,13 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.worker import refusals
-from penstock.worker.effects import AddSequence, CancelSequence, LeaseStarted, RunEnded, StepTokens
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.leases import LeaseGrant, LeaseTable
-from penstock.worker.runs import RunTable
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
+from penstock.worker.runs import errors
+from penstock.worker.runs.effects import AddSequence, CancelSequence, LeaseStarted, RunEnded, StepTokens
+from penstock.worker.runs.leases import LeaseGrant, LeaseTable
+from penstock.worker.runs.table import RunTable
 from worker_runs import LIMITS, make_run
 
 
@@ -56,7 +56,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def note_served(self, served):
         for each in served:
-            assert each.is_any
+            assert each.has_tokens
             assert each.prompt_tokens >= self.prompts[each.lease_id]
             self.prompts[each.lease_id] = each.prompt_tokens
             self.outputs[each.lease_id] = each.output_tokens
@@ -140,7 +140,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(crashed=st.booleans(), patience=st.sampled_from([0.0, 0.0, 1.0, 60.0]))
     def lose_engine(self, crashed, patience):
-        self.perform(self.book.on_engine_lost(refusals.engine_died(), self.now, crashed=crashed))
+        self.perform(self.book.on_engine_lost(errors.engine_died(), self.now, crashed=crashed))
         self.wait(patience)
         self.load()
 
@@ -170,7 +170,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.book.next_expiry is None
         assert not any(self.book.streams.values())
         assert self.batch.pool.used == 0
-        assert {run for run in self.ended if not run.is_ghost} == set(self.begun)
+        assert {run for run in self.ended if not run.is_orphan} == set(self.begun)
         assert all(self.started[lease] == 1 for lease in self.started)
         assert set(self.started) <= set(self.released)
         assert sum(self.outputs.values()) == sum(run.tokens for run in self.begun)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.timers import Timers
+from penstock.worker.runs.timers import Timers
 
 MOMENTS = st.integers(0, 50).map(float)
 KEYS = st.integers(0, 9)

@@ -6,7 +6,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from penstock.worker.engine.loaders import ModelUnsupported
 from penstock.worker.engine.loaders.tokenizers import byte_level_bpe, sentencepiece_bpe
-from tokenizers_at_hand import gpt2_json
+from real_tokenizers import gpt2_json
 
 TEXTS = [
     "The gate opens.  Water flows\n\nthrough 12345 turbines, doesn't it?",

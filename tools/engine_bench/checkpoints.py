@@ -17,7 +17,7 @@ from engine_bench.gguf_files import write_gguf
 from penstock.worker.engine.loaders.checkpoint import TensorSource
 from penstock.worker.engine.loaders.gguf import read_gguf
 from penstock.worker.engine.loaders.load import locate_model
-from penstock.worker.engine.weights import ModelShape, half_split_rows
+from penstock.worker.engine.torch.weights import ModelShape, half_split_rows
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 _CONTEXT = 4096  # tokens: prompts of 1,024 with room
@@ -25,7 +25,7 @@ _VOCABULARY = 32_000
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def _shape(dim: int, layers: int, heads: int, kv_heads: int, hidden: int) -> ModelShape:
+def _model_shape(dim: int, layers: int, heads: int, kv_heads: int, hidden: int) -> ModelShape:
     return ModelShape(
         dim=dim,
         hidden=hidden,
@@ -40,20 +40,22 @@ def _shape(dim: int, layers: int, heads: int, kv_heads: int, hidden: int) -> Mod
 
 
 RANDOM_MODELS: Mapping[str, ModelShape] = {
-    "15M": _shape(dim=288, layers=6, heads=6, kv_heads=6, hidden=768),
-    "125M": _shape(dim=768, layers=12, heads=12, kv_heads=4, hidden=2048),
+    "15M": _model_shape(dim=288, layers=6, heads=6, kv_heads=6, hidden=768),
+    "125M": _model_shape(dim=768, layers=12, heads=12, kv_heads=4, hidden=2048),
 }
-TIED = frozenset({"15M"})  # the head is the embedding, as in a model of that size; its matrix would be a third more
+TIED_MODELS = frozenset(
+    {"15M"}
+)  # the head is the embedding, as in a model of that size; its matrix would be a third more
 
 
-def checkpoint(name: str, folder: Path) -> Path:
+def write_checkpoint(name: str, folder: Path) -> Path:
     """The folder of a model by name, written on first use: `config.json` and companions, and a GGUF per dtype."""
     target = folder / name
     if not (target / "done").is_file():
         if name == SMOLLM2:
             write_packaged(target)
         else:
-            write_random(target, RANDOM_MODELS[name], tied=name in TIED)
+            write_random(target, RANDOM_MODELS[name], tied=name in TIED_MODELS)
         for dtype in (torch.bfloat16, torch.float32):
             write_gguf(target, gguf_path(target, dtype), dtype)
         (target / "done").touch()
@@ -72,7 +74,7 @@ def write_random(folder: Path, shape: ModelShape, *, tied: bool, seed: int = 0) 
         values = torch.randn(size, generator=generator)
         return (1 + 0.1 * values if len(size) == 1 else 0.02 * values).bfloat16()
 
-    tensors = {name: draw(*size) for name, size in tensor_sizes(shape, tied=tied).items()}
+    tensors = {name: draw(*size) for name, size in tensor_shapes(shape, tied=tied).items()}
     _write_folder(folder, shape, tensors, _filler_tokenizer(shape.vocab_size).to_str(), rope_theta=10_000.0)
 
 
@@ -96,7 +98,7 @@ def write_packaged(folder: Path) -> None:
     _write_folder(folder, source.shape, tensors, source.card.tokenizer_json, rope_theta=round(theta))
 
 
-def tensor_sizes(shape: ModelShape, *, tied: bool) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(shape: ModelShape, *, tied: bool) -> dict[str, tuple[int, ...]]:
     """Size of every tensor by its Hugging Face name."""
     dim, q, kv = shape.dim, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     sizes: dict[str, tuple[int, ...]] = {
@@ -131,10 +133,10 @@ def _write_folder(
     _write_json(
         folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _SPECIAL[2]}
     )
-    _write_json(folder / "config.json", config(shape, tied=tied, rope_theta=rope_theta))
+    _write_json(folder / "config.json", hf_config(shape, tied=tied, rope_theta=rope_theta))
 
 
-def config(shape: ModelShape, *, tied: bool, rope_theta: float) -> dict[str, object]:
+def hf_config(shape: ModelShape, *, tied: bool, rope_theta: float) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -7,37 +7,37 @@ from typing import TypeVar
 
 import psutil
 
-from engine_bench.cells import Cell, Figures, figures
-from engine_bench.checkpoints import checkpoint
-from engine_bench.drivers.protocol import Ceilings, Setup
-from engine_bench.engines import Engine
-from engine_bench.environments import PeerUnavailable, environment
+from engine_bench.cells import BenchCell, CellFigures, figures_of
+from engine_bench.checkpoints import write_checkpoint
+from engine_bench.drivers.protocol import DriverSetup, MachineCeilings
+from engine_bench.engines import DriverProcess
+from engine_bench.environments import PeerUnavailable, install_environment
 from engine_bench.neighbours import least_disturbed, read_times
-from engine_bench.peers import CEILINGS, PEERS, Peer
+from engine_bench.peers import CEILINGS, PEERS, EnginePeer
 
-Say = Callable[[str], None]
+ProgressFn = Callable[[str], None]
 Answer = TypeVar("Answer")
 _WARM_UP_TOKENS = 4
 CORES = psutil.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ComparisonPlan:
     peers: Sequence[str]
     models: Sequence[str]
     dtypes: Sequence[str]
-    cells: Sequence[Cell]
+    cells: Sequence[BenchCell]
     rounds: int
     threads: int
     cache: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ComparisonRound:
     """One turn of every engine at a cell, and what the machine could do just before."""
 
-    ceilings: Ceilings
-    figures: Mapping[str, Figures]  # by peer; without those that could not
+    ceilings: MachineCeilings
+    figures: Mapping[str, CellFigures]  # by peer; without those that could not
 
 
 @dataclass(slots=True)
@@ -47,108 +47,110 @@ class Series:
     model: str
     dtype: str
     folder: Path
-    rounds: dict[Cell, list[Round]] = field(default_factory=dict)
-    first_tokens: dict[tuple[Cell, str], Sequence[int]] = field(default_factory=dict)
+    rounds: dict[BenchCell, list[ComparisonRound]] = field(default_factory=dict)
+    first_tokens: dict[tuple[BenchCell, str], Sequence[int]] = field(default_factory=dict)
 
 
-def compare(plan: Plan, say: Say) -> list[Series]:
-    environments = find_environments(plan, say)
+def compare(plan: ComparisonPlan, report_progress: ProgressFn) -> list[Series]:
+    environments = find_environments(plan, report_progress)
     series = []
     for model in plan.models:
-        say(f"{model}: checkpoint")
-        folder = checkpoint(model, plan.cache / "models")
-        series += [_compare(plan, Series(model, dtype, folder), environments, say) for dtype in plan.dtypes]
+        report_progress(f"{model}: checkpoint")
+        folder = write_checkpoint(model, plan.cache / "models")
+        series += [_compare(plan, Series(model, dtype, folder), environments, report_progress) for dtype in plan.dtypes]
     return series
 
 
-def find_environments(plan: Plan, say: Say) -> dict[str, Path]:
+def find_environments(plan: ComparisonPlan, report_progress: ProgressFn) -> dict[str, Path]:
     """Of the peers that can be installed; a plain line says why another cannot."""
     found = {}
     for name in plan.peers:
         try:
-            found[name] = environment(PEERS[name], plan.cache, say)
+            found[name] = install_environment(PEERS[name], plan.cache, report_progress)
         except PeerUnavailable as why:
-            say(f"{name}: left out, {why}")
+            report_progress(f"{name}: left out, {why}")
     return found
 
 
-def _compare(plan: Plan, series: Series, environments: Mapping[str, Path], say: Say) -> Series:
-    setup = Setup(
+def _compare(plan: ComparisonPlan, series: Series, environments: Mapping[str, Path], say: ProgressFn) -> Series:
+    setup = DriverSetup(
         model=str(series.folder),
         dtype=series.dtype,
         threads=plan.threads,
-        concurrent=max(cell.concurrent for cell in plan.cells),
-        context=max(cell.prompt + cell.output for cell in plan.cells),
+        max_concurrency=max(cell.concurrency for cell in plan.cells),
+        max_context=max(cell.prompt_tokens + cell.output_tokens for cell in plan.cells),
     )
-    turns = _Turns(series, setup, plan.cache, say)
+    turns = _EngineTurns(series, setup, plan.cache, say)
     try:
         for name, folder in environments.items():
             turns.start(PEERS[name], folder)
         for cell in plan.cells:
             turns.warm_up(cell)
-            series.rounds[cell] = [turns.play(cell, number) for number in range(1, plan.rounds + 1)]
+            series.rounds[cell] = [turns.run_round(cell, number) for number in range(1, plan.rounds + 1)]
     finally:
         turns.close()
     return series
 
 
-class _Turns:
+class _EngineTurns:
     """The engines of one series. One that fails is left out from then on.
 
     Raises PeerUnavailable when the machine itself cannot be measured.
     """
 
-    def __init__(self, series: Series, setup: Setup, cache: Path, say: Say) -> None:
+    def __init__(self, series: Series, setup: DriverSetup, cache: Path, say: ProgressFn) -> None:
         self._series = series
         self._setup = setup
         self._logs = cache / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._say = say
+        self._report_progress = say
         self._label = f"{series.model} {series.dtype}"
-        self._engines: dict[str, Engine] = {}
-        self._machine = self._load(CEILINGS, environment(CEILINGS, cache, say))
+        self._engines: dict[str, DriverProcess] = {}
+        self._ceilings_engine = self._load(CEILINGS, install_environment(CEILINGS, cache, say))
 
-    def start(self, peer: Peer, folder: Path) -> None:
-        self._say(f"{self._label}: loading into {peer.name}")
+    def start(self, peer: EnginePeer, folder: Path) -> None:
+        self._report_progress(f"{self._label}: loading into {peer.name}")
         try:
             self._engines[peer.name] = self._load(peer, folder)
         except PeerUnavailable as why:
-            self._say(f"{self._label}: {peer.name} is left out, {why}")
+            self._report_progress(f"{self._label}: {peer.name} is left out, {why}")
 
-    def _load(self, peer: Peer, folder: Path) -> Engine:
-        return Engine(peer, folder, self._setup, self._logs / f"{peer.name} {self._label}.log")
+    def _load(self, peer: EnginePeer, folder: Path) -> DriverProcess:
+        return DriverProcess(peer, folder, self._setup, self._logs / f"{peer.name} {self._label}.log")
 
-    def warm_up(self, cell: Cell) -> None:
+    def warm_up(self, cell: BenchCell) -> None:
         for name in list(self._engines):
-            self._attempt(name, lambda engine: engine.trace(Cell(cell.concurrent, cell.prompt, _WARM_UP_TOKENS)))
+            self._try_engine(
+                name, lambda engine: engine.run_cell(BenchCell(cell.concurrency, cell.prompt_tokens, _WARM_UP_TOKENS))
+            )
 
-    def play(self, cell: Cell, number: int) -> Round:
-        ceilings = self._machine.ceilings(cell)
-        played = {name: self._turn(name, cell) for name in list(self._engines)}
+    def run_round(self, cell: BenchCell, number: int) -> ComparisonRound:
+        ceilings = self._ceilings_engine.measure_ceilings(cell)
+        played = {name: self._run_engine(name, cell) for name in list(self._engines)}
         done = {name: result for name, result in played.items() if result}
         told = ", ".join(
             f"{name} {result.throughput:,.0f} tok/s {result.step_ms:.1f} ms" for name, result in done.items()
         )
-        self._say(f"{self._label} {cell}, round {number}: {told}")
-        return Round(ceilings, done)
+        self._report_progress(f"{self._label} {cell}, round {number}: {told}")
+        return ComparisonRound(ceilings, done)
 
     def close(self) -> None:
-        for engine in (self._machine, *self._engines.values()):
+        for engine in (self._ceilings_engine, *self._engines.values()):
             engine.close()
 
-    def _turn(self, name: str, cell: Cell) -> Figures | None:
-        def take(engine: Engine) -> Figures:
-            trace, others = least_disturbed(lambda: engine.trace(cell), lambda: read_times(engine.pid), CORES)
+    def _run_engine(self, name: str, cell: BenchCell) -> CellFigures | None:
+        def take(engine: DriverProcess) -> CellFigures:
+            trace, others = least_disturbed(lambda: engine.run_cell(cell), lambda: read_times(engine.pid), CORES)
             self._series.first_tokens[cell, name] = trace.first_tokens
-            return figures(cell, trace, others)
+            return figures_of(cell, trace, others)
 
-        return self._attempt(name, take)
+        return self._try_engine(name, take)
 
-    def _attempt(self, name: str, ask: Callable[[Engine], Answer]) -> Answer | None:
+    def _try_engine(self, name: str, call: Callable[[DriverProcess], Answer]) -> Answer | None:
         """What the engine answers. None: it cannot, which is said, and it is not asked again."""
         try:
-            return ask(self._engines[name])
+            return call(self._engines[name])
         except (PeerUnavailable, ValueError) as why:
-            self._say(f"{self._label}: {name} is left out from here, {why}")
+            self._report_progress(f"{self._label}: {name} is left out from here, {why}")
             self._engines.pop(name).close()
             return None

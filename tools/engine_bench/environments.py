@@ -6,35 +6,35 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from engine_bench.peers import Peer
+from engine_bench.peers import EnginePeer
 
-_LIMIT = 3600.0  # s for an installation, compiling included
+_INSTALL_TIMEOUT_S = 3600.0  # s for an installation, compiling included
 
 
 class PeerUnavailable(Exception):
     """A peer cannot be run here; the comparison goes on without it. The message says why."""
 
 
-def environment(peer: Peer, cache: Path, say: Callable[[str], None]) -> Path:
+def install_environment(peer: EnginePeer, cache: Path, report_progress: Callable[[str], None]) -> Path:
     """Folder of the peer's environment, made on first use and after a change of its versions."""
     if not peer.requirements:
         return Path(sys.prefix)
     folder = cache / peer.name
     stamp = folder / "installed.txt"
-    wanted = "\n".join([*peer.requirements, *(f"without {name}" for name in peer.unwanted), ""])
+    wanted = "\n".join([*peer.requirements, *(f"without {name}" for name in peer.excluded), ""])
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
-        say(f"{peer.name}: installing {', '.join(peer.requirements)} into {folder} ({peer.note})")
+        report_progress(f"{peer.name}: installing {', '.join(peer.requirements)} into {folder} ({peer.note})")
         _install(peer, folder)
         stamp.write_text(wanted, encoding="utf-8")
     return folder
 
 
-def _install(peer: Peer, folder: Path) -> None:
+def _install(peer: EnginePeer, folder: Path) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     commands = [
         [sys.executable, "-m", "venv", "--clear", str(folder)],
         [*pip, "install", *peer.requirements],
-        *([[*pip, "uninstall", "--yes", *peer.unwanted]] if peer.unwanted else []),
+        *([[*pip, "uninstall", "--yes", *peer.excluded]] if peer.excluded else []),
     ]
     for command in commands:
         _run(command, {**os.environ, **peer.build_settings}, folder)
@@ -43,10 +43,18 @@ def _install(peer: Peer, folder: Path) -> None:
 def _run(command: list[str], variables: dict[str, str], folder: Path) -> None:
     try:
         subprocess.run(
-            command, check=True, env=variables, capture_output=True, text=True, timeout=_LIMIT, stdin=subprocess.DEVNULL
+            command,
+            check=True,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=_INSTALL_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as late:
-        raise PeerUnavailable(f"installing into {folder} took more than {_LIMIT:.0f} s; try again") from late
+        raise PeerUnavailable(
+            f"installing into {folder} took more than {_INSTALL_TIMEOUT_S:.0f} s; try again"
+        ) from late
     except subprocess.CalledProcessError as failure:
         said = [line for line in (failure.stderr + failure.stdout).splitlines() if "error" in line.lower()]
         raise PeerUnavailable(f"installing into {folder} failed: {said[0] if said else failure}") from failure

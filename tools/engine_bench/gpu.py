@@ -13,20 +13,20 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from engine_bench.cells import Cell, Trace, figures
-from engine_bench.checkpoints import config
-from engine_bench.drivers.ours import run
-from engine_bench.drivers.protocol import Setup
+from engine_bench.cells import BenchCell, CellTrace, figures_of
+from engine_bench.checkpoints import hf_config
+from engine_bench.drivers.ours import run_cell
+from engine_bench.drivers.protocol import DriverSetup
 from engine_bench.roofline import roofline_ms, step_work
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.blocks import BlockPool
-from penstock.worker.engine.model import Model
-from penstock.worker.engine.runner import Runner, TorchRunner
-from penstock.worker.engine.torch_engine import TorchEngine
-from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_frequencies
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import ContinuousBatching
+from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.model import Model
+from penstock.worker.engine.torch.runner import Runner, TorchRunner
+from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, rope_frequencies
 
-Turn = Callable[[Cell], Trace]
+RunCell = Callable[[BenchCell], CellTrace]
 
 _LLAMA_1B = ModelShape(
     dim=2048,
@@ -42,8 +42,8 @@ _LLAMA_1B = ModelShape(
 _ROPE_THETA = 500_000.0
 _BLOCK_SIZE = 16
 _TOKEN_BUDGET = 8192
-_COPIED = 2 << 30  # bytes: far beyond any cache
-_SIDE = 8192  # of the matrices multiplied
+_COPY_BYTES = 2 << 30  # bytes: far beyond any cache
+_MATRIX_SIDE = 8192  # of the matrices multiplied
 _REPEATS = 10
 
 
@@ -55,41 +55,46 @@ def main() -> None:
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         parser.exit(1, "there is no GPU that torch can use; run this where there is one, with torch's CUDA build\n")
-    _measure([Cell(int(count), 960, 128) for count in asked.concurrent.split(",")], asked.rounds, plain=asked.plain)
+    _measure(
+        [BenchCell(int(count), 960, 128) for count in asked.concurrent.split(",")], asked.rounds, plain=asked.plain
+    )
 
 
 @torch.inference_mode()
-def _measure(cells: list[Cell], rounds: int, *, plain: bool) -> None:
+def _measure(cells: list[BenchCell], rounds: int, *, plain: bool) -> None:
     device = torch.device("cuda")
-    rates = {"bytes_per_s": _memory_rate(device), "flops_per_s": _multiply_rate(device)}
+    rates = {"bytes_per_s": _copy_bandwidth(device), "flops_per_s": _flop_rate(device)}
     print(torch.cuda.get_device_name(device), *(f"{name} {rate:.3g}" for name, rate in rates.items()))
-    described = config(_LLAMA_1B, tied=True, rope_theta=_ROPE_THETA)
+    described = hf_config(_LLAMA_1B, tied=True, rope_theta=_ROPE_THETA)
     for name, turn in _engines(cells, device, plain=plain):
         for cell in cells:
             turn(cell)  # compiles, and fills caches
-            steps = [figures(cell, turn(cell), others=0.0).step_ms for _ in range(rounds)]
+            steps = [figures_of(cell, turn(cell), others_cpu_share=0.0).step_ms for _ in range(rounds)]
             least = roofline_ms(step_work(described, "bfloat16", cell), **rates)
             took = f"{median(steps):7.3f} ms a step ({min(steps):.3f} to {max(steps):.3f})"
-            print(f"{name:12} {cell.concurrent:4}  {took}, {least / median(steps):.0%} of the roofline's {least:.3f}")
+            print(f"{name:12} {cell.concurrency:4}  {took}, {least / median(steps):.0%} of the roofline's {least:.3f}")
 
 
-def _engines(cells: list[Cell], device: torch.device, *, plain: bool) -> Iterator[tuple[str, Turn]]:
+def _engines(cells: list[BenchCell], device: torch.device, *, plain: bool) -> Iterator[tuple[str, RunCell]]:
     from penstock.worker.engine.cuda.runner import CudaRunner  # noqa: PLC0415 - needs Triton
 
-    slots = max(cell.concurrent for cell in cells)
-    blocks = slots * (-(-max(cell.prompt + cell.output for cell in cells) // _BLOCK_SIZE) + 1)
+    slots = max(cell.concurrency for cell in cells)
+    blocks = slots * (-(-max(cell.prompt_tokens + cell.output_tokens for cell in cells) // _BLOCK_SIZE) + 1)
     weights = random_weights(_LLAMA_1B, device)
-    yield "penstock", driven(CudaRunner(_LLAMA_1B, weights, blocks, _BLOCK_SIZE, slots), _LLAMA_1B, blocks, slots)
+    yield (
+        "penstock",
+        run_cell_with(CudaRunner(_LLAMA_1B, weights, blocks, _BLOCK_SIZE, slots), _LLAMA_1B, blocks, slots),
+    )
     if plain:
         yield (
             "plain torch",
-            driven(TorchRunner(Model(_LLAMA_1B, weights), blocks, _BLOCK_SIZE), _LLAMA_1B, blocks, slots),
+            run_cell_with(TorchRunner(Model(_LLAMA_1B, weights), blocks, _BLOCK_SIZE), _LLAMA_1B, blocks, slots),
         )
     if find_spec("transformers"):
         yield "transformers", _transformers(cells, device, slots)
 
 
-def driven(runner: Runner, shape: ModelShape, blocks: int, slots: int) -> Turn:
+def run_cell_with(runner: Runner, shape: ModelShape, blocks: int, slots: int) -> RunCell:
     batch = Batch(
         pool=BlockPool(blocks, _BLOCK_SIZE),
         policy=ContinuousBatching(token_budget=_TOKEN_BUDGET),
@@ -97,19 +102,19 @@ def driven(runner: Runner, shape: ModelShape, blocks: int, slots: int) -> Turn:
         context_length=shape.context_length,
     )
     engine = TorchEngine(runner, batch)
-    return lambda cell: run(engine, cell, shape.vocab_size)
+    return lambda cell: run_cell(engine, cell, shape.vocab_size)
 
 
-def _transformers(cells: list[Cell], device: torch.device, slots: int) -> Turn:
+def _transformers(cells: list[BenchCell], device: torch.device, slots: int) -> RunCell:
     from transformers import AutoModelForCausalLM, LlamaConfig  # noqa: PLC0415 - where it is installed
 
-    from engine_bench.drivers.transformers_batching import begin  # noqa: PLC0415 - the same
+    from engine_bench.drivers.transformers_batching import start_batching  # noqa: PLC0415 - the same
 
-    described = LlamaConfig(**config(_LLAMA_1B, tied=True, rope_theta=_ROPE_THETA))
+    described = LlamaConfig(**hf_config(_LLAMA_1B, tied=True, rope_theta=_ROPE_THETA))
     with torch.inference_mode(mode=False), device:
         model = AutoModelForCausalLM.from_config(described, dtype=torch.bfloat16, attn_implementation="sdpa")
-    context = max(cell.prompt + cell.output for cell in cells)
-    return begin(model, Setup("", "bfloat16", 1, slots, context), _LLAMA_1B.vocab_size)
+    context = max(cell.prompt_tokens + cell.output_tokens for cell in cells)
+    return start_batching(model, DriverSetup("", "bfloat16", 1, slots, context), _LLAMA_1B.vocab_size)
 
 
 def random_weights(shape: ModelShape, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Weights:
@@ -139,19 +144,19 @@ def random_weights(shape: ModelShape, device: torch.device, dtype: torch.dtype =
     return Weights(embedding=embedding, layers=layers, norm=ones, head=embedding, inverse_frequencies=frequencies)
 
 
-def _memory_rate(device: torch.device) -> float:
+def _copy_bandwidth(device: torch.device) -> float:
     """Bytes/s that a copy reads and writes together."""
-    source = torch.zeros(_COPIED, dtype=torch.uint8, device=device)
+    source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * _COPIED / _best(lambda: target.copy_(source))
+    return 2 * _COPY_BYTES / _best_time(lambda: target.copy_(source))
 
 
-def _multiply_rate(device: torch.device) -> float:
-    left = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16, device=device)
-    return 2 * _SIDE**3 / _best(lambda: left @ left)
+def _flop_rate(device: torch.device) -> float:
+    left = torch.ones(_MATRIX_SIDE, _MATRIX_SIDE, dtype=torch.bfloat16, device=device)
+    return 2 * _MATRIX_SIDE**3 / _best_time(lambda: left @ left)
 
 
-def _best(call: Callable[[], object]) -> float:
+def _best_time(call: Callable[[], object]) -> float:
     """Seconds."""
     times = []
     for _ in range(_REPEATS):

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import psutil
 
-QUIET = 0.05  # of all cores: what a machine does beside a measurement anyway
-TRIES = 3
+MAX_OTHERS_SHARE = 0.05  # of all cores: what a machine does beside a measurement anyway
+MAX_ATTEMPTS = 3
 Result = TypeVar("Result")
 
 
@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 class CpuTimes:
     """Readings of clocks that only go up, s."""
 
-    wall: float
-    busy: float  # of all cores and processes, what a hypervisor took included
-    own: float  # of the engine measured and of this process
+    wall_s: float
+    busy_s: float  # of all cores and processes, what a hypervisor took included
+    own_s: float  # of the engine measured and of this process
 
 
 def read_times(engine_pid: int) -> CpuTimes:
@@ -28,22 +28,22 @@ def read_times(engine_pid: int) -> CpuTimes:
     return CpuTimes(time.monotonic(), busy, engine.user + engine.system + time.process_time())
 
 
-def others_share(before: CpuTimes, after: CpuTimes, cores: int) -> float:
+def others_cpu_share(before: CpuTimes, after: CpuTimes, cores: int) -> float:
     """Share of all cores' time that went to other processes, 0 to 1."""
-    others = (after.busy - before.busy) - (after.own - before.own)
-    return min(1.0, max(0.0, others / ((after.wall - before.wall) * cores)))
+    others = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    return min(1.0, max(0.0, others / ((after.wall_s - before.wall_s) * cores)))
 
 
-def least_disturbed(turn: Callable[[], Result], read: Callable[[], CpuTimes], cores: int) -> tuple[Result, float]:
+def least_disturbed(measure: Callable[[], Result], read: Callable[[], CpuTimes], cores: int) -> tuple[Result, float]:
     """What the turn gave when others used least of the machine, and their share then. At most `TRIES` turns."""
     best: tuple[Result, float] | None = None
-    for _ in range(TRIES):
+    for _ in range(MAX_ATTEMPTS):
         before = read()
-        result = turn()
-        share = others_share(before, read(), cores)
+        result = measure()
+        share = others_cpu_share(before, read(), cores)
         if best is None or share < best[1]:
             best = result, share
-        if share <= QUIET:
+        if share <= MAX_OTHERS_SHARE:
             break
     assert best
     return best

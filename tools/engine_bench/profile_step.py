@@ -11,16 +11,16 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from engine_bench.cells import Cell
-from engine_bench.drivers.ours import build
-from engine_bench.drivers.protocol import Setup
+from engine_bench.cells import BenchCell
+from engine_bench.drivers.ours import build_engine_for
+from engine_bench.drivers.protocol import DriverSetup
 from penstock.worker.engine.interface import Engine, SequenceSpec
 
-_PROMPT = 128
+_PROMPT_TOKENS = 128
 _STEPS = 40  # measured without a profiler, then as many with it
 _WARM_UP = 8
 # Operators of torch that compute nothing themselves: their time is spent on finding memory, a view or another operator.
-_DISPATCH = frozenset(
+_DISPATCH_OPERATORS = frozenset(
     f"aten::{name}"
     for name in (
         *("view", "reshape", "as_strided", "select", "slice", "narrow", "split", "split_with_sizes", "chunk", "unbind"),
@@ -43,7 +43,7 @@ _DISPATCH = frozenset(
 
 
 def is_kernel(name: str) -> bool:
-    return name.startswith(("aten::", "mkldnn", "native::", "penstock::")) and name not in _DISPATCH
+    return name.startswith(("aten::", "mkldnn", "native::", "penstock::")) and name not in _DISPATCH_OPERATORS
 
 
 def outside_share(self_us: Mapping[str, float], wall_us: float) -> float:
@@ -51,17 +51,17 @@ def outside_share(self_us: Mapping[str, float], wall_us: float) -> float:
     return max(0.0, 1 - sum(each for name, each in self_us.items() if is_kernel(name)) / wall_us)
 
 
-def show_native_calls() -> None:
+def profile_native_calls() -> None:
     """Have calls into shared libraries by ctypes stand in the profile as `native::NAME`; torch sees only its own."""
     plain = ctypes.CDLL.__getitem__
 
     def shown(library: ctypes.CDLL, name: str) -> Any:
-        return _Shown(plain(library, name), f"native::{name}")
+        return _ProfiledFunction(plain(library, name), f"native::{name}")
 
     ctypes.CDLL.__getitem__ = shown  # type: ignore[method-assign]
 
 
-class _Shown:
+class _ProfiledFunction:
     """A function of a shared library; its `argtypes` and `restype` are set through this."""
 
     _function: Any
@@ -80,18 +80,20 @@ class _Shown:
 
 def main() -> None:
     folder, dtype, batch, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    show_native_calls()
-    cell = Cell(batch, _PROMPT, _WARM_UP + 2 * _STEPS + 2)
-    setup = Setup(folder, dtype, threads, batch, cell.prompt + cell.output)
-    engine = build(setup)
-    _begin(engine, cell, setup.vocab_size)
-    _run(engine, _WARM_UP)
-    wall_us = _run(engine, _STEPS)
+    profile_native_calls()
+    cell = BenchCell(batch, _PROMPT_TOKENS, _WARM_UP + 2 * _STEPS + 2)
+    setup = DriverSetup(folder, dtype, threads, batch, cell.prompt_tokens + cell.output_tokens)
+    engine = build_engine_for(setup)
+    _start_decoding(engine, cell, setup.vocab_size)
+    _run_steps(engine, _WARM_UP)
+    wall_us = _run_steps(engine, _STEPS)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        profiled_us = _run(engine, _STEPS)
+        profiled_us = _run_steps(engine, _STEPS)
     averages = profiler.key_averages()
     self_us = {each.key: each.self_cpu_time_total / _STEPS for each in averages}
-    print(f"{folder}, {dtype}: decode step of {batch} at a context of about {_PROMPT + _STEPS}, {threads} threads")
+    print(
+        f"{folder}, {dtype}: decode step of {batch} at a context of about {_PROMPT_TOKENS + _STEPS}, {threads} threads"
+    )
     print(averages.table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=40))
     print(f"step: {wall_us / 1000:.3f} ms; under the profiler {profiled_us / 1000:.3f} ms")
     print(
@@ -100,15 +102,15 @@ def main() -> None:
     )
 
 
-def _begin(engine: Engine, cell: Cell, vocab_size: int) -> None:
+def _start_decoding(engine: Engine, cell: BenchCell, vocab_size: int) -> None:
     """Bring every sequence to where it decodes."""
     for seq_id, prompt in enumerate(cell.prompts(vocab_size)):
-        engine.add(SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=cell.output, ignore_eos=True))
-    while engine.step().decode_seqs < cell.concurrent:
+        engine.add(SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=cell.output_tokens, ignore_eos=True))
+    while engine.step().decode_seqs < cell.concurrency:
         pass
 
 
-def _run(engine: Engine, steps: int) -> float:
+def _run_steps(engine: Engine, steps: int) -> float:
     """Microseconds per step."""
     start = time.perf_counter()
     for _ in range(steps):

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from engine_bench.peers import PEERS
-from engine_bench.summary import Row
+from engine_bench.summary import SummaryRow
 
 _COLUMNS = ("tok/s", "prefill tok/s", "step ms", "CPU ms/token", "agrees", "others")
 
 
-def print_tables(rows: Sequence[Row], peers: Sequence[str], console: Console) -> None:
+def print_tables(rows: Sequence[SummaryRow], peers: Sequence[str], console: Console) -> None:
     for (model, dtype), group in groupby(rows, key=lambda row: (row.model, row.dtype)):
         table = Table(title=f"{model}, {dtype}: requests at once x (prompt + output tokens)", title_justify="left")
         table.add_column("cell", no_wrap=True)
@@ -21,40 +21,40 @@ def print_tables(rows: Sequence[Row], peers: Sequence[str], console: Console) ->
         for column in _COLUMNS:
             table.add_column(column, justify="right")
         for row in group:
-            _add(table, row, peers)
+            _add_rows(table, row, peers)
         console.print(table)
 
 
-def _add(table: Table, row: Row, peers: Sequence[str]) -> None:
+def _add_rows(table: Table, row: SummaryRow, peers: Sequence[str]) -> None:
     for index, name in enumerate(peers):
         table.add_row(str(row.cell) if not index else "", name, *_cells(row, name))
     ratios = row.ratios
-    values = (_ratio(each) for each in (ratios.throughput, ratios.prefill, ratios.step, ratios.cpu))
+    values = (_ratio_text(each) for each in (ratios.throughput, ratios.prefill, ratios.step, ratios.cpu))
     table.add_row("", "[bold]ours / best peer[/bold]", *values, "", "")
     share = f", {row.roofline_share:.0%} of ours" if row.roofline_share else ""
     table.add_row("", f"roofline{share}", "", "", f"{row.roofline_ms:.1f}", "", "", "", end_section=True)
 
 
-def _cells(row: Row, name: str) -> list[str]:
+def _cells(row: SummaryRow, name: str) -> list[str]:
     found = row.engines.get(name)
     if found is None:
         return ["-"] * len(_COLUMNS)
-    agreeing = f"{row.agreeing[name]:.0%}" if name in row.agreeing else ""
+    agreeing = f"{row.first_token_agreement[name]:.0%}" if name in row.first_token_agreement else ""
     return [
         f"{found.throughput:,.0f}",
         f"{found.prefill:,.0f}",
         f"{found.step_ms:.1f}",
-        f"{found.cpu_ms:.1f}",
+        f"{found.cpu_ms_per_token:.1f}",
         agreeing,
-        f"{found.others:.0%}",
+        f"{found.others_cpu_share:.0%}",
     ]
 
 
-def _ratio(value: float | None) -> str:
+def _ratio_text(value: float | None) -> str:
     return "-" if value is None else f"[bold]{value:.2f}x[/bold]"
 
 
-def plot(rows: Sequence[Row], peers: Sequence[str], path: Path) -> None:
+def plot(rows: Sequence[SummaryRow], peers: Sequence[str], path: Path) -> None:
     """A line of pictures per checkpoint and dtype: throughput, then milliseconds of a decode step."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import, and wanted by few runs
 
@@ -73,7 +73,7 @@ def plot(rows: Sequence[Row], peers: Sequence[str], path: Path) -> None:
     figure.savefig(path)
 
 
-def _bars(axes: object, group: Sequence[Row], peers: Sequence[str], value: str) -> None:
+def _bars(axes: object, group: Sequence[SummaryRow], peers: Sequence[str], value: str) -> None:
     width = 0.8 / len(peers)
     for index, name in enumerate(peers):
         heights = [getattr(row.engines[name], value) if name in row.engines else 0.0 for row in group]

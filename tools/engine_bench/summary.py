@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from engine_bench.cells import Cell, Figures
-from engine_bench.comparison import Round, Series
+from engine_bench.cells import BenchCell, CellFigures
+from engine_bench.comparison import ComparisonRound, Series
 from engine_bench.peers import OURS
 from engine_bench.roofline import StepWork, read_config, roofline_ms, step_work
 
 
 @dataclass(frozen=True, slots=True)
-class Ratios:
+class BestPeerRatios:
     """Ours against the best peer of each round; above 1 ours is ahead. None: no peer, or not ours, in any round."""
 
     throughput: float | None
@@ -22,28 +22,28 @@ class Ratios:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SummaryRow:
     """One cell of one checkpoint in one dtype."""
 
     model: str
     dtype: str
-    cell: Cell
-    engines: dict[str, Figures]  # by peer; medians
-    ratios: Ratios
+    cell: BenchCell
+    engines: dict[str, CellFigures]  # by peer; medians
+    ratios: BestPeerRatios
     roofline_ms: float  # least time of a decode step, by the machine's best of all rounds
     roofline_share: float | None  # of our step that is the roofline
-    agreeing: dict[str, float]  # by peer: share of sequences whose first token is ours
+    first_token_agreement: dict[str, float]  # by peer: share of sequences whose first token is ours
 
 
-def summarise(series: Sequence[Series]) -> list[Row]:
-    return [_row(each, cell, rounds) for each in series for cell, rounds in each.rounds.items()]
+def summarise(series: Sequence[Series]) -> list[SummaryRow]:
+    return [_summary_row(each, cell, rounds) for each in series for cell, rounds in each.rounds.items()]
 
 
-def _row(series: Series, cell: Cell, rounds: Sequence[Round]) -> Row:
+def _summary_row(series: Series, cell: BenchCell, rounds: Sequence[ComparisonRound]) -> SummaryRow:
     engines = {name: _medians(rounds, name) for name in dict.fromkeys(name for each in rounds for name in each.figures)}
     roofline = _roofline(step_work(read_config(series.folder), series.dtype, cell), rounds)
     ours = engines.get(OURS.name)
-    return Row(
+    return SummaryRow(
         model=series.model,
         dtype=series.dtype,
         cell=cell,
@@ -51,16 +51,16 @@ def _row(series: Series, cell: Cell, rounds: Sequence[Round]) -> Row:
         ratios=ratios(rounds),
         roofline_ms=roofline,
         roofline_share=roofline / ours.step_ms if ours else None,
-        agreeing=dict(_agreeing(series, cell)),
+        first_token_agreement=dict(_first_token_agreement(series, cell)),
     )
 
 
-def _medians(rounds: Sequence[Round], name: str) -> Figures:
+def _medians(rounds: Sequence[ComparisonRound], name: str) -> CellFigures:
     played = [asdict(each.figures[name]) for each in rounds if name in each.figures]
-    return Figures(**{key: median(each[key] for each in played) for key in played[0]})
+    return CellFigures(**{key: median(each[key] for each in played) for key in played[0]})
 
 
-def _roofline(work: StepWork, rounds: Sequence[Round]) -> float:
+def _roofline(work: StepWork, rounds: Sequence[ComparisonRound]) -> float:
     return roofline_ms(
         work,
         bytes_per_s=max(each.ceilings.bytes_per_s for each in rounds),
@@ -68,32 +68,32 @@ def _roofline(work: StepWork, rounds: Sequence[Round]) -> float:
     )
 
 
-def ratios(rounds: Sequence[Round]) -> Ratios:
-    return Ratios(
-        throughput=_ratio(rounds, lambda each: each.throughput),
-        prefill=_ratio(rounds, lambda each: each.prefill),
-        step=_ratio(rounds, lambda each: 1 / each.step_ms),
-        cpu=_ratio(rounds, lambda each: 1 / each.cpu_ms),
+def ratios(rounds: Sequence[ComparisonRound]) -> BestPeerRatios:
+    return BestPeerRatios(
+        throughput=_median_ratio(rounds, lambda each: each.throughput),
+        prefill=_median_ratio(rounds, lambda each: each.prefill),
+        step=_median_ratio(rounds, lambda each: 1 / each.step_ms),
+        cpu=_median_ratio(rounds, lambda each: 1 / each.cpu_ms_per_token),
     )
 
 
-def _ratio(rounds: Sequence[Round], merit: Callable[[Figures], float]) -> float | None:
+def _median_ratio(rounds: Sequence[ComparisonRound], score: Callable[[CellFigures], float]) -> float | None:
     found = []
     for each in rounds:
-        peers = [merit(value) for name, value in each.figures.items() if name != OURS.name]
+        peers = [score(value) for name, value in each.figures.items() if name != OURS.name]
         if peers and OURS.name in each.figures:
-            found.append(merit(each.figures[OURS.name]) / max(peers))
+            found.append(score(each.figures[OURS.name]) / max(peers))
     return median(found) if found else None
 
 
-def _agreeing(series: Series, cell: Cell) -> Iterator[tuple[str, float]]:
+def _first_token_agreement(series: Series, cell: BenchCell) -> Iterator[tuple[str, float]]:
     ours = series.first_tokens.get((cell, OURS.name))
     for (of, name), tokens in series.first_tokens.items():
         if of == cell and ours and name != OURS.name:
             yield name, sum(a == b for a, b in zip(ours, tokens, strict=True)) / len(ours)
 
 
-def as_json(rows: Sequence[Row], series: Sequence[Series]) -> dict[str, Any]:
+def to_json(rows: Sequence[SummaryRow], series: Sequence[Series]) -> dict[str, Any]:
     """Every row, and the rounds that it is the median of."""
     raw = [
         {

@@ -1,14 +1,14 @@
 """`python -m penstock.auth`: the whole object graph of auth."""
 
-from penstock.auth.admin import AuthAdmin
-from penstock.auth.clock import wall_monotonic
+from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
-from penstock.auth.opening import edges_to_expect, recover
 from penstock.auth.service import AdmissionService
-from penstock.auth.sqlite_store import opened_store
+from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.sqlite import opened_store
+from penstock.chassis.clocks import wall_monotonic
 from penstock.chassis.lifecycle import background, main, stop_requested
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from penstock.auth.keys import key_id_of
+from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.config import ServiceConfig, setting
 
 

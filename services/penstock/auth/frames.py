@@ -1,7 +1,7 @@
 """Answers of auth as frames."""
 
-from penstock.auth.keys import Key
-from penstock.auth.reservation import Reservation
+from penstock.auth.identity.keys import Key
+from penstock.auth.quota.reservation import Reservation
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled
 from penstock.v1.stream_pb2 import End

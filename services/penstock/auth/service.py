@@ -9,14 +9,14 @@ from uuid import uuid4
 import structlog
 
 from penstock.auth import frames
-from penstock.auth.desk import Authorizer
-from penstock.auth.edges import EdgeSessions
-from penstock.auth.keys import Key
-from penstock.auth.reservation import Charge, Reservation
-from penstock.auth.spans import ReserveSpan
-from penstock.auth.store import Barrier, Charged, Reserved, Store
+from penstock.auth.authorizer import Authorizer
+from penstock.auth.edge_sessions import EdgeSessions
+from penstock.auth.identity.keys import Key
+from penstock.auth.quota.reservation import Charge, Reservation
+from penstock.auth.store.store import Barrier, Charged, Reserved, Store
+from penstock.auth.telemetry import ReserveSpan
 from penstock.chassis.errors import PenstockError, Unavailable
-from penstock.chassis.streams import Peer, accept_stream
+from penstock.chassis.streams.link import Peer, accept_stream
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse, Identify, Identity, Reserve, Settle
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer
 from penstock.v1.stream_pb2 import Hello

@@ -10,12 +10,12 @@ VOCABULARY = (
     "morning garden letter window music story winter road market harbor engine silver forest measure balance answer "
     "question teacher number color mountain island paper candle bridge table"
 )
-WORDS = VOCABULARY.split()
+VOCABULARY_WORDS = VOCABULARY.split()
 TOKENS_PER_WORD = 1.3  # of common English in a vocabulary of 30,000 to 50,000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class LengthRange:
     """Lengths drawn log-uniformly from `low` to `high`, both included, in tokens."""
 
     low: int
@@ -26,45 +26,45 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class BenchRequest:
     """One request to send."""
 
     number: int
     prompt: str
     output_tokens: int
-    at: float  # s from the start of the run; 0 in a closed loop
+    send_at: float  # s from the start of the run; 0 in a closed loop
     cancel_after: int | None = None  # leaves after this many tokens; None: stays to the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class BenchLoad:
     """A run's offer: `requests` of them, `rate` per s or as fast as `concurrency` clients take turns."""
 
     requests: int
     concurrency: int = 1
     rate: float = 0.0  # requests/s with Poisson arrivals; 0: closed loop
-    prompt: Lengths = Lengths(low=16, high=128)
-    output: Lengths = Lengths(low=16, high=64)
+    prompt_lengths: LengthRange = LengthRange(low=16, high=128)
+    output_lengths: LengthRange = LengthRange(low=16, high=64)
     cancel_share: float = 0.0
     seed: int = 0
 
-    def items(self) -> Iterator[Item]:
+    def planned_requests(self) -> Iterator[BenchRequest]:
         rng = random.Random(self.seed)
         at = 0.0
         for number in range(self.requests):
-            output_tokens = self.output.draw(rng)
+            output_tokens = self.output_lengths.draw(rng)
             leaves = rng.random() < self.cancel_share
-            yield Item(
+            yield BenchRequest(
                 number=number,
-                prompt=prompt_of(self.prompt.draw(rng), rng),
+                prompt=random_prompt(self.prompt_lengths.draw(rng), rng),
                 output_tokens=output_tokens,
-                at=at,
+                send_at=at,
                 cancel_after=rng.randrange(output_tokens) if leaves else None,
             )
             at += rng.expovariate(self.rate) if self.rate else 0.0
 
 
-def prompt_of(tokens: int, rng: random.Random) -> str:
+def random_prompt(prompt_tokens: int, rng: random.Random) -> str:
     """Return text of about `tokens` tokens whose beginning is like no other's."""
-    words = max(1, round(tokens / TOKENS_PER_WORD) - 2)
-    return " ".join([str(rng.randrange(10**6)), *rng.choices(WORDS, k=words)])
+    words = max(1, round(prompt_tokens / TOKENS_PER_WORD) - 2)
+    return " ".join([str(rng.randrange(10**6)), *rng.choices(VOCABULARY_WORDS, k=words)])

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.bench.history import History
+from penstock.bench.transcript import Transcript
 
 
-def plot_runs(runs: Mapping[str, Sequence[History]], path: Path) -> None:
+def plot_runs(runs: Mapping[str, Sequence[Transcript]], path: Path) -> None:
     """Write a PNG or SVG, by the suffix of `path`."""
     import matplotlib as mpl
 
@@ -15,7 +15,7 @@ def plot_runs(runs: Mapping[str, Sequence[History]], path: Path) -> None:
 
     figure, (progress, first) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for name, histories in runs.items():
-        begin = min(each.started for each in histories)
+        begin = min(each.started_at for each in histories)
         arrivals = sorted((at - begin, each.tokens / len(each.arrivals)) for each in histories for at in each.arrivals)
         total, times, made = 0.0, [0.0], [0.0]
         for at, tokens in arrivals:

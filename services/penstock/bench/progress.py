@@ -9,28 +9,28 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-EVERY = 15.0  # s; between two lines where the last cannot be written over
+MIN_PRINT_INTERVAL_S = 15.0  # s; between two lines where the last cannot be written over
 
-Say = Callable[[str], None]
+ProgressFn = Callable[[str], None]
 
 
 @contextmanager
-def saying(console: Console) -> Iterator[Say]:
+def progress_reporter(console: Console) -> Iterator[ProgressFn]:
     """On a terminal each line takes the place of the last; in a file or a pipe there is one now and then."""
     if not console.is_terminal:
-        yield now_and_then(lambda text: console.print(escape(text)), time.monotonic)
+        yield rate_limited(lambda text: console.print(escape(text)), time.monotonic)
         return
     with Live(console=console, transient=True, auto_refresh=False) as live:
         yield lambda text: live.update(escape(text), refresh=True)
 
 
-def now_and_then(say: Say, clock: Callable[[], float]) -> Say:
+def rate_limited(report_progress: ProgressFn, clock: Callable[[], float]) -> ProgressFn:
     said_at = -math.inf
 
     def perhaps(text: str) -> None:
         nonlocal said_at
-        if clock() - said_at >= EVERY:
+        if clock() - said_at >= MIN_PRINT_INTERVAL_S:
             said_at = clock()
-            say(text)
+            report_progress(text)
 
     return perhaps

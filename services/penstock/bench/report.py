@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from penstock.bench.history import CANCELLED, OK, History
+from penstock.bench.transcript import CANCELLED, OK, Transcript
 
 SHED_CODES = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")  # refusals by policy; anything else is a failure
 QUANTILES = (0.5, 0.9, 0.99)
@@ -20,57 +20,59 @@ class Slo:
     ttft: float = 1.0  # s
     tpot: float = 0.1  # s
 
-    def is_met_by(self, history: History) -> bool:
-        return history.outcome == OK and (history.ttft or 0.0) <= self.ttft and (history.tpot or 0.0) <= self.tpot
+    def is_met_by(self, transcript: Transcript) -> bool:
+        return (
+            transcript.outcome == OK and (transcript.ttft or 0.0) <= self.ttft and (transcript.tpot or 0.0) <= self.tpot
+        )
 
 
-def quantile(values: Sequence[float], share: float) -> float:
+def quantile(values: Sequence[float], rank: float) -> float:
     """Return the linearly interpolated quantile of `values`, which need not be sorted and must not be empty."""
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
+    place = rank * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def spread(values: Sequence[float]) -> dict[str, float] | None:
+def distribution(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     named = {f"p{round(share * 100)}": quantile(values, share) for share in QUANTILES}
     return {"mean": sum(values) / len(values), **named, "max": max(values)}
 
 
-def report(histories: Sequence[History], wall: float, cpu: Mapping[str, float], slo: Slo) -> dict[str, Any]:
+def report_of(transcripts: Sequence[Transcript], wall_s: float, cpu_s: Mapping[str, float], slo: Slo) -> dict[str, Any]:
     """Return the figures of a run as plain JSON. `wall` and the values of `cpu` (by tier) are in s."""
-    done = [each for each in histories if each.outcome == OK]
-    shed = [each for each in histories if each.code in SHED_CODES]
-    failed = [each for each in histories if each.outcome not in (OK, CANCELLED) and each.code not in SHED_CODES]
-    tokens = sum(each.tokens for each in histories)
+    done = [each for each in transcripts if each.outcome == OK]
+    shed = [each for each in transcripts if each.code in SHED_CODES]
+    failed = [each for each in transcripts if each.outcome not in (OK, CANCELLED) and each.code not in SHED_CODES]
+    tokens = sum(each.tokens for each in transcripts)
     good = [each for each in done if slo.is_met_by(each)]
     return {
-        "requests": len(histories),
+        "requests": len(transcripts),
         "completed": len(done),
-        "cancelled": sum(each.outcome == CANCELLED for each in histories),
+        "cancelled": sum(each.outcome == CANCELLED for each in transcripts),
         "shed": len(shed),
         "shed_by_reason": dict(Counter(each.outcome for each in shed)),
-        "shed_answer_s": spread([each.ended - each.started for each in shed]),
+        "shed_answer_s": distribution([each.ended_at - each.started_at for each in shed]),
         "shed_without_retry_after": sum(each.retry_after is None for each in shed if each.code == SHED_CODES[0]),
         "failures": len(failed),
         "failures_by_reason": dict(Counter(each.outcome for each in failed)),
-        "index_errors": sum(each.index_errors for each in histories),
-        "wall_s": wall,
+        "index_errors": sum(each.index_errors for each in transcripts),
+        "wall_s": wall_s,
         "output_tokens": tokens,
-        "output_tokens_per_s": tokens / wall,
-        "requests_per_s": len(done) / wall,
-        "goodput_requests_per_s": len(good) / wall,
-        "goodput_share": len(good) / len(histories) if histories else 0.0,
+        "output_tokens_per_s": tokens / wall_s,
+        "requests_per_s": len(done) / wall_s,
+        "goodput_requests_per_s": len(good) / wall_s,
+        "goodput_share": len(good) / len(transcripts) if transcripts else 0.0,
         "slo": {"ttft_s": slo.ttft, "tpot_s": slo.tpot},
-        "ttft_s": spread([each.ttft for each in done if each.ttft is not None]),
-        "tpot_s": spread([each.tpot for each in done if each.tpot is not None]),
-        "itl_s": spread([gap for each in done for gap in each.gaps]),
-        "latency_s": spread([each.ended - each.started for each in done]),
-        "cpu_s_by_tier": dict(cpu),
-        "cpu_us_per_token_by_tier": {tier: spent / tokens * 1e6 for tier, spent in cpu.items()} if tokens else {},
+        "ttft_s": distribution([each.ttft for each in done if each.ttft is not None]),
+        "tpot_s": distribution([each.tpot for each in done if each.tpot is not None]),
+        "itl_s": distribution([gap for each in done for gap in each.token_gaps]),
+        "latency_s": distribution([each.ended_at - each.started_at for each in done]),
+        "cpu_s_by_tier": dict(cpu_s),
+        "cpu_us_per_token_by_tier": {tier: spent / tokens * 1e6 for tier, spent in cpu_s.items()} if tokens else {},
     }
 
 

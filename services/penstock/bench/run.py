@@ -10,19 +10,19 @@ from typing import Any
 import httpx
 import psutil
 
-from penstock.bench.apis import TIMEOUT, Api, GrpcApi, SessionApi
-from penstock.bench.history import History
-from penstock.bench.load import Item, Load
-from penstock.bench.sse import SseApi
+from penstock.bench.apis import REQUEST_TIMEOUT_S, GrpcDriver, LoadDriver, SessionDriver
+from penstock.bench.load import BenchLoad, BenchRequest
+from penstock.bench.sse import SseDriver
+from penstock.bench.transcript import Transcript
 from penstock.chassis.channels import channel
-from penstock.local_mesh.notes import MeshNote
+from penstock.local_mesh.state import MeshState
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
-Progress = Callable[[History], None]
+OnTranscript = Callable[[Transcript], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class LoadTarget:
     """Where the load goes."""
 
     api: str  # grpc, session, responses or chat
@@ -32,64 +32,68 @@ class Target:
 
 
 @asynccontextmanager
-async def open_api(target: Target) -> AsyncIterator[Api]:
+async def open_driver(target: LoadTarget) -> AsyncIterator[LoadDriver]:
     metadata = (("authorization", f"Bearer {target.key}"),)
     if target.api in ("responses", "chat"):
         headers, limits = dict(metadata), httpx.Limits(max_connections=None)
         base = f"http://{target.address}/v1"
-        async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=TIMEOUT) as http:
-            yield SseApi(http, target.api, target.model)
+        async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=REQUEST_TIMEOUT_S) as http:
+            yield SseDriver(http, target.api, target.model)
         return
     async with channel(target.address) as open_channel:
         stub = InferenceStub(open_channel)
         if target.api == "grpc":
-            yield GrpcApi(stub, target.model, metadata)
+            yield GrpcDriver(stub, target.model, metadata)
             return
-        session = SessionApi(target.model)
+        session = SessionDriver(target.model)
         running = asyncio.create_task(session.run(stub, metadata))
         try:
-            await session.up()
+            await session.wait_connected()
             yield session
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
 
-async def offer(load: Load, api: Api, progress: Progress) -> list[History]:
+async def offer_load(load: BenchLoad, driver: LoadDriver, on_transcript: OnTranscript) -> list[Transcript]:
     """Send every item of `load` once; returns the histories in order of number."""
-    histories: list[History] = []
+    histories: list[Transcript] = []
 
-    async def send(item: Item) -> None:
-        history = await api.send(item)
+    async def send(item: BenchRequest) -> None:
+        history = await driver.send(item)
         histories.append(history)
-        progress(history)
+        on_transcript(history)
 
     async with asyncio.TaskGroup() as group:
         if load.rate:
-            await _at_rate(load, group, send)
+            await _send_at_rate(load, group, send)
         else:
-            items = load.items()
+            items = load.planned_requests()
             for _ in range(min(load.concurrency, load.requests)):
-                group.create_task(_take_turns(items, send))
+                group.create_task(_send_in_turn(items, send))
     return sorted(histories, key=lambda history: history.number)
 
 
-async def _take_turns(items: Iterator[Item], send: Callable[[Item], Coroutine[Any, Any, None]]) -> None:
+async def _send_in_turn(
+    items: Iterator[BenchRequest], send: Callable[[BenchRequest], Coroutine[Any, Any, None]]
+) -> None:
     for item in items:
         await send(item)
 
 
-async def _at_rate(load: Load, group: asyncio.TaskGroup, send: Callable[[Item], Coroutine[Any, Any, None]]) -> None:
+async def _send_at_rate(
+    load: BenchLoad, group: asyncio.TaskGroup, send: Callable[[BenchRequest], Coroutine[Any, Any, None]]
+) -> None:
     started = time.perf_counter()
-    for item in load.items():
-        await asyncio.sleep(max(0.0, started + item.at - time.perf_counter()))
+    for item in load.planned_requests():
+        await asyncio.sleep(max(0.0, started + item.send_at - time.perf_counter()))
         group.create_task(send(item))
 
 
-def cpu_by_tier(note: MeshNote | None) -> Mapping[str, float]:
+def cpu_by_tier(state: MeshState | None) -> Mapping[str, float]:
     """Return the CPU time used so far by each tier of a local mesh, in s, children included."""
     spent: dict[str, float] = {}
-    for each in note.processes if note else ():
+    for each in state.processes if state else ():
         try:
             process = psutil.Process(each.pid)
             family = [process, *process.children(recursive=True)]

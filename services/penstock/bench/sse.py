@@ -6,16 +6,16 @@ from typing import Any
 import httpx
 import orjson
 
-from penstock.bench.history import CANCELLED, OK, History
-from penstock.bench.load import Item
+from penstock.bench.load import BenchRequest
+from penstock.bench.transcript import CANCELLED, OK, Transcript
 
-DATA = "data: "
-CODES = {429: "RESOURCE_EXHAUSTED", 503: "RESOURCE_EXHAUSTED", 504: "DEADLINE_EXCEEDED"}  # sheds; others fail
+DATA_PREFIX = "data: "
+REJECTION_CODES = {429: "RESOURCE_EXHAUSTED", 503: "RESOURCE_EXHAUSTED", 504: "DEADLINE_EXCEEDED"}  # sheds; others fail
 
 clock = time.perf_counter
 
 
-class SseApi:
+class SseDriver:
     """`responses` or `chat`. SSE has no token indexes: pieces are timed, tokens are counted from the usage."""
 
     def __init__(self, http: httpx.AsyncClient, kind: str, model: str) -> None:
@@ -23,13 +23,13 @@ class SseApi:
         self._kind = kind
         self._model = model
 
-    async def send(self, item: Item) -> History:
-        history = History(item.number, clock())
+    async def send(self, item: BenchRequest) -> Transcript:
+        history = Transcript(item.number, clock())
         path, body = self._request(item)
         try:
             async with self._http.stream("POST", path, json=body) as response:
                 if response.status_code != httpx.codes.OK:
-                    _refused(history, response, orjson.loads(await response.aread()))
+                    _record_error_response(history, response, orjson.loads(await response.aread()))
                 else:
                     await self._read(response, item, history)
         except httpx.HTTPError as error:
@@ -38,7 +38,7 @@ class SseApi:
             history.end(clock(), "STREAM_CUT", "UNAVAILABLE")
         return history
 
-    def _request(self, item: Item) -> tuple[str, dict[str, Any]]:
+    def _request(self, item: BenchRequest) -> tuple[str, dict[str, Any]]:
         common = {"model": self._model, "stream": True, "temperature": 0, "ignore_eos": True}
         if self._kind == "responses":
             return "/responses", {**common, "input": item.prompt, "max_output_tokens": item.output_tokens}
@@ -46,42 +46,42 @@ class SseApi:
         limit = {"max_completion_tokens": item.output_tokens, "stream_options": {"include_usage": True}}
         return "/chat/completions", {**common, **limit, "messages": messages}
 
-    async def _read(self, response: httpx.Response, item: Item, history: History) -> None:
+    async def _read(self, response: httpx.Response, item: BenchRequest, transcript: Transcript) -> None:
         async for line in response.aiter_lines():
-            if not line.startswith(DATA) or line == "data: [DONE]":
+            if not line.startswith(DATA_PREFIX) or line == "data: [DONE]":
                 continue
-            if item.cancel_after is not None and len(history.arrivals) > item.cancel_after:
-                history.end(clock(), CANCELLED)
+            if item.cancel_after is not None and len(transcript.arrivals) > item.cancel_after:
+                transcript.end(clock(), CANCELLED)
                 return  # leaving the stream's block closes the connection: the disconnect is the cancel
-            self._event(orjson.loads(line[len(DATA) :]), history)
+            self._on_event(orjson.loads(line[len(DATA_PREFIX) :]), transcript)
 
-    def _event(self, event: dict[str, Any], history: History) -> None:
+    def _on_event(self, event: dict[str, Any], transcript: Transcript) -> None:
         if event.get("error"):
-            history.end(clock(), str(event["error"].get("code")), "UNAVAILABLE")
+            transcript.end(clock(), str(event["error"].get("code")), "UNAVAILABLE")
         elif self._kind == "responses":
-            _responses_event(event, history)
+            _on_responses_event(event, transcript)
         else:
-            _chat_event(event, history)
+            _on_chat_event(event, transcript)
 
 
-def _responses_event(event: dict[str, Any], history: History) -> None:
+def _on_responses_event(event: dict[str, Any], transcript: Transcript) -> None:
     if event["type"] == "response.output_text.delta":
-        history.arrivals.append(clock())
+        transcript.arrivals.append(clock())
     elif event["type"] in ("response.completed", "response.incomplete"):
-        history.tokens = event["response"]["usage"]["output_tokens"]
-        history.end(clock(), OK)
+        transcript.tokens = event["response"]["usage"]["output_tokens"]
+        transcript.end(clock(), OK)
 
 
-def _chat_event(event: dict[str, Any], history: History) -> None:
+def _on_chat_event(event: dict[str, Any], transcript: Transcript) -> None:
     if event["choices"] and event["choices"][0]["delta"].get("content"):
-        history.arrivals.append(clock())
+        transcript.arrivals.append(clock())
     if event.get("usage"):
-        history.tokens = event["usage"]["completion_tokens"]
-        history.end(clock(), OK)
+        transcript.tokens = event["usage"]["completion_tokens"]
+        transcript.end(clock(), OK)
 
 
-def _refused(history: History, response: httpx.Response, body: dict[str, Any]) -> None:
+def _record_error_response(transcript: Transcript, response: httpx.Response, body: dict[str, Any]) -> None:
     wait = response.headers.get("retry-after-ms")
     reason = str(body.get("error", {}).get("code") or response.status_code).upper()
-    code = CODES.get(response.status_code, f"HTTP_{response.status_code}")
-    history.end(clock(), reason, code, float(wait) / 1000 if wait else None)
+    code = REJECTION_CODES.get(response.status_code, f"HTTP_{response.status_code}")
+    transcript.end(clock(), reason, code, float(wait) / 1000 if wait else None)

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import structlog
 import uvloop
 
-from penstock.chassis import telemetry
-from penstock.chassis.afterwards import deferred_calls
 from penstock.chassis.config import ConfigError, ServiceConfig, describe, load
+from penstock.chassis.observability import telemetry
+from penstock.chassis.observability.deferred import deferred_calls
 
 log = structlog.get_logger()
 

@@ -5,9 +5,9 @@ import sys
 import click
 
 from penstock.chassis.errors import PenstockError
-from penstock.cli.commands.admin import OPERATING
-from penstock.cli.commands.measure import PROVING
-from penstock.cli.commands.run import SERVING
+from penstock.cli.commands.admin import ADMIN_COMMANDS
+from penstock.cli.commands.measure import MEASURE_COMMANDS
+from penstock.cli.commands.run import RUN_COMMANDS
 
 
 @click.group(context_settings={"max_content_width": 120})
@@ -16,14 +16,14 @@ def cli() -> None:
     """Serve large language models through a mesh of five gRPC tiers."""
 
 
-for each in (*SERVING, *PROVING, *OPERATING):
+for each in (*RUN_COMMANDS, *MEASURE_COMMANDS, *ADMIN_COMMANDS):
     cli.add_command(each)
 
 
 def main() -> None:
     """Entry point: a failure is one line that says what to do, and exit code 1 (2 for wrong usage)."""
     from penstock.chassis.config import ConfigError
-    from penstock.chassis.logs import configure_logs
+    from penstock.chassis.observability.logs import configure_logs
     from penstock.local_mesh.processes import ChildFailedError
 
     configure_logs("error")  # a person reads what commands print; the tiers' logs are files

@@ -15,7 +15,7 @@ from rich.table import Table
 from penstock.chassis.channels import channel
 from penstock.chassis.config import describe, load, settings
 from penstock.chassis.errors import error_from_rpc
-from penstock.cli.tables import answers
+from penstock.cli.tables import stdout_console
 from penstock.v1 import admin_pb2
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import Priority
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdminCall:
+class AdminTarget:
     """Where an Admin service is and with what right it is called (PENSTOCK_ADMIN_TOKEN; none needed on loopback)."""
 
     target: str
@@ -46,78 +46,80 @@ class AdminCall:
         return (("authorization", f"Bearer {token}"),) if token else ()
 
 
-async def create_key(call: AdminCall, tenant: str, name: str, ttl: float | None) -> None:
+async def create_key(target: AdminTarget, tenant: str, name: str, ttl: float | None) -> None:
     request = admin_pb2.CreateKeyRequest(tenant_id=tenant, display_name=name)
     if ttl is not None:
         request.ttl.CopyFrom(Duration(seconds=int(ttl), nanos=int(ttl % 1 * 1e9)))
-    async with call.stub() as admin:
-        made = await admin.CreateKey(request, metadata=call.metadata)
-    if call.as_json:
-        answers.print_json(data={"key_id": made.key.key_id, "tenant_id": made.key.tenant_id, "secret": made.secret})
+    async with target.stub() as admin:
+        made = await admin.CreateKey(request, metadata=target.metadata)
+    if target.as_json:
+        stdout_console.print_json(
+            data={"key_id": made.key.key_id, "tenant_id": made.key.tenant_id, "secret": made.secret}
+        )
         return
-    answers.print(f"{made.secret}\n\nThis is the only time the key is shown; it is stored as an HMAC alone.")
+    stdout_console.print(f"{made.secret}\n\nThis is the only time the key is shown; it is stored as an HMAC alone.")
 
 
-async def list_keys(call: AdminCall, tenant: str) -> None:
-    async with call.stub() as admin:
-        listed = await admin.ListKeys(admin_pb2.ListKeysRequest(tenant_id=tenant), metadata=call.metadata)
-    if call.as_json:
-        answers.print_json(data=[MessageToDict(key) for key in listed.keys])
+async def list_keys(target: AdminTarget, tenant: str) -> None:
+    async with target.stub() as admin:
+        listed = await admin.ListKeys(admin_pb2.ListKeysRequest(tenant_id=tenant), metadata=target.metadata)
+    if target.as_json:
+        stdout_console.print_json(data=[MessageToDict(key) for key in listed.keys])
         return
     table = _table("key", "tenant", "name", "made", "state")
     for key in listed.keys:
         state = "revoked" if key.HasField("revoke_time") else "loopback only" if key.loopback_only else "works"
         table.add_row(key.key_id, key.tenant_id, key.display_name, key.create_time.ToJsonString(), state)
-    answers.print(table)
+    stdout_console.print(table)
 
 
-async def revoke_key(call: AdminCall, key_id: str) -> None:
-    async with call.stub() as admin:
-        ended = await admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id=key_id), metadata=call.metadata)
-    if call.as_json:
-        answers.print_json(data=MessageToDict(ended.key))
+async def revoke_key(target: AdminTarget, key_id: str) -> None:
+    async with target.stub() as admin:
+        ended = await admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id=key_id), metadata=target.metadata)
+    if target.as_json:
+        stdout_console.print_json(data=MessageToDict(ended.key))
         return
-    answers.print(f"{ended.key.key_id} of {ended.key.tenant_id} is revoked")
+    stdout_console.print(f"{ended.key.key_id} of {ended.key.tenant_id} is revoked")
 
 
-async def put_tenant(call: AdminCall, tenant: admin_pb2.Tenant) -> None:
-    async with call.stub() as admin:
-        stored = await admin.PutTenant(admin_pb2.PutTenantRequest(tenant=tenant), metadata=call.metadata)
-    if call.as_json:
-        answers.print_json(data=MessageToDict(stored.tenant))
+async def put_tenant(target: AdminTarget, tenant: admin_pb2.Tenant) -> None:
+    async with target.stub() as admin:
+        stored = await admin.PutTenant(admin_pb2.PutTenantRequest(tenant=tenant), metadata=target.metadata)
+    if target.as_json:
+        stdout_console.print_json(data=MessageToDict(stored.tenant))
         return
-    answers.print(_tenants([stored.tenant], [admin_pb2.TenantUse()]))
+    stdout_console.print(_tenant_table([stored.tenant], [admin_pb2.TenantUse()]))
 
 
-async def list_tenants(call: AdminCall) -> None:
-    async with call.stub() as admin:
-        listed = await admin.ListTenants(admin_pb2.ListTenantsRequest(), metadata=call.metadata)
-    if call.as_json:
+async def list_tenants(target: AdminTarget) -> None:
+    async with target.stub() as admin:
+        listed = await admin.ListTenants(admin_pb2.ListTenantsRequest(), metadata=target.metadata)
+    if target.as_json:
         rows = zip(listed.tenants, listed.uses, strict=True)
-        answers.print_json(data=[{**MessageToDict(tenant), "use": MessageToDict(use)} for tenant, use in rows])
+        stdout_console.print_json(data=[{**MessageToDict(tenant), "use": MessageToDict(use)} for tenant, use in rows])
         return
-    answers.print(_tenants(list(listed.tenants), list(listed.uses)))
+    stdout_console.print(_tenant_table(list(listed.tenants), list(listed.uses)))
 
 
-async def drain(call: AdminCall, grace: float | None) -> None:
+async def drain(target: AdminTarget, grace: float | None) -> None:
     request = admin_pb2.DrainRequest()
     if grace is not None:
         request.grace.CopyFrom(Duration(seconds=int(grace), nanos=int(grace % 1 * 1e9)))
-    async with call.stub() as admin:
-        begun = await admin.Drain(request, metadata=call.metadata)
-    answers.print(f"{call.target} drains; calls and streams under way: {begun.running}")
+    async with target.stub() as admin:
+        begun = await admin.Drain(request, metadata=target.metadata)
+    stdout_console.print(f"{target.target} drains; calls and streams under way: {begun.running}")
 
 
-async def snapshot(call: AdminCall) -> None:
-    async with call.stub() as admin:
-        taken = (await admin.GetSnapshot(admin_pb2.GetSnapshotRequest(), metadata=call.metadata)).snapshot
-    if call.as_json:
-        answers.print_json(data=MessageToDict(taken))
+async def snapshot(target: AdminTarget) -> None:
+    async with target.stub() as admin:
+        taken = (await admin.GetSnapshot(admin_pb2.GetSnapshotRequest(), metadata=target.metadata)).snapshot
+    if target.as_json:
+        stdout_console.print_json(data=MessageToDict(taken))
         return
     table = _table(f"{taken.tier} {taken.instance_id}", "figure")
     for name in sorted(taken.figures):
         table.add_row(name, f"{taken.figures[name]:,.10g}")
-    answers.print(table)
+    stdout_console.print(table)
 
 
 def show_config(tier: str, *, as_json: bool) -> None:
@@ -125,9 +127,9 @@ def show_config(tier: str, *, as_json: bool) -> None:
     module = importlib.import_module(f"penstock.{tier}.config")
     config = load(getattr(module, f"{tier.capitalize()}Config"), tier)
     if as_json:
-        answers.print_json(data=settings(config))
+        stdout_console.print_json(data=settings(config))
         return
-    answers.print(describe(config, tier), markup=False)
+    stdout_console.print(describe(config, tier), markup=False)
 
 
 def _table(*columns: str) -> Table:
@@ -137,9 +139,9 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _tenants(tenants: list[admin_pb2.Tenant], uses: list[admin_pb2.TenantUse]) -> Table:
+def _tenant_table(tenants: list[admin_pb2.Tenant], usages: list[admin_pb2.TenantUse]) -> Table:
     table = _table("tenant", "class", "weight", "req/min", "tokens/min", "at once", "running", "prompt", "output")
-    for tenant, use in zip(tenants, uses, strict=True):
+    for tenant, use in zip(tenants, usages, strict=True):
         limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent_requests)
         table.add_row(
             tenant.tenant_id,

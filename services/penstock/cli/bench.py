@@ -9,16 +9,16 @@ from typing import Any
 import click
 from rich.live import Live
 
-from penstock.bench.history import OK, History
-from penstock.bench.load import Lengths, Load
+from penstock.bench.load import BenchLoad, LengthRange
 from penstock.bench.plot import plot_runs
-from penstock.bench.report import Slo, figures_table, report, summary_lines
-from penstock.bench.run import Target, cpu_by_tier, offer, open_api
+from penstock.bench.report import Slo, figures_table, report_of, summary_lines
+from penstock.bench.run import LoadTarget, cpu_by_tier, offer_load, open_driver
+from penstock.bench.transcript import OK, Transcript
 from penstock.cli.options import find_key, find_target
-from penstock.cli.tables import answers, errors
-from penstock.cli.up import shown_mesh
-from penstock.local_mesh.notes import MeshNote, read_note
+from penstock.cli.tables import stderr_console, stdout_console
+from penstock.cli.up import mesh_with_status
 from penstock.local_mesh.plan import MeshOptions
+from penstock.local_mesh.state import MeshState, read_state
 
 HTTP_APIS = ("responses", "chat")
 DEFAULT_REQUESTS = 64
@@ -32,13 +32,13 @@ class BenchOptions:
     target: str
     key: str
     model: str
-    load: Load
+    load: BenchLoad
     slo: Slo
     plot: Path | None
     as_json: bool
 
 
-def asked_for(
+def bench_options(
     *,
     concurrency: int,
     requests: int | None,
@@ -53,12 +53,12 @@ def asked_for(
     **given: Any,
 ) -> BenchOptions:
     """Return the options as the command line gives them; raises BadParameter."""
-    load = Load(
+    load = BenchLoad(
         requests=requests or (max(1, round(rate * seconds)) if rate else DEFAULT_REQUESTS),
         concurrency=concurrency,
         rate=rate or 0.0,
-        prompt=lengths(prompt_tokens),
-        output=lengths(output_tokens),
+        prompt_lengths=parse_lengths(prompt_tokens),
+        output_lengths=parse_lengths(output_tokens),
         cancel_share=cancel_share,
         seed=seed,
     )
@@ -73,12 +73,12 @@ class ProgressLine:
         self._name = name
         self._started = time.perf_counter()
         self._done, self._ok, self._tokens = 0, 0, 0
-        self.live = Live(console=errors, transient=True, refresh_per_second=4)
+        self.live = Live(console=stderr_console, transient=True, refresh_per_second=4)
 
-    def note(self, history: History) -> None:
+    def record(self, transcript: Transcript) -> None:
         self._done += 1
-        self._ok += history.outcome == OK
-        self._tokens += history.tokens
+        self._ok += transcript.outcome == OK
+        self._tokens += transcript.tokens
         spent = time.perf_counter() - self._started
         self.live.update(
             f"{self._name}: {self._done}/{self._requests} requests, {self._done - self._ok} not completed, "
@@ -86,77 +86,79 @@ class ProgressLine:
         )
 
 
-async def bench(asked: BenchOptions, mesh: MeshOptions) -> None:
+async def bench(options: BenchOptions, mesh: MeshOptions) -> None:
     """One run against a mesh that is given, running here, or started for it."""
-    note = read_note(mesh.base_port) if mesh.base_port else None
+    note = read_state(mesh.base_port) if mesh.base_port else None
     async with AsyncExitStack() as stack:
-        if not asked.target and note is None:
-            note = (await stack.enter_async_context(shown_mesh(mesh))).note()
-        figures, histories = await _measure(asked, note, asked.api)
-    _show(figures, as_json=asked.as_json)
-    if asked.plot:
-        plot_runs({asked.api: histories}, asked.plot)
-        errors.print(f"plot: {asked.plot}")
+        if not options.target and note is None:
+            note = (await stack.enter_async_context(mesh_with_status(mesh))).state()
+        figures, histories = await _measure(options, note, options.api)
+    _show(figures, as_json=options.as_json)
+    if options.plot:
+        plot_runs({options.api: histories}, options.plot)
+        stderr_console.print(f"plot: {options.plot}")
     if figures["failures"] or figures["index_errors"]:
         raise click.exceptions.Exit(1)
 
 
-async def compare_batching(asked: BenchOptions, mesh: MeshOptions) -> None:
+async def compare_batching(options: BenchOptions, mesh: MeshOptions) -> None:
     """The same load against continuous and naive batching, each in a mesh of its own."""
     figures: dict[str, dict[str, Any]] = {}
-    histories: dict[str, list[History]] = {}
+    histories: dict[str, list[Transcript]] = {}
     for batching in ("continuous", "naive"):
-        async with shown_mesh(replace(mesh, batching=batching, base_port=0)) as running:
-            figures[batching], histories[batching] = await _measure(asked, running.note(), batching)
-    if asked.plot:
-        plot_runs(histories, asked.plot)
+        async with mesh_with_status(replace(mesh, batching=batching, base_port=0)) as running:
+            figures[batching], histories[batching] = await _measure(options, running.state(), batching)
+    if options.plot:
+        plot_runs(histories, options.plot)
     ratios = {
         "tokens_per_s": figures["continuous"]["output_tokens_per_s"] / figures["naive"]["output_tokens_per_s"],
         "ttft_p50": figures["naive"]["ttft_s"]["p50"] / figures["continuous"]["ttft_s"]["p50"],
         "latency_p50": figures["naive"]["latency_s"]["p50"] / figures["continuous"]["latency_s"]["p50"],
     }
-    if asked.as_json:
-        answers.print_json(data={**figures, "continuous_over_naive": ratios})
+    if options.as_json:
+        stdout_console.print_json(data={**figures, "continuous_over_naive": ratios})
         return
     for batching, each in figures.items():
-        answers.print(f"[bold]{batching} batching[/bold]")
+        stdout_console.print(f"[bold]{batching} batching[/bold]")
         _show(each, as_json=False)
-    answers.print(
+    stdout_console.print(
         f"continuous against naive: {ratios['tokens_per_s']:.2f}x the tokens/s, median TTFT {ratios['ttft_p50']:.2f}x "
         f"and median latency {ratios['latency_p50']:.2f}x shorter"
     )
-    if asked.plot:
-        errors.print(f"plot: {asked.plot}")
+    if options.plot:
+        stderr_console.print(f"plot: {options.plot}")
 
 
-async def _measure(asked: BenchOptions, note: MeshNote | None, name: str) -> tuple[dict[str, Any], list[History]]:
-    local = (note.http if asked.api in HTTP_APIS else note.grpc) if note else ""
-    address, key = find_target(asked.target, asked.key) if asked.target else (local, find_key(asked.key, note))
-    target = Target(api=asked.api, address=address, key=key, model=asked.model)
-    line = ProgressLine(asked.load.requests, name)
-    async with open_api(target) as api:
-        before, started = cpu_by_tier(note), time.perf_counter()
+async def _measure(
+    options: BenchOptions, state: MeshState | None, label: str
+) -> tuple[dict[str, Any], list[Transcript]]:
+    local = (state.http if options.api in HTTP_APIS else state.grpc) if state else ""
+    address, key = find_target(options.target, options.key) if options.target else (local, find_key(options.key, state))
+    target = LoadTarget(api=options.api, address=address, key=key, model=options.model)
+    line = ProgressLine(options.load.requests, label)
+    async with open_driver(target) as api:
+        before, started = cpu_by_tier(state), time.perf_counter()
         with line.live:
-            histories = await offer(asked.load, api, line.note)
+            histories = await offer_load(options.load, api, line.record)
         wall = time.perf_counter() - started
-    cpu = {tier: spent - before.get(tier, 0.0) for tier, spent in cpu_by_tier(note).items()}
-    return report(histories, wall, cpu, asked.slo), histories
+    cpu = {tier: spent - before.get(tier, 0.0) for tier, spent in cpu_by_tier(state).items()}
+    return report_of(histories, wall, cpu, options.slo), histories
 
 
 def _show(figures: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        answers.print_json(data=figures)
+        stdout_console.print_json(data=figures)
         return
     for text in summary_lines(figures):
-        answers.print(text)
-    answers.print(figures_table(figures))
+        stdout_console.print(text)
+    stdout_console.print(figures_table(figures))
 
 
-def lengths(text: str) -> Lengths:
+def parse_lengths(text: str) -> LengthRange:
     """Parse "64" or "16:128"; raises BadParameter for anything else."""
     low, _, high = text.partition(":")
     try:
-        found = Lengths(low=int(low), high=int(high or low))
+        found = LengthRange(low=int(low), high=int(high or low))
     except ValueError as error:
         message = f"{text!r} is no length: give tokens as 64 or 16:128"
         raise click.BadParameter(message) from error

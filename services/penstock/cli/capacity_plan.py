@@ -6,65 +6,70 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from penstock.cli.simulate import progress_line
-from penstock.cli.tables import answers, errors
+from penstock.cli.simulate import simulation_progress
+from penstock.cli.tables import stderr_console, stdout_console
 from penstock.simulator.baselines import POLICIES
+from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, plan_capacity
 from penstock.simulator.errors import ScenarioError
-from penstock.simulator.planning import MOST, Plan, plan
-from penstock.simulator.report.compare_plot import plot_beside
-from penstock.simulator.report.plot import plot_plan
-from penstock.simulator.scenario import Queues, Scenario
+from penstock.simulator.report.compare_plot import plot_comparison
+from penstock.simulator.report.plot import plot_capacity_plan
+from penstock.simulator.scenario import QueueSettings, Scenario
 from penstock.simulator.simulation import Simulation
 
 
-def show_plan(scenario: Scenario, wanted: float, plot: Path | None, *, as_json: bool) -> None:
+def show_plan(scenario: Scenario, target_share: float, plot: Path | None, *, as_json: bool) -> None:
     """Raises Exit with 1 where no number of workers that was tried is enough."""
     try:
-        with progress_line(scenario) as progress:
-            found = plan(scenario, wanted, progress)
+        with simulation_progress(scenario) as progress:
+            found = plan_capacity(scenario, target_share, progress)
     except ScenarioError as error:
         raise click.UsageError(str(error)) from error
     if plot:
-        plot_plan(found, plot)
-        errors.print(f"plot: {plot}")
+        plot_capacity_plan(found, plot)
+        stderr_console.print(f"plot: {plot}")
     if as_json:
-        trials = {count: trial._asdict() for count, trial in sorted(found.tried.items())}
-        answers.print_json(data={"workers": found.workers, "wanted_share": wanted, "trials": trials})
+        trials = {count: trial._asdict() for count, trial in sorted(found.trials.items())}
+        stdout_console.print_json(data={"workers": found.workers, "wanted_share": target_share, "trials": trials})
     else:
-        _show(found, scenario)
+        _show_capacity_plan(found, scenario)
     if found.workers is None:
         raise click.exceptions.Exit(1)
 
 
-def _show(found: Plan, scenario: Scenario) -> None:
+def _show_capacity_plan(found: CapacityPlan, scenario: Scenario) -> None:
     columns = ("workers", "within the SLO", "refused", "TTFT P99", "slots in use")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right")
-    for count, trial in sorted(found.tried.items()):
-        shares = f"{trial.good:.2%}", f"{trial.refused:.2%}", f"{trial.ttft_p99 * 1e3:,.0f} ms", f"{trial.fill:.0%}"
+    for count, trial in sorted(found.trials.items()):
+        shares = (
+            f"{trial.good_share:.2%}",
+            f"{trial.rejected_share:.2%}",
+            f"{trial.ttft_p99 * 1e3:,.0f} ms",
+            f"{trial.slot_utilization:.0%}",
+        )
         table.add_row(f"{count}", *shares)
-    answers.print(table)
+    stdout_console.print(table)
     slo = f"TTFT {scenario.targets.ttft * 1e3:.0f} ms and TPOT {scenario.targets.tbt * 1e3:.0f} ms"
-    needed = f"{found.workers}" if found.workers else f"more than {MOST}"
-    answers.print(
+    needed = f"{found.workers}" if found.workers else f"more than {MAX_WORKERS}"
+    stdout_console.print(
         f"{scenario.name} at load {scenario.load:.2f} needs [bold]{needed}[/bold] "
         f"worker{'' if found.workers == 1 else 's'} of {scenario.workers[0].slots} slots "
-        f"for {found.wanted:.1%} of requests within {slo}"
+        f"for {found.target_share:.1%} of requests within {slo}"
     )
 
 
-def show_beside(scenario: Scenario, policy: str, plot: Path) -> None:
+def show_comparison(scenario: Scenario, policy: str, plot: Path) -> None:
     """Raises UsageError for a policy that nobody knows, or the scenario's own: there would be nothing to see."""
     others = sorted(POLICIES.keys() - {scenario.queues.policy})
     if policy not in others:
         message = f"--beside must be one of {', '.join(others)}, not {policy}"
         raise click.UsageError(message)
-    other = replace(scenario, queues=Queues(shards=scenario.queues.shards, policy=policy))
-    plot_beside(_run(other), _run(scenario), plot)
-    errors.print(f"plot: {plot}")
+    other = replace(scenario, queues=QueueSettings(shards=scenario.queues.shards, policy=policy))
+    plot_comparison(_run_simulation(other), _run_simulation(scenario), plot)
+    stderr_console.print(f"plot: {plot}")
 
 
-def _run(scenario: Scenario) -> Simulation:
-    with progress_line(scenario) as progress:
+def _run_simulation(scenario: Scenario) -> Simulation:
+    with simulation_progress(scenario) as progress:
         return Simulation(scenario).run(progress)

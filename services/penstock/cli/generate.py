@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from rich.markup import escape
 
-from penstock.cli.tables import answers, errors, timeline_table
-from penstock.cli.up import shown_mesh
+from penstock.cli.tables import stderr_console, stdout_console, timeline_table
+from penstock.cli.up import mesh_with_status
 from penstock.client import Client
 from penstock.local_mesh.plan import MeshOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GenerateOptions:
     """One request as the command line gives it."""
 
     prompt: str
@@ -24,29 +24,29 @@ class Ask:
     raw: bool = False  # the prompt as it stands, without the chat template
 
 
-async def generate(target: str, api_key: str, ask: Ask, *, as_json: bool) -> None:
+async def generate(target: str, api_key: str, options: GenerateOptions, *, as_json: bool) -> None:
     """Stream the answer to stdout; errors of the mesh are raised as PenstockError."""
     async with Client(target, api_key=api_key) as client:
         started = time.perf_counter()
         async with client.generate(
-            ask.prompt if ask.raw else [{"role": "user", "content": ask.prompt}],
-            model=ask.model,
-            max_output_tokens=ask.max_tokens,
-            temperature=ask.temperature,
-            seed=ask.seed,
-            explain=ask.explain,
+            options.prompt if options.raw else [{"role": "user", "content": options.prompt}],
+            model=options.model,
+            max_output_tokens=options.max_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
+            explain=options.explain,
         ) as answer:
             text, first = "", 0.0
             async for token in answer:
                 first = first or time.perf_counter() - started
                 text += token.text
                 if not as_json:
-                    answers.print(token.text, end="", markup=False)
+                    stdout_console.print(token.text, end="", markup=False)
         seen = time.perf_counter() - started
     finished = answer.finished
     if as_json:
         usage = finished.usage
-        answers.print_json(
+        stdout_console.print_json(
             data={
                 "request_id": answer.accepted.request_id,
                 "text": text,
@@ -62,17 +62,19 @@ async def generate(target: str, api_key: str, ask: Ask, *, as_json: bool) -> Non
             }
         )
         return
-    answers.print()
-    if ask.explain:
-        errors.print()
-        errors.print(timeline_table(finished.timeline, seen))
-        errors.print(f"trace {finished.timeline.trace_id}  request {escape(answer.accepted.request_id)}")
+    stdout_console.print()
+    if options.explain:
+        stderr_console.print()
+        stderr_console.print(timeline_table(finished.timeline, seen))
+        stderr_console.print(f"trace {finished.timeline.trace_id}  request {escape(answer.accepted.request_id)}")
 
 
 async def run(options: MeshOptions, prompt: str) -> None:
     """Start a mesh, answer one prompt, show where the time went, drain."""
-    async with shown_mesh(options) as mesh:
-        errors.print(f"[dim]{len(mesh.processes.children)} processes up; asking {escape(options.model)}[/dim]\n")
-        target = mesh.plan.front or mesh.plan.grpc
-        await generate(target, mesh.api_key, Ask(prompt=prompt, explain=True), as_json=False)
-    errors.print("[dim]drained; no process is left[/dim]")
+    async with mesh_with_status(options) as mesh:
+        stderr_console.print(
+            f"[dim]{len(mesh.processes.children)} processes up; asking {escape(options.model)}[/dim]\n"
+        )
+        target = mesh.plan.proxy or mesh.plan.grpc
+        await generate(target, mesh.api_key, GenerateOptions(prompt=prompt, explain=True), as_json=False)
+    stderr_console.print("[dim]drained; no process is left[/dim]")

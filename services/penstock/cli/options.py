@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from penstock.cli.param_types import ModelFile, Setting
-from penstock.local_mesh.notes import MeshNote, meant_notes, running_notes
 from penstock.local_mesh.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions
+from penstock.local_mesh.state import MeshState, default_meshes, running_meshes
 
 REPLICAS = click.IntRange(1, 4)
 LAST_BASE_PORT = 64_000  # with the largest port of a mesh still below 65,536
@@ -71,7 +71,7 @@ def mesh_options(command: Callable[..., Any]) -> Callable[..., Any]:
         fields = {name: given.pop(name) for name in MeshOptions.__dataclass_fields__ if name in given}
         return command(*args, options=MeshOptions(envoy=not no_envoy, **fields), **given)
 
-    return _with(MESH_OPTIONS, with_options)
+    return _apply_options(MESH_OPTIONS, with_options)
 
 
 def _check_vllm(given: Mapping[str, Any]) -> None:
@@ -82,10 +82,10 @@ def _check_vllm(given: Mapping[str, Any]) -> None:
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the options `target` and `key`."""
-    return _with(TARGET_OPTIONS, command)
+    return _apply_options(TARGET_OPTIONS, command)
 
 
-def _with(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) -> Callable[..., Any]:
+def _apply_options(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
@@ -97,7 +97,7 @@ def find_target(target: str, key: str) -> tuple[str, str]:
     A mesh's own key is shown to that mesh alone.
     """
     if target:
-        owner = next((note for note in running_notes() if target in (note.grpc, note.http, note.front)), None)
+        owner = next((note for note in running_meshes() if target in (note.grpc, note.http, note.proxy)), None)
         return target, find_key(key, owner)
     note = _running_mesh(lambda each: each.grpc)
     if note is None:
@@ -106,13 +106,13 @@ def find_target(target: str, key: str) -> tuple[str, str]:
     return note.grpc, find_key(key, note)
 
 
-def find_key(key: str, note: MeshNote | None) -> str:
-    return key or os.environ.get("PENSTOCK_API_KEY", "") or (note.api_key if note else "")
+def find_key(key: str, state: MeshState | None) -> str:
+    return key or os.environ.get("PENSTOCK_API_KEY", "") or (state.api_key if state else "")
 
 
 def find_tier(tier: str, target: str) -> str:
     """Return the address of a process of `tier`, given or of the local mesh."""
-    found = target or _address(_running_mesh(lambda each: _address(each, tier)), tier)
+    found = target or _address_of(_running_mesh(lambda each: _address_of(each, tier)), tier)
     if not found:
         message = f"no {tier} runs here: start a mesh with `penstock up`, or name one with --target HOST:PORT"
         raise click.UsageError(message)
@@ -129,19 +129,19 @@ def find_processes() -> dict[str, str]:
     return found
 
 
-def _running_mesh(address_in: Callable[[MeshNote], str]) -> MeshNote | None:
+def _running_mesh(address_of: Callable[[MeshState], str]) -> MeshState | None:
     """Return the mesh that is meant; raises UsageError among several, with what to choose from."""
-    notes = meant_notes()
+    notes = default_meshes()
     if len(notes) > 1:
-        choice = " or ".join(filter(None, map(address_in, notes)))
+        choice = " or ".join(filter(None, map(address_of, notes)))
         message = f"several meshes run here: name one with --target {choice}"
         raise click.UsageError(message)
     return notes[0] if notes else None
 
 
-def _address(note: MeshNote | None, tier: str) -> str:
+def _address_of(state: MeshState | None, tier: str) -> str:
     """Return the address of the process named `tier` ("worker-2"), or of the first of that tier."""
-    for process in note.processes if note else ():
+    for process in state.processes if state else ():
         if tier in (process.name, process.tier):
             return process.address
     return ""

@@ -10,8 +10,8 @@ from penstock.chassis.config import ConfigError
 from penstock.local_mesh.plan import DEFAULT_MODEL, check_model
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
-PICTURES = (".png", ".svg")
-EXAMPLES = Path(__file__).parents[1] / "simulator" / "scenarios"
+IMAGE_SUFFIXES = (".png", ".svg")
+EXAMPLES_FOLDER = Path(__file__).parents[1] / "simulator" / "scenarios"
 
 
 class ModelFile(click.ParamType[str]):
@@ -38,11 +38,11 @@ class ScenarioFile(click.Path):
         super().__init__(exists=True, dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        example = (EXAMPLES / Path(value).name).with_suffix(".toml")
+        example = (EXAMPLES_FOLDER / Path(value).name).with_suffix(".toml")
         if Path(value).exists() or Path(value).parent != Path():
             return super().convert(value, param, ctx)
         if not example.exists():
-            names = ", ".join(sorted(path.stem for path in EXAMPLES.glob("*.toml")))
+            names = ", ".join(sorted(path.stem for path in EXAMPLES_FOLDER.glob("*.toml")))
             self.fail(f"{value} is no file here and no example; examples are {names}", param, ctx)
         return example
 
@@ -63,7 +63,7 @@ class OutputFile(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Finite(click.FloatRange):
+class FiniteFloat(click.FloatRange):
     """click's own range lets NaN pass, which is neither below nor above anything."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.chassis.lifecycle import freeze_gc
-from penstock.cli.tables import answers, errors
+from penstock.cli.tables import stderr_console, stdout_console
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.card import Card, exit_code
+from penstock.proofs.card import ProofCard, exit_code
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.live.cancel import CancelOptions, cancel
 from penstock.proofs.live.drain import DrainOptions, drain
@@ -26,11 +26,11 @@ from penstock.proofs.simulated.fairness import FairnessOptions, fairness
 from penstock.proofs.simulated.neighbour import NeighbourOptions, neighbour
 from penstock.proofs.simulated.overload import OverloadOptions, overload
 from penstock.proofs.simulated.recovery import RecoveryOptions, recovery
-from penstock.proofs.simulated.work_conservation import OrderOptions, order
+from penstock.proofs.simulated.work_conservation import WorkConservationOptions, work_conservation
 
 Options = TypeVar("Options")
 
-COLORS = {"pass": "green", "miss": "red", "void": "yellow"}
+VERDICT_COLORS = {"pass": "green", "miss": "red", "void": "yellow"}
 
 
 async def scorecard(proofs: Sequence[str], mesh: MeshOptions, *, as_json: bool, **given: Any) -> None:
@@ -38,29 +38,29 @@ async def scorecard(proofs: Sequence[str], mesh: MeshOptions, *, as_json: bool, 
     freeze_gc()  # or what a proof measures has pauses of its own
     cards = []
     for proof in proofs:
-        card = await _prove(proof, mesh, given)
+        card = await _run_proof(proof, mesh, given)
         cards.append(card)
         if not as_json:
-            _show(card)
+            _show_card(card)
     if as_json:
-        answers.print_json(data=[card.to_json() for card in cards])
+        stdout_console.print_json(data=[card.to_json() for card in cards])
     if code := exit_code(cards):
         raise click.exceptions.Exit(code)
 
 
-async def _prove(proof: str, mesh: MeshOptions, given: dict[str, Any]) -> Card:
+async def _run_proof(proof: str, mesh: MeshOptions, given: dict[str, Any]) -> ProofCard:
     run, options = PROOFS[proof]
-    return await run(_options(options, given), mesh, errors)
+    return await run(_options_for(options, given), mesh, stderr_console)
 
 
-async def _engine(asked: EngineProofOptions, mesh: MeshOptions, console: Console) -> Card:
+async def _engine(asked: EngineProofOptions, mesh: MeshOptions, console: Console) -> ProofCard:
     """Of `mesh` the model counts alone. Off the event loop, which stays free to be interrupted."""
     from penstock.proofs.engine.proof import prove  # loads torch
 
     return await asyncio.to_thread(prove, asked, mesh.model, console)
 
 
-PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
+PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "kill": (kill, KillOptions),
     "cancel": (cancel, CancelOptions),
     "drain": (drain, DrainOptions),
@@ -73,25 +73,25 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[Card]], type[Any]]] = {
     "recovery": (recovery, RecoveryOptions),
     "fairness": (fairness, FairnessOptions),
     "neighbour": (neighbour, NeighbourOptions),
-    "order": (order, OrderOptions),
+    "order": (work_conservation, WorkConservationOptions),
 }
 
 
-def _options(kind: type[Options], given: dict[str, Any]) -> Options:
+def _options_for(kind: type[Options], given: dict[str, Any]) -> Options:
     """Those of `given` that this proof knows; the others are for other proofs, and None stands for its own default."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # each is a dataclass
     return kind(**{name: value for name, value in given.items() if name in known and value is not None})
 
 
-def _show(card: Card) -> None:
-    color = COLORS[card.verdict]
-    answers.print(f"\n[bold]{card.proof}[/bold]  [{color}]{card.verdict}[/{color}] {escape(card.void)}")
+def _show_card(card: ProofCard) -> None:
+    color = VERDICT_COLORS[card.verdict]
+    stdout_console.print(f"\n[bold]{card.proof}[/bold]  [{color}]{card.verdict}[/{color}] {escape(card.void_reason)}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, side in (("figure", "left"), ("measured", "right"), ("goal", "right"), ("", "left")):
         table.add_column(column, justify=side)  # type: ignore[arg-type]  # rich names its own literals
     for line in card.lines:
         mark = "" if not line.goal else "[green]met[/green]" if line.is_met else "[red]missed[/red]"
         table.add_row(line.figure, f"{line.measured:,.5g} {line.unit}".strip(), line.goal, mark)
-    answers.print(table)
+    stdout_console.print(table)
     for note in card.notes:
-        answers.print(f"[dim]{escape(note)}[/dim]")
+        stdout_console.print(f"[dim]{escape(note)}[/dim]")

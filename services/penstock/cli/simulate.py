@@ -12,79 +12,81 @@ import click
 from rich.live import Live
 
 from penstock.bench.report import figures_table, summary_lines
-from penstock.cli.tables import answers, errors
+from penstock.cli.tables import stderr_console, stdout_console
 from penstock.simulator.errors import ScenarioError
+from penstock.simulator.knee import knee_load
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.plot import plot_simulations
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.scenario_file import read_scenario
-from penstock.simulator.simulation import Progress, Simulation
-from penstock.simulator.sweep import knee
-from penstock.worker.engine.law_file import read_step_time_model
+from penstock.simulator.simulation import Simulation, SimulationProgressFn
+from penstock.worker.engine.simulated.step_time import read_step_time_model
 
-Run = tuple[Simulation, dict[str, Any]]
+SimulationRun = tuple[Simulation, dict[str, Any]]
 
 
-def scenario_from(path: Path, seed: int | None, law: Path | None) -> Scenario:
+def load_scenario(path: Path, seed: int | None, step_time_file: Path | None) -> Scenario:
     """Read a scenario, with every worker's steps by `law` where that is given; raises UsageError."""
     try:
         scenario = read_scenario(path)
     except ScenarioError as error:
         raise click.UsageError(str(error)) from error
-    if law is not None:
-        scenario = _with_law(scenario, law)
+    if step_time_file is not None:
+        scenario = _with_step_time(scenario, step_time_file)
     return scenario if seed is None else replace(scenario, seed=seed)
 
 
 def simulate(scenario: Scenario, plot: Path | None, *, as_json: bool) -> None:
     """Run the scenario, or all loads of its sweep."""
-    limit = knee(scenario) if scenario.load_sweep else 0.0
+    limit = knee_load(scenario) if scenario.load_sweep else 0.0
     loads = [limit * multiple for multiple in scenario.load_sweep] or [scenario.load]
-    runs = [_run(replace(scenario, load=load)) for load in loads]
+    runs = [_run_scenario(replace(scenario, load=load)) for load in loads]
     if as_json:
-        answers.print_json(data=_json([figures for _, figures in runs], limit))
+        stdout_console.print_json(data=_runs_json([figures for _, figures in runs], limit))
     else:
         for simulation, figures in runs:
-            _show(simulation.scenario, figures, limit)
+            _show_run(simulation.scenario, figures, limit)
     if plot:
         plot_simulations(runs, limit, plot)
-        errors.print(f"plot: {plot}")
+        stderr_console.print(f"plot: {plot}")
 
 
-def _with_law(scenario: Scenario, path: Path) -> Scenario:
+def _with_step_time(scenario: Scenario, path: Path) -> Scenario:
     try:
         law = read_step_time_model(path)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    return replace(scenario, workers=tuple(replace(kind, law=law) for kind in scenario.workers))
+    return replace(scenario, workers=tuple(replace(kind, step_time=law) for kind in scenario.workers))
 
 
-def _json(figures: list[dict[str, Any]], limit: float) -> dict[str, Any]:
+def _runs_json(figures: list[dict[str, Any]], limit: float) -> dict[str, Any]:
     return {"knee_load": limit, "runs": figures} if limit else figures[0]
 
 
-def _run(scenario: Scenario) -> Run:
+def _run_scenario(scenario: Scenario) -> SimulationRun:
     began = time.process_time()
-    with progress_line(scenario) as progress, _uncollected():
+    with simulation_progress(scenario) as progress, _gc_disabled():
         simulation = Simulation(scenario).run(progress)
     spent = time.process_time() - began
     requests = len(simulation.ledger.requests)
-    errors.print(
-        f"simulated {requests:,} requests and {simulation.events.past:,} events in {spent:.1f} s of CPU: "
+    stderr_console.print(
+        f"simulated {requests:,} requests and {simulation.events.events_run:,} events in {spent:.1f} s of CPU: "
         f"{requests / spent * 60:,.0f} requests per CPU minute"
     )
     return simulation, figures_of(simulation)
 
 
-def _show(scenario: Scenario, figures: Mapping[str, Any], limit: float) -> None:
+def _show_run(scenario: Scenario, figures: Mapping[str, Any], limit: float) -> None:
     multiple = f", {scenario.load / limit:.2f}x the knee" if limit else ""
-    answers.print(f"[bold]{scenario.name}[/bold]: {scenario.queues.policy} at load {scenario.load:.2f}{multiple}")
-    for line in [*summary_lines(figures), *_own_lines(figures)]:
-        answers.print(line)
-    answers.print(figures_table(figures))
+    stdout_console.print(
+        f"[bold]{scenario.name}[/bold]: {scenario.queues.policy} at load {scenario.load:.2f}{multiple}"
+    )
+    for line in [*summary_lines(figures), *_simulation_lines(figures)]:
+        stdout_console.print(line)
+    stdout_console.print(figures_table(figures))
 
 
-def _own_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+def _simulation_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"goodput {figures['goodput_weighted_tokens_per_s']:,.0f} weighted tokens/s; "
         f"{figures['engine_tokens_wasted_share']:.1%} of {figures['engine_tokens']:,} engine tokens wasted; "
@@ -109,22 +111,22 @@ def _own_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def progress_line(scenario: Scenario) -> Iterator[Progress]:
+def simulation_progress(scenario: Scenario) -> Iterator[SimulationProgressFn]:
     """Show one line that lives while the simulation runs."""
-    with Live(console=errors, transient=True, refresh_per_second=4) as live:
+    with Live(console=stderr_console, transient=True, refresh_per_second=4) as live:
 
         def progress(simulation: Simulation) -> None:
             live.update(
                 f"{scenario.name}, load {scenario.load:.2f}, workers {simulation.scenario.worker_count}: "
                 f"{simulation.events.now:.0f} s of {scenario.duration:.0f}, "
-                f"{len(simulation.ledger.requests):,} requests, {simulation.mesh.edge.open:,} open"
+                f"{len(simulation.ledger.requests):,} requests, {simulation.mesh.edge.open_requests:,} open"
             )
 
         yield progress
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     """Keep the collector from walking all requests again and again: next to nothing here is a cycle."""
     gc.collect()
     gc.freeze()

@@ -19,11 +19,10 @@ from penstock.chassis.errors import (
     Unauthenticated,
     Unavailable,
 )
-from penstock.client.answer import Generation
 from penstock.client.client import Client
-from penstock.client.piece import TokenChunk
-from penstock.client.progress import IndexGap
+from penstock.client.progress import IndexGap, TokenChunk
 from penstock.client.request import Options, Prompt
+from penstock.client.response import Generation
 from penstock.client.retries import RetryPolicy
 from penstock.client.session import Session
 

@@ -10,10 +10,10 @@ from typing import Self, TypeVar, Unpack
 import grpc
 
 from penstock.chassis.errors import PenstockError
-from penstock.client.answer import Generation
 from penstock.client.calls import CallTransport, Metadata
 from penstock.client.endpoints import Endpoint, Endpoints
 from penstock.client.request import Options, Prompt, count_request, generate_request
+from penstock.client.response import Generation
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.session import Session
 from penstock.v1.inference_pb2 import CountTokensResponse, ListModelsRequest, Model

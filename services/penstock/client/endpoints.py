@@ -12,7 +12,7 @@ import grpc
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.errors import Unavailable
 from penstock.client.retries import CONNECTION_LOST
-from penstock.client.rotation import TargetRotation
+from penstock.client.target_rotation import TargetRotation
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
 if TYPE_CHECKING:

@@ -1,10 +1,20 @@
-"""What has come of one answer so far, over all attempts at it. Knows no network and no clock."""
+"""What a caller gets of an answer at a time."""
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 from penstock.chassis.errors import Internal
-from penstock.client.piece import TokenChunk
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished, GenerateRequest
+
+
+class TokenChunk(NamedTuple):
+    """The tokens of one step, and the text they have brought; the text is empty while a character is incomplete."""
+
+    text: str
+    token_ids: Sequence[int]
+    first_index: int  # of the first token in the answer, from 0
+    logprobs: Sequence[float] = ()  # one for each token, if asked for
+
 
 Event: TypeAlias = Accepted | Delta | Finished
 

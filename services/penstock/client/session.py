@@ -9,11 +9,11 @@ from typing import Unpack
 from uuid import uuid4
 
 from penstock.chassis.errors import Cancelled, PenstockError, Unavailable
-from penstock.client.answer import Generation
 from penstock.client.calls import Metadata
 from penstock.client.endpoints import Endpoint, Endpoints
 from penstock.client.progress import Event
 from penstock.client.request import Options, Prompt, generate_request
+from penstock.client.response import Generation
 from penstock.client.retries import RetryBudget
 from penstock.client.stream import DRAINING, EdgeStream, connection_lost
 from penstock.v1.inference_pb2 import GenerateRequest

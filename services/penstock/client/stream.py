@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 
 from penstock.chassis.errors import PenstockError, Unavailable, error_from_failure
-from penstock.chassis.streams import PROTOCOL_VERSION, Link
+from penstock.chassis.streams.link import PROTOCOL_VERSION, Link
 from penstock.client.calls import Metadata
 from penstock.client.endpoints import Endpoint
 from penstock.client.progress import Event

@@ -4,20 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from penstock.chassis.admin import AdminService
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
-from penstock.chassis.server import Server, serving
-from penstock.chassis.streams import PROTOCOL_VERSION
-from penstock.edge.catalog import ModelCatalog
-from penstock.edge.clock import WallMonotonicClock
+from penstock.chassis.server.admin import AdminService
+from penstock.chassis.server.server import Server, serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION
+from penstock.edge.api.grpc.service import InferenceService
+from penstock.edge.api.http.app import OpenAIApp
+from penstock.edge.api.http.server import serving_http
 from penstock.edge.config import EdgeConfig
 from penstock.edge.gateway import Gateway
-from penstock.edge.http.front import OpenAIApp
-from penstock.edge.http.server import serving_http
+from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.request import limits
-from penstock.edge.service import InferenceService
-from penstock.edge.threads import TokenizerPools
-from penstock.edge.tower import RequestRunner
+from penstock.edge.runner import RequestRunner
+from penstock.edge.text.executor import TokenizerPools
 from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
 

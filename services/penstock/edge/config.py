@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, check_address, setting
-from penstock.edge.flight.state import LifecycleLimits
-from penstock.edge.grace.limits import AuthFallbackLimits
+from penstock.edge.auth_fallback.pending import AuthFallbackLimits
+from penstock.edge.lifecycle.state import LifecycleLimits
 from penstock.edge.request.limits import TIMEOUT_S
 
 

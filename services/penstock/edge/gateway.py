@@ -11,19 +11,19 @@ from uuid import uuid4
 from structlog.contextvars import bind_contextvars
 
 from penstock.chassis.errors import PenstockError, error_from_failure, failure_from
-from penstock.edge.catalog import ModelCatalog
+from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.config import EdgeConfig
-from penstock.edge.flight.flight import ActiveRequest
-from penstock.edge.outlets.outlet import ResponseSink, ResponseStream
-from penstock.edge.passage import RequestContext
-from penstock.edge.planning import plan_generation
-from penstock.edge.record import RequestTelemetry
+from penstock.edge.lifecycle.active_request import ActiveRequest
+from penstock.edge.lifecycle.context import RequestContext
+from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
+from penstock.edge.lifecycle.telemetry import RequestTelemetry
+from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.models.planning import plan_generation
+from penstock.edge.request.estimate import AdmissionProbe, AdmissionResult, RequestEstimate
 from penstock.edge.request.limits import TIMEOUT_S
-from penstock.edge.request.outline import AdmissionProbe, AdmissionResult, RequestEstimate
 from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput, TokenInput
-from penstock.edge.standing import CallerClassCache
-from penstock.edge.threads import SMALL_INPUT_BYTES, TokenizerPools
-from penstock.edge.tower import RequestRunner
+from penstock.edge.runner import RequestRunner
+from penstock.edge.text.executor import SMALL_INPUT_BYTES, TokenizerPools
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, CountTokensResponse, Model
 

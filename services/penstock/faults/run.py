@@ -12,245 +12,268 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
-from penstock.faults.checks.allowed_failures import excuses
+from penstock.faults.checks.allowed_failures import allowed_failures
 from penstock.faults.checks.checker import (
-    Row,
+    LedgerRow,
     Violation,
-    judge_answers,
-    judge_charges,
-    judge_counts,
-    judge_poison,
-    judge_residue,
-    judge_totals,
-    judge_waste,
+    check_answers,
+    check_charges,
+    check_poison,
+    check_residue,
+    check_token_counts,
+    check_totals,
+    check_wasted_work,
 )
-from penstock.faults.checks.invariants import Monitor
-from penstock.faults.checks.leak_check import absent, crashes, figures, open_calls
-from penstock.faults.grpc.network import DELAY, LATE, Network, Point
-from penstock.faults.mutations import plan
-from penstock.faults.nemesis import CLIENT, Nemesis
-from penstock.faults.plan import NONE, Ask, Plan, Twist
-from penstock.faults.world.clients import Counted, Seen, run_clients
+from penstock.faults.checks.invariants import FrameInvariants
+from penstock.faults.checks.leak_check import leaked_calls, missing_processes, process_crashes, process_figures
+from penstock.faults.grpc.network import DELAY_S, LATE_DELAY_S, Failpoint, Network
+from penstock.faults.mutations import plan_world
+from penstock.faults.nemesis import CLIENT_PROCESS, Nemesis
+from penstock.faults.plan import NO_OVERRIDES, PlannedRequest, PlanOverrides, WorldPlan
+from penstock.faults.world.clients import ClientTranscript, TokenCountResult, run_clients
 from penstock.faults.world.disk import Disk
-from penstock.faults.world.engines import EngineStand
-from penstock.faults.world.environment import silent, staged
+from penstock.faults.world.engines import EnginePool
+from penstock.faults.world.environment import logs_silenced, patched_environment
 from penstock.faults.world.event_loop import ProcessLoop
-from penstock.faults.world.slow_readers import READER, READER_WINDOW, Watch
-from penstock.faults.world.tiers import KEY, Tiers
+from penstock.faults.world.slow_readers import READER_WINDOW_BYTES, SLOW_READER_PROCESS, SlowReaderMonitor
+from penstock.faults.world.tiers import API_KEY, Tiers
 from penstock.faults.world.world import Livelock, World
 
-BOOT = 0.4  # s before the first request
-PATIENCE = 45.0  # s; a request that takes longer after the last fault never ends
-REST = 25.0  # s until nothing is left over
-LOOK = 0.25  # s between looks
-PROBE_PROMPT = 40  # tokens of the first probe; above every other prompt
-PROBE_PATIENCE = 10.0  # s
-COLLECT_EVERY = 8  # worlds
-STEP = 0.02  # s; longer than any step of such an engine
+BOOT_S = 0.4  # s before the first request
+REQUEST_TIMEOUT_S = 45.0  # s; a request that takes longer after the last fault never ends
+REST_TIMEOUT_S = 25.0  # s until nothing is left over
+POLL_INTERVAL_S = 0.25  # s between looks
+PROBE_PROMPT_TOKENS = 40  # tokens of the first probe; above every other prompt
+PROBE_TIMEOUT_S = 10.0  # s
+WORLDS_PER_COLLECTION = 8  # worlds
+MAX_STEP_S = 0.02  # s; longer than any step of such an engine
 
-_LEDGER = """
+_LEDGER_QUERY = """
     SELECT reservation_id, request_id, reserved_prompt_tokens, reserved_output_tokens, prompt_tokens, output_tokens,
            outcome, answer_id FROM ledger ORDER BY settled_at, reservation_id
 """
-_TOTALS = "SELECT SUM(prompt_tokens), SUM(output_tokens), SUM(requests) FROM balances"
+_TOTALS_QUERY = "SELECT SUM(prompt_tokens), SUM(output_tokens), SUM(requests) FROM balances"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WorldResult:
     """What came of one seed."""
 
-    plan: Plan
+    plan: WorldPlan
     violations: tuple[Violation, ...]
-    happened: tuple[str, ...]  # faults that went off
-    points: Mapping[Point, int]  # frames that left, by kind
-    trace: int  # the same for the same seed under the same hash seed
-    turns: int
-    seconds: float  # that passed in the world
+    injected: tuple[str, ...]  # faults that went off
+    frames_by_failpoint: Mapping[Failpoint, int]  # frames that left, by kind
+    frame_digest: int  # the same for the same seed under the same hash seed
+    callbacks: int
+    virtual_s: float  # that passed in the world
     requests: int
 
 
 @dataclass
-class Stand:
+class WorldContext:
     """One world with all that is in it."""
 
-    plan: Plan
+    plan: WorldPlan
     world: World = field(init=False)
     network: Network = field(init=False)
     disk: Disk = field(init=False)
-    engines: EngineStand = field(init=False)
+    engine_pool: EnginePool = field(init=False)
     tiers: Tiers = field(init=False)
-    monitor: Monitor = field(init=False)
+    invariants: FrameInvariants = field(init=False)
     nemesis: Nemesis = field(init=False)
-    watch: Watch = field(init=False)
-    clients: list[ProcessLoop] = field(default_factory=list)
+    slow_reader_monitor: SlowReaderMonitor = field(init=False)
+    client_loops: list[ProcessLoop] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         seed = self.plan.seed
         self.world = World(seed)
-        self.network = Network(self.world, seed, roughness=self.plan.roughness)
+        self.network = Network(self.world, seed, late_share=self.plan.late_frame_share)
         self.disk = Disk(seed)
-        self.engines = EngineStand(self.network)
-        self.tiers = Tiers(self.network, self.plan.shape, self.engines)
-        asks = [*self.plan.asks, *_probes(self.plan)]
-        self.engines.poison = {len(ask.prompt): ask.poison_at for ask in self.plan.asks if ask.poison_at is not None}
-        self.monitor = Monitor({len(each.prompt): each for each in asks})
-        self.network.hear = self.monitor.hear
+        self.engine_pool = EnginePool(self.network)
+        self.tiers = Tiers(self.network, self.plan.shape, self.engine_pool)
+        asks = [*self.plan.requests, *_probe_requests(self.plan)]
+        self.engine_pool.crash_token_indexes = {
+            len(ask.prompt): ask.crash_token_index for ask in self.plan.requests if ask.crash_token_index is not None
+        }
+        self.invariants = FrameInvariants({len(each.prompt): each for each in asks})
+        self.network.on_frame = self.invariants.on_frame
         self.nemesis = Nemesis(self.tiers, self.disk, self.plan.faults, random.Random(f"{seed} nemesis"))
-        self.network.windows[READER] = READER_WINDOW
-        self.watch = Watch(self.nemesis, sum(_is_slow(ask) for ask in self.plan.asks))
+        self.network.window_bytes[SLOW_READER_PROCESS] = READER_WINDOW_BYTES
+        self.slow_reader_monitor = SlowReaderMonitor(
+            self.nemesis, sum(_is_slow_reader(ask) for ask in self.plan.requests)
+        )
 
 
-def run_seed(seed: int, twist: Twist = NONE, *, story: list[str] | None = None) -> Outcome:
+def run_seed(seed: int, overrides: PlanOverrides = NO_OVERRIDES, *, frame_log: list[str] | None = None) -> WorldResult:
     """`story` gets a line for each frame that leaves, but for heartbeats."""
-    return run_plan(plan(seed, twist), story=story)
+    return run_plan(plan_world(seed, overrides), frame_log=frame_log)
 
 
-def run_plan(planned: Plan, *, story: list[str] | None = None) -> Outcome:
-    with _forgotten():
-        return _run_staged(planned, story)
+def run_plan(plan: WorldPlan, *, frame_log: list[str] | None = None) -> WorldResult:
+    with _discarding_leftovers():
+        return _run_patched(plan, frame_log)
 
 
-def _run_staged(planned: Plan, story: list[str] | None) -> Outcome:
-    stand = Stand(planned)
-    stand.network.story = story
-    with staged(stand.network, stand.disk, stand.engines, planned.seed):
+def _run_patched(plan: WorldPlan, frame_log: list[str] | None) -> WorldResult:
+    stand = WorldContext(plan)
+    stand.network.frame_log = frame_log
+    with patched_environment(stand.network, stand.disk, stand.engine_pool, plan.seed):
         try:
-            return _run(stand)
+            return _run_context(stand)
         finally:
             asyncio._set_running_loop(None)  # noqa: SLF001  # the world has set it
             sys.set_asyncgen_hooks(None, None)
 
 
-def _run(stand: Stand) -> Outcome:
+def _run_context(context: WorldContext) -> WorldResult:
     try:
-        requests, violations = _play(stand)
+        requests, violations = _run_requests_and_checks(context)
     except Livelock as livelock:
-        requests, violations = len(stand.plan.asks), (Violation("livelock", str(livelock)),)
-    return Outcome(
-        plan=stand.plan,
+        requests, violations = len(context.plan.requests), (Violation("livelock", str(livelock)),)
+    return WorldResult(
+        plan=context.plan,
         violations=violations,
-        happened=tuple(stand.nemesis.happened),
-        points=stand.network.seen,
-        trace=stand.network.trace,
-        turns=stand.world.turns,
-        seconds=stand.world.now,
+        injected=tuple(context.nemesis.injected),
+        frames_by_failpoint=context.network.frames_by_failpoint,
+        frame_digest=context.network.frame_digest,
+        callbacks=context.world.callbacks,
+        virtual_s=context.world.now,
         requests=requests,
     )
 
 
-def _play(stand: Stand) -> tuple[int, tuple[Violation, ...]]:
+def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violation, ...]]:
     """Return how many requests there were, and what was wrong."""
-    world, nemesis = stand.world, stand.nemesis
-    stand.tiers.start()
-    world.run(lambda: False, limit=BOOT)
-    seen = [Seen(ask=ask) for ask in stand.plan.asks]
-    counted = [Counted(ask=each) for each in stand.plan.counts]
-    nemesis.begin()
-    stand.watch.begin()
-    _ask(stand, seen, PATIENCE, counted)
-    nemesis.rest()
-    leaks = _come_to_rest(stand)
-    probes = [Seen(ask=each) for each in _probes(stand.plan)]
-    _ask(stand, probes, PROBE_PATIENCE)
-    leaks += _come_to_rest(stand)
-    rows = [Row(*row) for row in stand.disk.connection.execute(_LEDGER)]
+    world, nemesis = context.world, context.nemesis
+    context.tiers.start()
+    world.run(lambda: False, limit=BOOT_S)
+    seen = [ClientTranscript(request=ask) for ask in context.plan.requests]
+    counted = [TokenCountResult(request=each) for each in context.plan.token_counts]
+    nemesis.start()
+    context.slow_reader_monitor.start()
+    _send_all(context, seen, REQUEST_TIMEOUT_S, counted)
+    nemesis.stop()
+    leaks = _wait_at_rest(context)
+    probes = [ClientTranscript(request=each) for each in _probe_requests(context.plan)]
+    _send_all(context, probes, PROBE_TIMEOUT_S)
+    leaks += _wait_at_rest(context)
+    rows = [LedgerRow(*row) for row in context.disk.connection.execute(_LEDGER_QUERY)]
     everything = [*seen, *probes]
-    totals = stand.disk.connection.execute(_TOTALS).fetchone()
-    excused = excuses(lambda tier: [each.absent_until(world.now) for each in stand.tiers.of(tier)], nemesis.touched)
+    totals = context.disk.connection.execute(_TOTALS_QUERY).fetchone()
+    excused = allowed_failures(
+        lambda tier: [each.downtimes_until(world.now) for each in context.tiers.of(tier)], nemesis.disturbed
+    )
     violations = chain(
-        judge_answers(everything, excused),
-        judge_counts(counted, excused),
-        judge_charges(
+        check_answers(everything, excused),
+        check_token_counts(counted, excused),
+        check_charges(
             everything,
             rows,
-            stand.engines.made,
-            last=stand.monitor.last if "edge" in nemesis.killed else {},
-            has_lost_some="edge" in nemesis.stopped and "auth" in nemesis.touched,
+            context.engine_pool.tokens_made,
+            last_tickets=context.invariants.last_tickets if "edge" in nemesis.killed_tiers else {},
+            may_have_lost_deferred="edge" in nemesis.stops_by_tier and "auth" in nemesis.disturbed,
         ),
-        judge_totals(rows, totals),
+        check_totals(rows, totals),
         ()
-        if nemesis.happened or stand.engines.poisoned
-        else judge_waste(seen, stand.engines.made_at, _cancel_bound(stand.plan)),
-        stand.monitor.found,
-        stand.watch.found.values(),
-        judge_poison(seen, stand.engines.poisoned, nemesis.stopped["worker"], excused),
+        if nemesis.injected or context.engine_pool.crashed_workers
+        else check_wasted_work(seen, context.engine_pool.last_token_at, _max_cancel_delay(context.plan)),
+        context.invariants.violations,
+        context.slow_reader_monitor.violations.values(),
+        check_poison(seen, context.engine_pool.crashed_workers, nemesis.stops_by_tier["worker"], excused),
         leaks,
-        crashes(stand.tiers),
+        process_crashes(context.tiers),
     )
     return len(everything), tuple(violations)
 
 
-def _ask(stand: Stand, seen: Sequence[Seen], patience: float, counted: Sequence[Counted] = ()) -> None:
+def _send_all(
+    context: WorldContext,
+    transcripts: Sequence[ClientTranscript],
+    timeout_s: float,
+    token_counts: Sequence[TokenCountResult] = (),
+) -> None:
     """Have clients send what is to be asked, until all is over or one takes too long after the last fault."""
-    world, nemesis = stand.world, stand.nemesis
-    slow = [each for each in seen if _is_slow(each.ask)]
-    others = [each for each in seen if not _is_slow(each.ask)]
-    asked = [_clients(stand, CLIENT, others, counted), *([_clients(stand, READER, slow)] if slow else ())]
+    world, nemesis = context.world, context.nemesis
+    slow = [each for each in transcripts if _is_slow_reader(each.request)]
+    others = [each for each in transcripts if not _is_slow_reader(each.request)]
+    asked = [
+        _start_clients(context, CLIENT_PROCESS, others, token_counts),
+        *([_start_clients(context, SLOW_READER_PROCESS, slow)] if slow else ()),
+    ]
 
     def is_over() -> bool:
         return all(each.done() for each in asked)
 
     began = world.now
-    while not is_over() and world.now < (limit := max(began, nemesis.until) + patience):  # what strikes moves it
+    while not is_over() and world.now < (
+        limit := max(began, nemesis.last_fault_ends_at) + timeout_s
+    ):  # what strikes moves it
         world.run(is_over, limit=limit)
 
 
-def _clients(stand: Stand, name: str, seen: Sequence[Seen], counted: Sequence[Counted] = ()) -> asyncio.Task[None]:
+def _start_clients(
+    context: WorldContext,
+    name: str,
+    transcripts: Sequence[ClientTranscript],
+    token_counts: Sequence[TokenCountResult] = (),
+) -> asyncio.Task[None]:
     """A process of clients."""
-    loop = stand.world.add_loop(name)
-    stand.clients.append(loop)
-    with stand.world.inside(loop):
-        return loop.create_task(run_clients(stand.plan.shape.addresses("edge"), KEY, seen, counted))
+    loop = context.world.add_loop(name)
+    context.client_loops.append(loop)
+    with context.world.running_as(loop):
+        return loop.create_task(run_clients(context.plan.shape.addresses("edge"), API_KEY, transcripts, token_counts))
 
 
-def _is_slow(ask: Ask) -> bool:
-    return ask.stalls_at is not None
+def _is_slow_reader(request: PlannedRequest) -> bool:
+    return request.stall_after_tokens is not None
 
 
-def _come_to_rest(stand: Stand) -> list[Violation]:
+def _wait_at_rest(context: WorldContext) -> list[Violation]:
     """Wait until nothing is left over; what is, when it takes too long."""
-    world, began = stand.world, stand.world.now
+    world, began = context.world, context.world.now
     while True:
-        world.run(lambda: False, limit=world.now + LOOK)
+        world.run(lambda: False, limit=world.now + POLL_INTERVAL_S)
         world.settle()
-        found = [*judge_residue(figures(stand.tiers)), *open_calls(stand.tiers)]
-        found += absent(stand.tiers, stand.nemesis.until)
-        if not found or world.now >= max(began, stand.nemesis.until) + REST:  # what strikes yet moves it
+        found = [*check_residue(process_figures(context.tiers)), *leaked_calls(context.tiers)]
+        found += missing_processes(context.tiers, context.nemesis.last_fault_ends_at)
+        if (
+            not found or world.now >= max(began, context.nemesis.last_fault_ends_at) + REST_TIMEOUT_S
+        ):  # what strikes yet moves it
             return found
 
 
-def _cancel_bound(planned: Plan) -> float:
+def _max_cancel_delay(plan: WorldPlan) -> float:
     """Seconds from a client's leaving to the last step that may count it in: three ways, and the step under way."""
-    return 3 * (LATE if planned.roughness else DELAY)[1] + STEP
+    return 3 * (LATE_DELAY_S if plan.late_frame_share else DELAY_S)[1] + MAX_STEP_S
 
 
-def _probes(planned: Plan) -> Iterator[Ask]:
+def _probe_requests(plan: WorldPlan) -> Iterator[PlannedRequest]:
     """As many short requests as all workers have slots: each slot must be there again."""
-    shape = planned.shape
+    shape = plan.shape
     for number in range(shape.slots * shape.workers):
-        prompt = tuple(place % 26 for place in range(PROBE_PROMPT + number))
-        yield Ask(at=0.0, prompt=prompt, tokens=3, seed=number, ignore_eos=True)
+        prompt = tuple(place % 26 for place in range(PROBE_PROMPT_TOKENS + number))
+        yield PlannedRequest(starts_at=0.0, prompt=prompt, max_output_tokens=3, seed=number, ignore_eos=True)
 
 
 @contextmanager
-def _forgotten() -> Iterator[None]:
+def _discarding_leftovers() -> Iterator[None]:
     """What the world's processes had under way at its end is dropped unheard; the collector comes once in a while."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        with silent(), warnings.catch_warnings():
+        with logs_silenced(), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that never began
             yield
-            if next(_worlds) % COLLECT_EVERY == 0:
+            if next(_world_numbers) % WORLDS_PER_COLLECTION == 0:
                 gc.collect()
     finally:
         sys.unraisablehook = hook
 
 
-def forget() -> None:
+def collect_finished_worlds() -> None:
     """Let go of what is left of the last worlds: processes that crashed are coroutines that nobody can end."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        with silent(), warnings.catch_warnings():
+        with logs_silenced(), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             gc.collect()
     finally:
@@ -258,9 +281,9 @@ def forget() -> None:
 
 
 @atexit.register
-def _forget_last() -> None:
-    forget()
+def _collect_at_exit() -> None:
+    collect_finished_worlds()
     sys.unraisablehook = lambda _: None
 
 
-_worlds = itertools.count(1)
+_world_numbers = itertools.count(1)

@@ -18,26 +18,26 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock.auth.keys import key_id_of
+from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.channels import channel
 from penstock.chassis.config import ConfigError
-from penstock.local_mesh.notes import MeshNote, ProcessNote, note_path, state_folder, write_note
 from penstock.local_mesh.plan import BASE_PORT, MeshOptions, MeshPlan, ProcessSpec, check_model, plan_mesh
-from penstock.local_mesh.processes import Child, ChildFailedError, Processes
+from penstock.local_mesh.processes import ChildFailedError, ChildProcess, ChildProcesses
+from penstock.local_mesh.state import MeshState, ProcessState, state_folder, state_path, write_state
 from penstock.routing.bootstrap import bootstrap
 from penstock.v1.inference_pb2 import ListModelsRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
-START_TIMEOUT = 120.0  # s; a cold disk and a model of some gigabytes
-MODEL_POLL = 0.1  # s
+START_TIMEOUT_S = 120.0  # s; a cold disk and a model of some gigabytes
+POLL_INTERVAL_S = 0.1  # s
 PORT_SPAN = 1_200  # ports from 7000 up to Envoy's 8081, and some replicas
-TRIES = 50
+PORT_ATTEMPTS = 50
 
 # The front first, so that nothing new comes in; the book-keeper last, so that it hears of everything.
 DRAIN_ORDER = (("envoy",), ("edge",), ("queue", "scheduler", "routing"), ("worker",), ("auth",))
 
-Say = Callable[[str, str], None]  # process name, what happened to it
-Rewire = Callable[[MeshPlan], Awaitable[MeshPlan]]
+ProcessStatusFn = Callable[[str, str], None]  # process name, what happened to it
+TransformPlan = Callable[[MeshPlan], Awaitable[MeshPlan]]
 
 
 class LocalMesh:
@@ -48,23 +48,23 @@ class LocalMesh:
         self.plan = plan
         self.folder = folder
         self.api_key = api_key
-        self.deaths: asyncio.Queue[Child] = asyncio.Queue(maxsize=len(plan.processes))
-        self.processes = Processes(folder, self.deaths.put_nowait)
+        self.exits: asyncio.Queue[ChildProcess] = asyncio.Queue(maxsize=len(plan.processes))
+        self.processes = ChildProcesses(folder, self.exits.put_nowait)
 
-    def note(self) -> MeshNote:
-        return MeshNote(
+    def state(self) -> MeshState:
+        return MeshState(
             pid=os.getpid(),
             base_port=self.options.base_port,
             grpc=self.plan.grpc,
             http=self.plan.http,
-            front=self.plan.front,
+            proxy=self.plan.proxy,
             api_key=self.api_key,
             model=self.options.model,
-            logs=str(self.folder),
-            processes=tuple(_note(child) for child in self.processes.children if child.is_alive),
+            log_folder=str(self.folder),
+            processes=tuple(_process_state(child) for child in self.processes.children if child.is_alive),
         )
 
-    async def start(self, say: Say) -> None:
+    async def start(self, on_status: ProcessStatusFn) -> None:
         """Start all, then wait until each is healthy, the edge lists a model, and a proxy passes calls on.
 
         Raises ChildFailedError as soon as one ends, TimeoutError when something does not get ready.
@@ -73,56 +73,58 @@ class LocalMesh:
             if spec.tier == "envoy":
                 self._write_bootstrap(spec)
             await self.processes.start(spec)
-            say(spec.name, "starting")
-        async with asyncio.timeout(START_TIMEOUT):
-            await self._unless_one_dies(self._all_ready(say))
+            on_status(spec.name, "starting")
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await self._fail_on_exit(self._wait_all_ready(on_status))
 
-    async def _all_ready(self, say: Say) -> None:
-        await asyncio.gather(*(self._healthy(child.spec, say) for child in self.processes.children))
+    async def _wait_all_ready(self, on_status: ProcessStatusFn) -> None:
+        await asyncio.gather(*(self._wait_healthy(child.spec, on_status) for child in self.processes.children))
         async with channel(self.plan.grpc) as to_edge:
             stub, metadata = InferenceStub(to_edge), (("authorization", f"Bearer {self.api_key}"),)
             while True:
                 listed = await stub.ListModels(ListModelsRequest(), metadata=metadata, wait_for_ready=True)
                 if listed.models:
                     break
-                await asyncio.sleep(MODEL_POLL)
-        if self.plan.front:
-            await asyncio.gather(_passes_grpc(self.plan.front, metadata), _passes_http(self.plan.front))
+                await asyncio.sleep(POLL_INTERVAL_S)
+        if self.plan.proxy:
+            await asyncio.gather(
+                _wait_grpc_through_proxy(self.plan.proxy, metadata), _wait_http_through_proxy(self.plan.proxy)
+            )
 
-    async def _healthy(self, spec: ProcessSpec, say: Say) -> None:
+    async def _wait_healthy(self, spec: ProcessSpec, on_status: ProcessStatusFn) -> None:
         if spec.tier == "envoy":
-            await _listening(spec.address)
+            await _wait_listening(spec.address)
         else:
-            await _serving(spec.address)
-        say(spec.name, "healthy")
+            await _wait_serving(spec.address)
+        on_status(spec.name, "healthy")
 
-    async def _unless_one_dies(self, work: Coroutine[Any, Any, None]) -> None:
-        watching = asyncio.ensure_future(self.processes.watch())
-        death, ready = asyncio.ensure_future(self.deaths.get()), asyncio.ensure_future(work)
+    async def _fail_on_exit(self, work: Coroutine[Any, Any, None]) -> None:
+        watching = asyncio.ensure_future(self.processes.watch_exits())
+        death, ready = asyncio.ensure_future(self.exits.get()), asyncio.ensure_future(work)
         try:
             await asyncio.wait({death, ready}, return_when=asyncio.FIRST_COMPLETED)
             if death.done():
-                raise ChildFailedError(death.result().obituary())
+                raise ChildFailedError(death.result().exit_report())
             ready.result()
         finally:
             for each in (watching, death, ready):
                 each.cancel()
             await asyncio.gather(watching, death, ready, return_exceptions=True)
 
-    async def restart(self, name: str, say: Say = lambda _name, _what: None) -> Child:
+    async def restart(self, name: str, on_status: ProcessStatusFn = lambda _name, _what: None) -> ChildProcess:
         """Start a process that has ended once more and wait until it serves.
 
         Raises ChildFailedError when it ends again, TimeoutError when it does not get ready.
         """
         child = await self.processes.restart(name)
-        say(name, "starting again")
+        on_status(name, "starting again")
         ended = asyncio.ensure_future(child.process.wait())
-        ready = asyncio.ensure_future(self._healthy(child.spec, say))
+        ready = asyncio.ensure_future(self._wait_healthy(child.spec, on_status))
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                raise ChildFailedError(child.obituary())
+                raise ChildFailedError(child.exit_report())
             ready.result()
         finally:
             for each in (ended, ready):
@@ -131,35 +133,35 @@ class LocalMesh:
         return child
 
     def _write_bootstrap(self, spec: ProcessSpec) -> None:
-        routing = self.plan.of("routing")[0]
+        routing = self.plan.processes_of("routing")[0]
         text = json.dumps(bootstrap(routing.address, spec.admin, "envoy-local"), indent=1)
         (self.folder / "envoy.json").write_text(text)
 
-    async def drain(self, say: Say) -> list[Child]:
+    async def drain(self, on_status: ProcessStatusFn) -> list[ChildProcess]:
         """Stop tier by tier, each with its drain grace; returns those that had to be killed."""
-        killed: list[Child] = []
+        killed: list[ChildProcess] = []
         for tiers in DRAIN_ORDER:
             killed += await self.processes.stop(tiers)
             for child in self.processes.children:
                 if child.spec.tier in tiers:
-                    say(child.spec.name, "killed" if child in killed else "drained")
+                    on_status(child.spec.name, "killed" if child in killed else "drained")
         return killed
 
 
-def _note(child: Child) -> ProcessNote:
+def _process_state(child: ChildProcess) -> ProcessState:
     spec = child.spec
-    return ProcessNote(name=spec.name, tier=spec.tier, pid=child.process.pid, address=spec.address, http=spec.http)
+    return ProcessState(name=spec.name, tier=spec.tier, pid=child.process.pid, address=spec.address, http=spec.http)
 
 
-async def _serving(address: str) -> None:
+async def _wait_serving(address: str) -> None:
     """Wait until the process at `address` says SERVING. One that ends meanwhile is noticed by who watches it."""
     async with channel(address) as open_channel:
         stub = health_pb2_grpc.HealthStub(open_channel)
-        while not await _says_serving(stub):  # noqa: ASYNC110  # what is waited for happens in another process
-            await asyncio.sleep(MODEL_POLL)
+        while not await _is_serving(stub):  # noqa: ASYNC110  # what is waited for happens in another process
+            await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def _says_serving(stub: health_pb2_grpc.HealthStub) -> bool:
+async def _is_serving(stub: health_pb2_grpc.HealthStub) -> bool:
     """Tell whether health says SERVING before its stream is lost."""
     watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
     with suppress(grpc.aio.AioRpcError):
@@ -170,21 +172,21 @@ async def _says_serving(stub: health_pb2_grpc.HealthStub) -> bool:
     return False
 
 
-async def _listening(address: str) -> None:
+async def _wait_listening(address: str) -> None:
     host, _, port = address.rpartition(":")
     while True:
         try:
             _, writer = await asyncio.open_connection(host, int(port))
         except ConnectionRefusedError:
-            await asyncio.sleep(MODEL_POLL)
+            await asyncio.sleep(POLL_INTERVAL_S)
         else:
             writer.close()
             return
 
 
-async def _passes_grpc(front: str, metadata: Sequence[tuple[str, str]]) -> None:
+async def _wait_grpc_through_proxy(proxy: str, metadata: Sequence[tuple[str, str]]) -> None:
     """Wait until the proxy at `front` has found an edge healthy, and passes gRPC on."""
-    async with channel(front) as through_front:
+    async with channel(proxy) as through_front:
         stub = InferenceStub(through_front)
         while True:
             try:
@@ -192,24 +194,24 @@ async def _passes_grpc(front: str, metadata: Sequence[tuple[str, str]]) -> None:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
-                await asyncio.sleep(MODEL_POLL)
+                await asyncio.sleep(POLL_INTERVAL_S)
             else:
                 return
 
 
-async def _passes_http(front: str) -> None:
+async def _wait_http_through_proxy(proxy: str) -> None:
     """As `_passes_grpc`: to Envoy the edges' other port is another cluster."""
-    async with httpx.AsyncClient(base_url=f"http://{front}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{proxy}") as client:
         while True:
             answer = await client.get("/health")
             if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
                 return
-            await asyncio.sleep(MODEL_POLL)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def free_base_port() -> int:
     """Return a base port whose whole span is free now; raises OSError when none is found."""
-    for _ in range(TRIES):
+    for _ in range(PORT_ATTEMPTS):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             base = int(probe.getsockname()[1]) // PORT_SPAN * PORT_SPAN
@@ -234,7 +236,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _own_key() -> str:
+def _api_key() -> str:
     """Return the key that callers are to have; raises ConfigError where the one that is given is none."""
     given = os.environ.get("PENSTOCK_API_KEY", "")
     if given and not key_id_of(given):
@@ -260,12 +262,12 @@ def envoy_program() -> str | None:
     return str(beside) if beside.exists() else shutil.which("envoy")
 
 
-def _quiet(_name: str, _what: str) -> None: ...
+def _ignore_status(_name: str, _what: str) -> None: ...
 
 
 @asynccontextmanager
 async def local_mesh(
-    options: MeshOptions, say: Say = _quiet, *, rewire: Rewire | None = None
+    options: MeshOptions, on_status: ProcessStatusFn = _ignore_status, *, transform_plan: TransformPlan | None = None
 ) -> AsyncIterator[LocalMesh]:
     """Run a mesh for as long as the block lasts. `base_port` 0 chooses free ports; `rewire` changes the plan.
 
@@ -275,19 +277,19 @@ async def local_mesh(
     if options.base_port == 0:
         options = replace(options, base_port=free_base_port())
     folder = state_folder() / f"mesh-{options.base_port}"
-    api_key = _own_key()
+    api_key = _api_key()
     plan = plan_mesh(options, folder, api_key, envoy=envoy_program(), cores=os.cpu_count() or 1)
     check_model(options.model)
     _check_ports(plan)
     shutil.rmtree(folder, ignore_errors=True)  # of a mesh that ended; one that runs has these ports
     folder.mkdir(mode=0o700)
-    plan = await rewire(plan) if rewire else plan
+    plan = await transform_plan(plan) if transform_plan else plan
     mesh = LocalMesh(options, plan, folder, api_key)
     try:
-        await mesh.start(say)
-        write_note(mesh.note())
+        await mesh.start(on_status)
+        write_state(mesh.state())
         yield mesh
-        await mesh.drain(say)
+        await mesh.drain(on_status)
     finally:
-        note_path(options.base_port).unlink(missing_ok=True)
+        state_path(options.base_port).unlink(missing_ok=True)
         await mesh.processes.kill_all()

@@ -10,7 +10,7 @@ from penstock.worker.engine.loaders import ModelUnsupported, locate_model
 
 BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-REPLICA_STEP = 10  # ports of replicas count upward by this
+REPLICA_PORT_STEP = 10  # ports of replicas count upward by this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class MeshPlan:
     processes: tuple[ProcessSpec, ...]
     grpc: str
     http: str
-    front: str = ""  # Envoy, gRPC and HTTP on one port; empty: none
+    proxy: str = ""  # Envoy, gRPC and HTTP on one port; empty: none
 
-    def of(self, tier: str) -> list[ProcessSpec]:
+    def processes_of(self, tier: str) -> list[ProcessSpec]:
         return [each for each in self.processes if each.tier == tier]
 
 
@@ -75,7 +75,7 @@ def plan_mesh(
     processes = tuple(planner.processes(envoy if options.envoy else None))
     edge = next(each for each in processes if each.tier == "edge")
     front = next((each.address for each in processes if each.tier == "envoy"), "")
-    return MeshPlan(processes=processes, grpc=edge.address, http=edge.http, front=front)
+    return MeshPlan(processes=processes, grpc=edge.address, http=edge.http, proxy=front)
 
 
 class _Planner:
@@ -85,19 +85,19 @@ class _Planner:
         self.api_key = api_key
         self.cores = cores
 
-    def at(self, port: int, replica: int = 0) -> str:
-        return f"127.0.0.1:{port - BASE_PORT + self.options.base_port + replica * REPLICA_STEP}"
+    def address(self, port: int, replica: int = 0) -> str:
+        return f"127.0.0.1:{port - BASE_PORT + self.options.base_port + replica * REPLICA_PORT_STEP}"
 
-    def all_at(self, port: int, count: int) -> str:
-        return ",".join(self.at(port, replica) for replica in range(count))
+    def addresses(self, port: int, count: int) -> str:
+        return ",".join(self.address(port, replica) for replica in range(count))
 
     def processes(self, envoy: str | None) -> Iterator[ProcessSpec]:
         asked = self.options
-        yield self.tier("auth", 0, 7002, STORE=str(self.folder / "auth.sqlite"), DEV_KEY=self.api_key)
+        yield self.tier_process("auth", 0, 7002, STORE=str(self.folder / "auth.sqlite"), DEV_KEY=self.api_key)
         for replica in range(asked.queues):
-            yield self.tier("queue", replica, 7003)
+            yield self.tier_process("queue", replica, 7003)
         for replica in range(asked.schedulers):
-            yield self.tier("scheduler", replica, 7004, QUEUES=self.all_at(7003, asked.queues))
+            yield self.tier_process("scheduler", replica, 7004, QUEUES=self.addresses(7003, asked.queues))
         for replica in range(asked.workers):
             yield self.worker(replica)
         for replica in range(asked.edges):
@@ -108,9 +108,9 @@ class _Planner:
 
     def worker(self, replica: int) -> ProcessSpec:
         asked = self.options
-        schedulers = [self.at(7004, each) for each in range(asked.schedulers)]
+        schedulers = [self.address(7004, each) for each in range(asked.schedulers)]
         own = replica % len(schedulers)  # spread the workers; the others are where it goes when its own dies
-        return self.tier(
+        return self.tier_process(
             "worker",
             replica,
             7005,
@@ -122,22 +122,26 @@ class _Planner:
         )
 
     def edge(self, replica: int) -> ProcessSpec:
-        http = self.at(7080, replica)
-        queues, auths = self.all_at(7003, self.options.queues), self.at(7002)
-        return self.tier("edge", replica, 7001, http=http, HTTP_LISTEN=http, QUEUES=queues, AUTHS=auths)
+        http = self.address(7080, replica)
+        queues, auths = self.addresses(7003, self.options.queues), self.address(7002)
+        return self.tier_process("edge", replica, 7001, http=http, HTTP_LISTEN=http, QUEUES=queues, AUTHS=auths)
 
     def routing(self) -> ProcessSpec:
-        edges = ",".join(f"{self.at(7001, each)}/{self.at(7080, each)}" for each in range(self.options.edges))
-        return self.tier("routing", 0, 7006, EDGES=edges, ENVOY_LISTEN=self.at(8080))
+        edges = ",".join(f"{self.address(7001, each)}/{self.address(7080, each)}" for each in range(self.options.edges))
+        return self.tier_process("routing", 0, 7006, EDGES=edges, ENVOY_LISTEN=self.address(8080))
 
     def envoy(self, program: str) -> ProcessSpec:
         argv = (program, "-c", str(self.folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart")
         return ProcessSpec(
-            name="envoy", tier="envoy", argv=(*argv, "-l", "warning"), address=self.at(8080), admin=self.at(8081)
+            name="envoy",
+            tier="envoy",
+            argv=(*argv, "-l", "warning"),
+            address=self.address(8080),
+            admin=self.address(8081),
         )
 
-    def tier(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
-        listen = self.at(port, replica)
+    def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
+        listen = self.address(port, replica)
         own = {"LISTEN": listen, "OTLP_ENDPOINT": self.options.otlp, **settings}
         environment = {f"PENSTOCK_{tier.upper()}_{name}": value for name, value in own.items() if value}
         for setting in self.options.settings:

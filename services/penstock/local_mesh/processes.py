@@ -12,8 +12,8 @@ from pathlib import Path
 from penstock.local_mesh import pdeathsig_exec as child_program
 from penstock.local_mesh.plan import ProcessSpec
 
-TAIL_LINES = 15
-KILL_AFTER = 25.0  # s after SIGTERM; above the tiers' own drain grace of 20 s
+LOG_TAIL_LINES = 15
+KILL_TIMEOUT_S = 25.0  # s after SIGTERM; above the tiers' own drain grace of 20 s
 
 
 class ChildFailedError(Exception):
@@ -21,7 +21,7 @@ class ChildFailedError(Exception):
 
 
 @dataclass
-class Child:
+class ChildProcess:
     """One running process of the mesh."""
 
     spec: ProcessSpec
@@ -32,28 +32,28 @@ class Child:
     def is_alive(self) -> bool:
         return self.process.returncode is None
 
-    def obituary(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    def exit_report(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         tail = "\n".join(f"  | {line}" for line in lines)
-        return f"{self.spec.name} ended with {_how(self.process.returncode)}; the end of {self.log}:\n{tail}"
+        return f"{self.spec.name} ended with {_describe_exit(self.process.returncode)}; the end of {self.log}:\n{tail}"
 
 
-def _how(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         return signal.Signals(-code).name
     return f"exit code {code}"
 
 
-class Processes:
+class ChildProcesses:
     """The children of one mesh. `on_death` hears of each that ends without being asked to."""
 
-    def __init__(self, logs: Path, on_death: Callable[[Child], None]) -> None:
-        self.children: list[Child] = []
+    def __init__(self, logs: Path, on_exit: Callable[[ChildProcess], None]) -> None:
+        self.children: list[ChildProcess] = []
         self._logs = logs
-        self._on_death = on_death
+        self._on_exit = on_exit
         self._stopping: set[str] = set()
 
-    async def start(self, spec: ProcessSpec) -> Child:
+    async def start(self, spec: ProcessSpec) -> ChildProcess:
         log = self._logs / f"{spec.name}.log"
         with log.open("ab") as stderr:  # a process that is started again goes on in the log of its former life
             process = await asyncio.create_subprocess_exec(
@@ -64,18 +64,18 @@ class Processes:
                 stderr=stderr,
                 start_new_session=True,  # Ctrl-C is ours to hear; the children drain in order
             )
-        child = Child(spec, process, log)
+        child = ChildProcess(spec, process, log)
         self.children.append(child)
         return child
 
-    def named(self, name: str) -> Child:
+    def named(self, name: str) -> ChildProcess:
         """Raises KeyError when there is none."""
         for child in self.children:
             if child.spec.name == name:
                 return child
         raise KeyError(name)
 
-    async def restart(self, name: str) -> Child:
+    async def restart(self, name: str) -> ChildProcess:
         """Start a process that has ended once more: a new pid at the same address, in the same place of the list."""
         ended = self.named(name)
         await ended.process.wait()
@@ -86,16 +86,16 @@ class Processes:
         self.children.insert(place, self.children.pop())
         return child
 
-    async def watch(self) -> None:
+    async def watch_exits(self) -> None:
         """Report deaths until cancelled or until all have ended."""
         await asyncio.gather(*(self._watch_one(child) for child in self.children))
 
-    async def _watch_one(self, child: Child) -> None:
+    async def _watch_one(self, child: ChildProcess) -> None:
         await child.process.wait()
         if child.spec.name not in self._stopping:
-            self._on_death(child)
+            self._on_exit(child)
 
-    async def stop(self, tiers: Sequence[str]) -> list[Child]:
+    async def stop(self, tiers: Sequence[str]) -> list[ChildProcess]:
         """SIGTERM the processes of `tiers`, wait for their drain, kill what is left; returns those killed."""
         chosen = [child for child in self.children if child.spec.tier in tiers]
         self._stopping.update(child.spec.name for child in chosen)
@@ -105,11 +105,11 @@ class Processes:
             if killed
         ]
 
-    async def _stop_one(self, child: Child) -> bool:
+    async def _stop_one(self, child: ChildProcess) -> bool:
         with suppress(ProcessLookupError):
             child.process.terminate()
         try:
-            async with asyncio.timeout(KILL_AFTER):
+            async with asyncio.timeout(KILL_TIMEOUT_S):
                 await child.process.wait()
         except TimeoutError:
             child.process.kill()

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MET, MISSED, VOID = 0, 1, 3  # exit codes
+EXIT_MET, EXIT_MISSED, EXIT_VOID = 0, 1, 3  # exit codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class CardLine:
     figure: str
     measured: float
     goal: str  # as people read it; empty: told, not judged
@@ -16,49 +16,55 @@ class Line:
     unit: str = ""
 
 
-def at_most(figure: str, measured: float, bound: float, unit: str = "") -> Line:
-    return Line(figure=figure, measured=measured, goal=f"<= {bound:g}", is_met=measured <= bound, unit=unit)
+def at_most(figure: str, measured: float, bound: float, unit: str = "") -> CardLine:
+    return CardLine(figure=figure, measured=measured, goal=f"<= {bound:g}", is_met=measured <= bound, unit=unit)
 
 
-def at_least(figure: str, measured: float, bound: float, unit: str = "") -> Line:
-    return Line(figure=figure, measured=measured, goal=f">= {bound:g}", is_met=measured >= bound, unit=unit)
+def at_least(figure: str, measured: float, bound: float, unit: str = "") -> CardLine:
+    return CardLine(figure=figure, measured=measured, goal=f">= {bound:g}", is_met=measured >= bound, unit=unit)
 
 
-def exactly(figure: str, measured: float, wanted: float, unit: str = "") -> Line:
-    return Line(figure=figure, measured=measured, goal=f"{wanted:g}", is_met=measured == wanted, unit=unit)
+def exactly(figure: str, measured: float, expected: float, unit: str = "") -> CardLine:
+    return CardLine(figure=figure, measured=measured, goal=f"{expected:g}", is_met=measured == expected, unit=unit)
 
 
-def told(figure: str, measured: float, unit: str = "") -> Line:
-    return Line(figure=figure, measured=measured, goal="", unit=unit)
+def reported(figure: str, measured: float, unit: str = "") -> CardLine:
+    return CardLine(figure=figure, measured=measured, goal="", unit=unit)
 
 
 @dataclass(slots=True, kw_only=True)
-class Card:
+class ProofCard:
     """One proof's outcome."""
 
     proof: str
-    lines: list[Line] = field(default_factory=list)
-    void: str = ""  # why the run proves nothing
+    lines: list[CardLine] = field(default_factory=list)
+    void_reason: str = ""  # why the run proves nothing
     notes: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
-        if self.void:
+        if self.void_reason:
             return "void"
         return "pass" if all(line.is_met for line in self.lines) else "miss"
 
     def to_json(self) -> dict[str, Any]:
         lines = [asdict(line) for line in self.lines]
-        return {"proof": self.proof, "verdict": self.verdict, "void": self.void, "lines": lines, "notes": self.notes}
+        return {
+            "proof": self.proof,
+            "verdict": self.verdict,
+            "void": self.void_reason,
+            "lines": lines,
+            "notes": self.notes,
+        }
 
 
-def exit_code(cards: Sequence[Card]) -> int:
+def exit_code(cards: Sequence[ProofCard]) -> int:
     """A miss weighs more than a void: it is a proof of the contrary."""
     verdicts = {card.verdict for card in cards}
-    return MISSED if "miss" in verdicts else VOID if "void" in verdicts else MET
+    return EXIT_MISSED if "miss" in verdicts else EXIT_VOID if "void" in verdicts else EXIT_MET
 
 
-def percentile(values: Sequence[float], share: float) -> float:
+def percentile(values: Sequence[float], rank: float) -> float:
     """Nearest rank, as no value that was not measured is to be told; 0 of nothing."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+    return ordered[min(len(ordered) - 1, int(rank * len(ordered)))] if ordered else 0.0

@@ -3,20 +3,20 @@
 import random
 from dataclasses import dataclass
 
-from penstock.bench.load import prompt_of
+from penstock.bench.load import random_prompt
 from penstock.client import Options
 
-STOP_AT = 0.6  # of an answer; where its stop string is taken from
-STOP_LENGTH = 6  # characters
+STOP_POSITION_SHARE = 0.6  # of an answer; where its stop string is taken from
+STOP_LENGTH_CHARS = 6  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ProofRequest:
     prompt: str
     options: Options
 
 
-def catalog(count: int, tokens: int, seed: int) -> list[Wish]:
+def request_catalog(count: int, tokens: int, seed: int) -> list[ProofRequest]:
     """Half of them greedy, half sampled with a seed of their own."""
     rng = random.Random(seed)
     wishes = []
@@ -26,12 +26,12 @@ def catalog(count: int, tokens: int, seed: int) -> list[Wish]:
             options |= Options(temperature=0.9, top_p=0.95, seed=rng.getrandbits(32))
         else:
             options |= Options(temperature=0.0, seed=number)
-        wishes.append(Wish(prompt_of(rng.randint(16, 96), rng), options))
+        wishes.append(ProofRequest(random_prompt(rng.randint(16, 96), rng), options))
     return wishes
 
 
-def with_stop(wish: Wish, answer: str) -> Wish:
+def with_stop(request: ProofRequest, answer: str) -> ProofRequest:
     """The same request, ended by a string that its answer is known to come to."""
-    start = int(len(answer) * STOP_AT)
-    stop = answer[start : start + STOP_LENGTH]
-    return Wish(wish.prompt, Options(**{**wish.options, "stop": [stop]}))
+    start = int(len(answer) * STOP_POSITION_SHARE)
+    stop = answer[start : start + STOP_LENGTH_CHARS]
+    return ProofRequest(request.prompt, Options(**{**request.options, "stop": [stop]}))

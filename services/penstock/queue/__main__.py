@@ -4,19 +4,19 @@ import asyncio
 import time
 
 from penstock.chassis import lifecycle
-from penstock.chassis.admin import AdminService
+from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.lifecycle import background, stop_requested
-from penstock.chassis.own_time import StallFreeClock
-from penstock.chassis.server import Server, serving
-from penstock.chassis.streams import MAX_RECONNECT_S, PROTOCOL_VERSION
+from penstock.chassis.server.admin import AdminService
+from penstock.chassis.server.server import Server, serving
+from penstock.chassis.streams.link import MAX_RECONNECT_S, PROTOCOL_VERSION
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
-from penstock.queue.book import TicketBook
-from penstock.queue.bounds import QueueLimits
+from penstock.queue.admission.limits import QueueLimits
 from penstock.queue.config import QueueConfig
-from penstock.queue.placed import RecentLeases
-from penstock.queue.presence import ModelAvailability
+from penstock.queue.models.availability import ModelAvailability
 from penstock.queue.service import QueueService
 from penstock.queue.snapshot import tables
+from penstock.queue.tickets.book import TicketBook
+from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.v1.stream_pb2 import Hello
 
 STALL_THRESHOLD_S = 0.5  # s without a tick, after which a shard that goes on knows to have missed what was said

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue.errors import RejectionWindowsFn
-from penstock.queue.policies.order import SortKey
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.policies.policy import SortKey
+from penstock.queue.ticket import QueuedTicket
 
 
 @dataclass(slots=True)

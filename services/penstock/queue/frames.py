@@ -6,11 +6,11 @@ from datetime import timedelta
 from penstock.chassis.durations import seconds_of
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue import effects as out
-from penstock.queue.charges import ServedTicket
+from penstock.queue.accounting import ServedTicket
 from penstock.queue.errors import AdmissionRejected, RejectionWindow
-from penstock.queue.seats import Credit
-from penstock.queue.speed import PoolStats, SlotRelease
-from penstock.queue.waiting import NANOS_PER_SECOND, to_frame
+from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
+from penstock.queue.schedulers import Credit
+from penstock.queue.ticket import NANOS_PER_SECOND, to_frame
 
 
 def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:

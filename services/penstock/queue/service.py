@@ -7,17 +7,17 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
-from penstock.chassis.streams import Peer, accept_stream
+from penstock.chassis.streams.link import Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
-from penstock.queue import record
-from penstock.queue.book import TicketBook
+from penstock.queue import telemetry
 from penstock.queue.frames import credit_of, pool_stats_of, served_tickets_of, to_edge, to_scheduler, worker_steps_of
 from penstock.queue.snapshot import prediction_figures
+from penstock.queue.ticket import NANOS_PER_SECOND, QueuedTicket, from_frame
+from penstock.queue.tickets.book import TicketBook
 from penstock.queue.validation import TicketInvalid, check_ticket
-from penstock.queue.waiting import NANOS_PER_SECOND, QueuedTicket, from_frame
 from penstock.v1.stream_pb2 import End, Hello
 
 TICK_INTERVAL_S = 0.05  # s; how late a deadline may be noticed
@@ -88,7 +88,7 @@ class QueueService(QueueServiceServicer):
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             self._perform(self._book.tick(self._now()))
-            record.record_depths(self._book.model_queues)
+            telemetry.record_depths(self._book.model_queues)
 
     def drain(self) -> None:
         """Tell all that this shard ends: edges enqueue elsewhere what waits, schedulers forget their credit."""
@@ -173,7 +173,7 @@ class QueueService(QueueServiceServicer):
             match effect:
                 case out.TicketRemoved():
                     now = self._now()
-                    record.record_removed(effect, min(sent or now, now))
+                    telemetry.record_removed(effect, min(sent or now, now))
                 case out.CatalogUpdate():
                     self._send_catalog(effect)
                 case out.Queued() | out.Leased() | out.Shed() | out.Withdrawn() | out.WouldAdmit():
@@ -197,7 +197,7 @@ class QueueService(QueueServiceServicer):
 
     def _send_to_edge(self, effect: out.ToEdge) -> None:
         if isinstance(effect, out.Shed):
-            record.record_shed(effect.error.reason)
+            telemetry.record_shed(effect.error.reason)
         if peer := self._edges.get(effect.edge):
             peer.send(to_edge(effect))
 

@@ -1,13 +1,13 @@
 """`python -m penstock.routing`: the whole object graph of the control plane."""
 
-from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, main, stop_requested
-from penstock.chassis.server import serving
+from penstock.chassis.server.admin import AdminService
+from penstock.chassis.server.server import serving
 from penstock.routing.config import RoutingConfig
-from penstock.routing.directory import EdgeDiscovery
-from penstock.routing.edge import Address
-from penstock.routing.resources import ProxyConfig
-from penstock.routing.rollout import Reconciler
+from penstock.routing.edges.discovery import EdgeDiscovery
+from penstock.routing.edges.edge_spec import Address
+from penstock.routing.reconciler import Reconciler
+from penstock.routing.resources.build import ProxyConfig
 from penstock.routing.service import AggregatedDiscovery, add_discovery_to_server
 
 

@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from penstock.routing.edge import Address
+from penstock.routing.edges.edge_spec import Address
 
 Json = dict[str, Any]
 

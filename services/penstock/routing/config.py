@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, setting
-from penstock.routing.directory import FILE_SCHEME
-from penstock.routing.edge import Address, parse_specs
+from penstock.routing.edges.discovery import FILE_SCHEME
+from penstock.routing.edges.edge_spec import Address, parse_specs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,14 +11,14 @@ import grpc
 import structlog
 from envoy_data_plane.envoy.service.discovery import v3 as discovery
 
-from penstock.chassis.telemetry import meter
-from penstock.routing.board import SnapshotCache
-from penstock.routing.delta import DeltaRequest, DeltaSubscription
-from penstock.routing.frames import delta_request, delta_response, sotw_request, sotw_response
-from penstock.routing.resource import ResourceType
-from penstock.routing.sotw import SotwRequest, SotwSubscription
-from penstock.routing.stream import XdsRequest, XdsStream
-from penstock.routing.subscription import RequestKind, XdsResponse
+from penstock.chassis.observability.telemetry import meter
+from penstock.routing.resources.types import ResourceType
+from penstock.routing.snapshot_cache import SnapshotCache
+from penstock.routing.xds.delta import DeltaRequest, DeltaSubscription
+from penstock.routing.xds.frames import delta_request, delta_response, sotw_request, sotw_response
+from penstock.routing.xds.sotw import SotwRequest, SotwSubscription
+from penstock.routing.xds.stream import XdsRequest, XdsStream
+from penstock.routing.xds.subscription import RequestKind, XdsResponse
 
 SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 Request = discovery.DiscoveryRequest | discovery.DeltaDiscoveryRequest

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Self
 
-from penstock.routing.resource import Resource, ResourceType
+from penstock.routing.resources.types import Resource, ResourceType
 
 # Proxies ask for these only because another resource names them: one that nobody names is a mistake.
 REFERENCED_TYPES = frozenset({ResourceType.ENDPOINT, ResourceType.ROUTE})

@@ -3,11 +3,11 @@
 from uuid import uuid4
 
 from penstock.chassis import lifecycle
-from penstock.chassis.admin import AdminService
+from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.lifecycle import background, stop_requested
-from penstock.chassis.own_time import StallFreeClock
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.server.admin import AdminService
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.dispatcher import Dispatcher

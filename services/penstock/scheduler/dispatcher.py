@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Profile, RunningLease, ServedLease
 from penstock.mesh.v1.ticket_pb2 import Lease, PoisonReport, Ticket
-from penstock.scheduler.blames import PoisonReports
-from penstock.scheduler.credit import CreditBook
+from penstock.scheduler.credit.credit_book import CreditBook
+from penstock.scheduler.credit.grants import credit_grants_for
+from penstock.scheduler.credit.virtual_time import VirtualTimeSync
 from penstock.scheduler.effects import CatalogUpdate, Decline, Effect, Expect, Place, Revoke, SendVirtualTimes
-from penstock.scheduler.fleet import Fleet
-from penstock.scheduler.granting import credit_grants_for
+from penstock.scheduler.fleet.fleet import Fleet
+from penstock.scheduler.fleet.worker import Worker, max_tokens_of
 from penstock.scheduler.leases import LeaseBook, LeaseEntry
-from penstock.scheduler.pace import PoolStatsReports
-from penstock.scheduler.served import ServiceReports
-from penstock.scheduler.times import VirtualTimeSync
-from penstock.scheduler.worker import Worker, max_tokens_of
+from penstock.scheduler.poison import PoisonReports
+from penstock.scheduler.reports.pool_stats import PoolStatsReports
+from penstock.scheduler.reports.service_reports import ServiceReports
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from google.protobuf.duration_pb2 import Duration
 
-from penstock.chassis.own_time import StallFreeClock
+from penstock.chassis.clocks import StallFreeClock
 
 
 @dataclass(slots=True)

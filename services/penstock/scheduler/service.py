@@ -7,11 +7,11 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from penstock.chassis import semconv
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import InvalidArgument, Unavailable
-from penstock.chassis.streams import Link, Peer, accept_stream
-from penstock.chassis.telemetry import is_recorded, start_span
+from penstock.chassis.observability import semconv
+from penstock.chassis.observability.telemetry import is_recorded, start_span
+from penstock.chassis.streams.link import Link, Peer, accept_stream
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceServicer

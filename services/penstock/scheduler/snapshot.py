@@ -3,8 +3,8 @@
 from typing import Any
 
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.scheduler.fleet import Fleet
-from penstock.scheduler.worker import Worker
+from penstock.scheduler.fleet.fleet import Fleet
+from penstock.scheduler.fleet.worker import Worker
 
 MAX_WORKER_ROWS = 1_000  # workers
 

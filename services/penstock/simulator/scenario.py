@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from penstock.simulator.traffic.demand import Demand
 from penstock.v1.inference_pb2 import Priority
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.batching.policy import ContinuousBatching
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 
 PRIORITIES = {
     "interactive": int(Priority.PRIORITY_INTERACTIVE),
@@ -26,11 +26,11 @@ class WorkerKind:
     block_size: int = 16
     context_length: int = 131_072
     batching: ContinuousBatching = field(default_factory=ContinuousBatching)
-    law: StepTimeModel = field(default_factory=StepTimeModel)
+    step_time: StepTimeModel = field(default_factory=StepTimeModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class ClientBehavior:
     """How a tenant's clients behave."""
 
     patience: float = 0.0  # s without a first token after which one leaves; 0: stays
@@ -42,47 +42,47 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
+class SimTenant:
     name: str
     demand: Demand
     priority: int = PRIORITIES["standard"]
     weight: float = 1.0
     zone: str = ""  # of the edges that it comes to
-    shares_prefixes: bool = False  # its prompts have beginnings in common
+    has_shared_prefixes: bool = False  # its prompts have beginnings in common
     over_declare: float = 1.0  # max_output_tokens as a multiple of what the answer comes to
     declare_noise: float = 0.0  # of that multiple, which is off by up to this share of it either way
-    client: Client = Client()
+    client: ClientBehavior = ClientBehavior()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queues:
+class QueueSettings:
     shards: int = 1
     policy: str = "penstock"
     max_depth: int = 100_000
     max_tokens: int = 2_000_000_000
     policy_options: dict[str, float] = field(default_factory=dict)
-    let_in: frozenset[str] = frozenset()  # tickets that no promise is asked for: what would have come of them
+    exempt_tickets: frozenset[str] = frozenset()  # tickets that no promise is asked for: what would have come of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedulers:
+class SchedulerSettings:
     count: int = 1
     look_ahead: int = 1
     lease_ttl: float = 5.0
-    reserve_share: float = 1 / 16
+    express_slot_share: float = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class WorkerLoss:
     """A worker dies, and comes back empty after a while."""
 
     worker: int
-    at: float
-    back_after: float = 0.0  # s; 0: never
+    lost_at: float
+    returns_after: float = 0.0  # s; 0: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
+class SloTargets:
     """The SLO of every request."""
 
     ttft: float = 1.0
@@ -92,12 +92,12 @@ class Targets:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     name: str
-    tenants: Sequence[Tenant]
+    tenants: Sequence[SimTenant]
     workers: Sequence[WorkerKind] = (WorkerKind(),)
-    queues: Queues = Queues()
-    schedulers: Schedulers = Schedulers()
-    losses: Sequence[Loss] = ()
-    targets: Targets = Targets()
+    queues: QueueSettings = QueueSettings()
+    schedulers: SchedulerSettings = SchedulerSettings()
+    losses: Sequence[WorkerLoss] = ()
+    targets: SloTargets = SloTargets()
     duration: float = 60.0  # in which requests arrive
     warm_up: float = 0.0  # at its beginning; requests of it are served and not counted
     drain: float = 60.0  # after it, for what is under way
@@ -105,7 +105,7 @@ class Scenario:
     load: float = 1.0  # multiplies every arrival rate
     load_sweep: Sequence[float] = ()  # multiples of the knee that unbounded FIFO has here
     link_delay: float = 0.0005  # each way between two processes
-    detect_loss: float = 1.0  # until scheduler and edges notice a dead worker
+    loss_detection_delay: float = 1.0  # until scheduler and edges notice a dead worker
     engine: str = "fast"  # or exact: the worker's own batch, token by token
     sample_every: float = 0.25  # of depths and service
 
@@ -114,11 +114,11 @@ class Scenario:
         return sum(kind.count for kind in self.workers)
 
     @property
-    def shares_prefixes(self) -> bool:
+    def has_shared_prefixes(self) -> bool:
         """Tell whether workers keep beginnings of prompts, and edges name them."""
-        return any(tenant.shares_prefixes for tenant in self.tenants)
+        return any(tenant.has_shared_prefixes for tenant in self.tenants)
 
     @property
-    def stepping(self) -> str:
+    def engine_kind(self) -> str:
         """Return the engine that is taken: which block holds what, only the batch itself can say."""
-        return "exact" if self.shares_prefixes else self.engine
+        return "exact" if self.has_shared_prefixes else self.engine

@@ -1,33 +1,131 @@
 """From a scenario file to a scenario. Every field is checked, and what is wrong is named with its path."""
 
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.errors import ScenarioError
 from penstock.simulator.scenario import (
     PRIORITIES,
-    Client,
-    Loss,
-    Queues,
+    ClientBehavior,
+    QueueSettings,
     Scenario,
-    Schedulers,
-    Targets,
-    Tenant,
+    SchedulerSettings,
+    SimTenant,
+    SloTargets,
     WorkerKind,
+    WorkerLoss,
 )
-from penstock.simulator.scenario_table import Table
-from penstock.simulator.traffic.arrivals import Arrivals, Bursty, Poisson, Regular, Window
-from penstock.simulator.traffic.demand import Demand, Drawn, Traced
-from penstock.simulator.traffic.lengths import Fixed, Lengths, LogNormal, Uniform
-from penstock.simulator.traffic.shared_prefixes import SharedTexts
-from penstock.simulator.traffic.traces import TraceError, azure, mooncake, readable, servegen
-from penstock.worker.engine.batching import ContinuousBatching
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.simulator.traffic.arrivals import ArrivalProcess, Bursty, Poisson, RateWindow, Regular
+from penstock.simulator.traffic.demand import Demand, SampledDemand, TraceDemand
+from penstock.simulator.traffic.lengths import Fixed, LengthDistribution, LogNormal, Uniform
+from penstock.simulator.traffic.shared_prefixes import PrefixPool
+from penstock.simulator.traffic.traces import TraceError, read_azure, read_mooncake, read_servegen, trace_errors
+from penstock.worker.engine.batching.policy import ContinuousBatching
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 
-MS = 1e-3
+T = TypeVar("T")
+
+
+class ScenarioTable:
+    """Fields are taken out one by one, so that `done` finds what nobody asked for: a misspelt field never passes."""
+
+    def __init__(self, values: object, path: str = "") -> None:
+        if not isinstance(values, dict):
+            raise ScenarioError(path, f"must be a table, not {values!r}")
+        self._values: dict[str, Any] = dict(values)
+        self._read_fields: set[str] = set()
+        self.path = path
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def path_of(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def number(
+        self,
+        name: str,
+        default: float | None = None,
+        *,
+        minimum: float = 0.0,
+        maximum: float = math.inf,
+        is_exclusive: bool = False,
+    ) -> float:
+        """Return a finite number from `low` (with `above`: greater than it) to `high`; no default: it is required."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ScenarioError(self.path_of(name), f"must be a number, not {value!r}")
+        if value < minimum or value > maximum or (is_exclusive and value == minimum):
+            bound = f"above {minimum:g}" if is_exclusive else f"at least {minimum:g}"
+            raise ScenarioError(
+                self.path_of(name), f"must be {bound}{'' if maximum == math.inf else f', at most {maximum:g}'}"
+            )
+        return float(value)
+
+    def count(self, name: str, default: int | None = None, *, minimum: int = 0, maximum: int = 2**53) -> int:
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise ScenarioError(self.path_of(name), f"must be a whole number from {minimum} up, not {value!r}")
+        return value
+
+    def text(self, name: str, default: str | None = None, *, choices: Iterable[str] = ()) -> str:
+        value, allowed = self._value(name, default), tuple(choices)
+        if not isinstance(value, str) or (allowed and value not in allowed):
+            wanted = f"one of {', '.join(allowed)}" if allowed else "text"
+            raise ScenarioError(self.path_of(name), f"must be {wanted}, not {value!r}")
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise ScenarioError(self.path_of(name), f"must be true or false, not {value!r}")
+        return value
+
+    def table(self, name: str) -> "ScenarioTable":
+        """Return a table within this one; one that is not given is empty."""
+        return ScenarioTable(self._value(name, {}), self.path_of(name))
+
+    def tables(self, name: str, read: Callable[["ScenarioTable"], T]) -> tuple[T, ...]:
+        values = self._value(name, [])
+        if not isinstance(values, list):
+            raise ScenarioError(self.path_of(name), "must be a list of tables")
+        return tuple(
+            _read_table(ScenarioTable(each, f"{self.path_of(name)}[{place}]"), read)
+            for place, each in enumerate(values)
+        )
+
+    def numbers(self, name: str, *, minimum: float) -> tuple[float, ...]:
+        values = self._value(name, [])
+        if not isinstance(values, list):
+            raise ScenarioError(self.path_of(name), "must be a list of numbers")
+        places = ScenarioTable({str(place): each for place, each in enumerate(values)}, self.path_of(name))
+        return tuple(places.number(str(place), minimum=minimum, is_exclusive=True) for place in range(len(values)))
+
+    def check_unknown(self) -> None:
+        """Raise ScenarioError for the first field that nobody has asked for."""
+        for name in self._values:
+            if name not in self._read_fields:
+                raise ScenarioError(self.path_of(name), f"is unknown; known are {', '.join(sorted(self._read_fields))}")
+
+    def _value(self, name: str, default: object) -> Any:
+        self._read_fields.add(name)
+        value = self._values.get(name, default)
+        if value is None:
+            raise ScenarioError(self.path_of(name), "is missing")
+        return value
+
+
+def _read_table(table: ScenarioTable, read: Callable[[ScenarioTable], T]) -> T:
+    found = read(table)
+    table.check_unknown()
+    return found
+
+
+SECONDS_PER_MS = 1e-3
 ENGINES = ("fast", "exact")
 
 
@@ -41,34 +139,34 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def scenario_of(values: Mapping[str, Any], folder: Path = Path(), name: str = "scenario") -> Scenario:
-    table = Table(values)
+    table = ScenarioTable(values)
     tenants = table.tables("tenants", lambda each: _tenants(each, folder))
     workers = table.tables("workers", _worker_kind) or (WorkerKind(),)
     scenario = Scenario(
         name=table.text("name", name),
         tenants=tuple(tenant for some in tenants for tenant in some),
         workers=workers,
-        queues=_section(table, "queues", _queues),
-        schedulers=_section(table, "schedulers", _schedulers),
-        losses=table.tables("losses", lambda each: _loss(each, sum(kind.count for kind in workers))),
-        targets=_section(table, "slo", _targets),
-        duration=table.number("duration", 60.0, above=True),
+        queues=_section(table, "queues", _queue_settings),
+        schedulers=_section(table, "schedulers", _scheduler_settings),
+        losses=table.tables("losses", lambda each: _worker_loss(each, sum(kind.count for kind in workers))),
+        targets=_section(table, "slo", _slo_targets),
+        duration=table.number("duration", 60.0, is_exclusive=True),
         warm_up=table.number("warm_up", 0.0),
         drain=table.number("drain", 60.0),
         seed=table.count("seed", 0),
-        load=table.number("load", 1.0, above=True),
-        load_sweep=table.numbers("load_sweep", above=0.0),
-        link_delay=table.number("link_delay_ms", 0.5) * MS,
-        detect_loss=table.number("detect_loss", 1.0),
-        engine=table.text("engine", "fast", among=ENGINES),
-        sample_every=table.number("sample_every", 0.25, above=True),
+        load=table.number("load", 1.0, is_exclusive=True),
+        load_sweep=table.numbers("load_sweep", minimum=0.0),
+        link_delay=table.number("link_delay_ms", 0.5) * SECONDS_PER_MS,
+        loss_detection_delay=table.number("detect_loss", 1.0),
+        engine=table.text("engine", "fast", choices=ENGINES),
+        sample_every=table.number("sample_every", 0.25, is_exclusive=True),
     )
-    table.done()
-    _check(scenario)
+    table.check_unknown()
+    _check_scenario(scenario)
     return scenario
 
 
-def _check(scenario: Scenario) -> None:
+def _check_scenario(scenario: Scenario) -> None:
     if scenario.warm_up >= scenario.duration:
         raise ScenarioError("warm_up", f"must be below duration, which is {scenario.duration:g}")
     names = [tenant.name for tenant in scenario.tenants]
@@ -78,147 +176,159 @@ def _check(scenario: Scenario) -> None:
         raise ScenarioError("tenants", f"name {twice!r} twice; names must differ")
 
 
-def _section(table: Table, name: str, read: Any) -> Any:
+def _section(table: ScenarioTable, name: str, read: Any) -> Any:
     inner = table.table(name)
     found = read(inner)
-    inner.done()
+    inner.check_unknown()
     return found
 
 
-def _worker_kind(table: Table) -> WorkerKind:
+def _worker_kind(table: ScenarioTable) -> WorkerKind:
     return WorkerKind(
-        count=table.count("count", 1, low=1),
+        count=table.count("count", 1, minimum=1),
         zone=table.text("zone", ""),
-        slots=table.count("slots", 256, low=1),
-        kv_blocks=table.count("kv_blocks", 7_500, low=1),
-        block_size=table.count("block_size", 16, low=1),
-        context_length=table.count("context_length", 131_072, low=2),
+        slots=table.count("slots", 256, minimum=1),
+        kv_blocks=table.count("kv_blocks", 7_500, minimum=1),
+        block_size=table.count("block_size", 16, minimum=1),
+        context_length=table.count("context_length", 131_072, minimum=2),
         batching=ContinuousBatching(
-            token_budget=table.count("token_budget", 512, low=1),
-            oldest_share=table.number("oldest_share", 0.25, above=True, high=1.0),
+            token_budget=table.count("token_budget", 512, minimum=1),
+            oldest_share=table.number("oldest_share", 0.25, is_exclusive=True, maximum=1.0),
         ),
-        law=_section(table, "step_law", _law),
+        step_time=_section(table, "step_law", _step_time),
     )
 
 
-def _law(table: Table) -> StepTimeModel:
+def _step_time(table: ScenarioTable) -> StepTimeModel:
     return StepTimeModel(
-        base_s=table.number("base_ms", 6.0, above=True) * MS,
-        per_prefill_token_s=table.number("prefill_token_ms", 0.1) * MS,
-        per_decode_seq_s=table.number("decode_seq_ms", 0.05) * MS,
-        per_context_token_s=table.number("context_token_ms", 0.0) * MS,
-        per_prefill_context_token_s=table.number("prefill_context_token_ms", 0.0) * MS,
+        base_s=table.number("base_ms", 6.0, is_exclusive=True) * SECONDS_PER_MS,
+        per_prefill_token_s=table.number("prefill_token_ms", 0.1) * SECONDS_PER_MS,
+        per_decode_seq_s=table.number("decode_seq_ms", 0.05) * SECONDS_PER_MS,
+        per_context_token_s=table.number("context_token_ms", 0.0) * SECONDS_PER_MS,
+        per_prefill_context_token_s=table.number("prefill_context_token_ms", 0.0) * SECONDS_PER_MS,
     )
 
 
-def _queues(table: Table) -> Queues:
-    policy = table.text("policy", "penstock", among=POLICIES)
-    return Queues(
-        shards=table.count("shards", 1, low=1),
+def _queue_settings(table: ScenarioTable) -> QueueSettings:
+    policy = table.text("policy", "penstock", choices=POLICIES)
+    return QueueSettings(
+        shards=table.count("shards", 1, minimum=1),
         policy=policy,
-        max_depth=table.count("max_depth", 100_000, low=1),
-        max_tokens=table.count("max_tokens", 2_000_000_000, low=1),
+        max_depth=table.count("max_depth", 100_000, minimum=1),
+        max_tokens=table.count("max_tokens", 2_000_000_000, minimum=1),
         policy_options={name: table.number(name) for name in POLICIES[policy].options if name in table},
     )
 
 
-def _schedulers(table: Table) -> Schedulers:
-    return Schedulers(
-        count=table.count("count", 1, low=1),
+def _scheduler_settings(table: ScenarioTable) -> SchedulerSettings:
+    return SchedulerSettings(
+        count=table.count("count", 1, minimum=1),
         look_ahead=table.count("look_ahead", 1),
-        lease_ttl=table.number("lease_ttl", 5.0, above=True),
+        lease_ttl=table.number("lease_ttl", 5.0, is_exclusive=True),
     )
 
 
-def _loss(table: Table, workers: int) -> Loss:
+def _worker_loss(table: ScenarioTable, workers: int) -> WorkerLoss:
     worker = table.count("worker")
     if worker >= workers:
-        raise ScenarioError(table.at("worker"), f"must be below {workers}, the number of workers")
-    return Loss(worker=worker, at=table.number("at"), back_after=table.number("back_after", 0.0))
+        raise ScenarioError(table.path_of("worker"), f"must be below {workers}, the number of workers")
+    return WorkerLoss(worker=worker, lost_at=table.number("at"), returns_after=table.number("back_after", 0.0))
 
 
-def _targets(table: Table) -> Targets:
-    return Targets(ttft=table.number("ttft", 1.0, above=True), tbt=table.number("tbt", 0.1, above=True))
+def _slo_targets(table: ScenarioTable) -> SloTargets:
+    return SloTargets(
+        ttft=table.number("ttft", 1.0, is_exclusive=True), tbt=table.number("tbt", 0.1, is_exclusive=True)
+    )
 
 
-def _tenants(table: Table, folder: Path) -> list[Tenant]:
+def _tenants(table: ScenarioTable, folder: Path) -> list[SimTenant]:
     """Return one tenant, or one for each client of a trace that names its clients."""
     name = table.text("name")
     common: dict[str, Any] = {
-        "priority": PRIORITIES[table.text("class", "standard", among=PRIORITIES)],
-        "weight": table.number("weight", 1.0, above=True),
+        "priority": PRIORITIES[table.text("class", "standard", choices=PRIORITIES)],
+        "weight": table.number("weight", 1.0, is_exclusive=True),
         "zone": table.text("zone", ""),
-        "over_declare": table.number("over_declare", 1.0, low=1.0),
-        "declare_noise": table.number("declare_noise", 0.0, high=1.0),
-        "client": _section(table, "client", _client),
+        "over_declare": table.number("over_declare", 1.0, minimum=1.0),
+        "declare_noise": table.number("declare_noise", 0.0, maximum=1.0),
+        "client": _section(table, "client", _client_behavior),
     }
     if "trace" in table:
-        demands = _section(table, "trace", lambda trace: _traced(trace, folder))
-        common["shares_prefixes"] = any(isinstance(each, Traced) and each.shares_prefixes for each in demands.values())
-        return [Tenant(name=f"{name}{suffix}", demand=demand, **common) for suffix, demand in demands.items()]
+        demands = _section(table, "trace", lambda trace: _trace_demands(trace, folder))
+        common["shares_prefixes"] = any(
+            isinstance(each, TraceDemand) and each.has_shared_prefixes for each in demands.values()
+        )
+        return [SimTenant(name=f"{name}{suffix}", demand=demand, **common) for suffix, demand in demands.items()]
     arrivals = _section(table, "arrivals", _arrivals)
     prompt, output = _section(table, "prompt", _lengths), _section(table, "output", _lengths)
-    shared = _section(table, "prefix", _shared) if "prefix" in table else None
-    demand = Drawn(arrivals, prompt, output, shared)
-    return [Tenant(name=name, demand=demand, shares_prefixes=shared is not None, **common)]
+    shared = _section(table, "prefix", _prefix_pool) if "prefix" in table else None
+    demand = SampledDemand(arrivals, prompt, output, shared)
+    return [SimTenant(name=name, demand=demand, has_shared_prefixes=shared is not None, **common)]
 
 
-def _client(table: Table) -> Client:
-    return Client(
+def _client_behavior(table: ScenarioTable) -> ClientBehavior:
+    return ClientBehavior(
         patience=table.number("patience", 0.0),
-        leave_share=table.number("leave_share", 0.0, high=1.0),
-        leave_within=table.number("leave_within", 5.0, above=True),
+        leave_share=table.number("leave_share", 0.0, maximum=1.0),
+        leave_within=table.number("leave_within", 5.0, is_exclusive=True),
         deadline=table.number("deadline", 0.0),
         retries=table.count("retries", 0),
         backoff=table.number("backoff", 0.5),
     )
 
 
-def _arrivals(table: Table) -> Arrivals:
-    kind, rate = table.text("kind", "poisson", among=("poisson", "bursty", "regular")), table.number("rate", above=True)
+def _arrivals(table: ScenarioTable) -> ArrivalProcess:
+    kind, rate = (
+        table.text("kind", "poisson", choices=("poisson", "bursty", "regular")),
+        table.number("rate", is_exclusive=True),
+    )
     if kind == "bursty":
-        return Bursty(rate, on=table.number("on", above=True), off=table.number("off"))
+        return Bursty(rate, mean_on_s=table.number("on", is_exclusive=True), mean_off_s=table.number("off"))
     if kind == "regular":
         return Regular(rate)
-    return Poisson(rate, table.tables("windows", _window))
+    return Poisson(rate, table.tables("windows", _rate_window))
 
 
-def _window(table: Table) -> Window:
+def _rate_window(table: ScenarioTable) -> RateWindow:
     start = table.number("start")
-    return Window(start, table.number("end", low=start, above=True), table.number("factor"))
+    return RateWindow(start, table.number("end", minimum=start, is_exclusive=True), table.number("factor"))
 
 
-def _lengths(table: Table) -> Lengths:
-    match table.text("kind", "fixed", among=("fixed", "uniform", "lognormal")):
+def _lengths(table: ScenarioTable) -> LengthDistribution:
+    match table.text("kind", "fixed", choices=("fixed", "uniform", "lognormal")):
         case "uniform":
-            low = table.count("low", low=1)
-            return Uniform(low, table.count("high", low=low))
+            low = table.count("low", minimum=1)
+            return Uniform(low, table.count("high", minimum=low))
         case "lognormal":
-            low = table.count("low", 1, low=1)
+            low = table.count("low", 1, minimum=1)
             return LogNormal(
-                table.number("mean", above=True), table.number("sigma"), low, table.count("high", 8_192, low=low)
+                table.number("mean", is_exclusive=True),
+                table.number("sigma"),
+                low,
+                table.count("high", 8_192, minimum=low),
             )
         case _:
-            return Fixed(table.count("tokens", low=1))
+            return Fixed(table.count("tokens", minimum=1))
 
 
-def _shared(table: Table) -> SharedTexts:
-    return SharedTexts(
-        tokens=table.count("tokens", low=1),
-        texts=table.count("texts", 1, low=1),
-        share=table.number("share", 1.0, high=1.0),
+def _prefix_pool(table: ScenarioTable) -> PrefixPool:
+    return PrefixPool(
+        tokens=table.count("tokens", minimum=1),
+        texts=table.count("texts", 1, minimum=1),
+        share=table.number("share", 1.0, maximum=1.0),
     )
 
 
-def _traced(table: Table, folder: Path) -> Mapping[str, Demand]:
-    kind = table.text("kind", among=("azure", "mooncake", "servegen"))
+def _trace_demands(table: ScenarioTable, folder: Path) -> Mapping[str, Demand]:
+    kind = table.text("kind", choices=("azure", "mooncake", "servegen"))
     path = folder / table.text("path")
     if kind == "servegen":
-        start, clients = table.number("start", 0.0), table.count("clients", 8, low=1)
+        start, clients = table.number("start", 0.0), table.count("clients", 8, minimum=1)
     try:
-        with readable(path, kind):
+        with trace_errors(path, kind):
             if kind == "servegen":
-                return {f"-{number}": each for number, each in servegen(path, start=start, clients=clients).items()}
-            return {"": azure(path) if kind == "azure" else mooncake(path)}
+                return {
+                    f"-{number}": each for number, each in read_servegen(path, start=start, clients=clients).items()
+                }
+            return {"": read_azure(path) if kind == "azure" else read_mooncake(path)}
     except TraceError as error:
-        raise ScenarioError(table.at("path"), str(error)) from error
+        raise ScenarioError(table.path_of("path"), str(error)) from error

@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
-from penstock.simulator.mesh.event_queue import Events
+from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.mesh import SimMesh
 from penstock.simulator.mesh.worker import SimWorker
-from penstock.simulator.report.ledger import Ledger
-from penstock.simulator.scenario import Scenario, Tenant
-from penstock.simulator.traffic.demand import Ask
+from penstock.simulator.report.ledger import SimulationLedger
+from penstock.simulator.scenario import Scenario, SimTenant
+from penstock.simulator.traffic.demand import OfferedRequest
 
-Progress = Callable[["Simulation"], None]
+SimulationProgressFn = Callable[["Simulation"], None]
 
 
 @dataclass(slots=True)
-class Samples:
+class DepthSamples:
     """Tickets on their way to a lease, by class, at the end of each slice."""
 
     times: list[float] = field(default_factory=list)
@@ -25,58 +25,60 @@ class Samples:
 class Simulation:
     """Arrivals for `duration`, then up to `drain` for what is under way; all that is left then is unfinished."""
 
-    def __init__(self, scenario: Scenario, new_mesh: Callable[[Scenario, Events], SimMesh] = SimMesh) -> None:
+    def __init__(self, scenario: Scenario, new_mesh: Callable[[Scenario, SimEventQueue], SimMesh] = SimMesh) -> None:
         self.scenario = scenario
-        self.events = Events()
+        self.events = SimEventQueue()
         self.mesh = new_mesh(scenario, self.events)
-        self.samples = Samples()
+        self.depth_samples = DepthSamples()
         self._arrivals = _arrivals(scenario)
-        self._is_offering = True
-        self._arrive_next()
+        self._has_arrivals = True
+        self._on_arrival()
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SimulationLedger:
         return self.mesh.ledger
 
     @property
-    def workers(self) -> list[SimWorker]:
-        return self.mesh.lives
+    def worker_lives(self) -> list[SimWorker]:
+        return self.mesh.worker_lives
 
-    def run(self, progress: Progress | None = None) -> "Simulation":
+    def run(self, progress: SimulationProgressFn | None = None) -> "Simulation":
         scenario, slices = self.scenario, 0
-        while self.events.now < scenario.duration + scenario.drain and (self._is_offering or self.mesh.edge.open):
+        while self.events.now < scenario.duration + scenario.drain and (
+            self._has_arrivals or self.mesh.edge.open_requests
+        ):
             slices += 1
             self.events.run(until=slices * scenario.sample_every)
             self._sample()
             if progress:
                 progress(self)
         self.mesh.edge.close()
-        for worker in self.workers:
+        for worker in self.worker_lives:
             worker.catch_up()
         return self
 
-    def _arrive_next(self, arrived: tuple[Tenant, Ask] | None = None) -> None:
+    def _on_arrival(self, arrived: tuple[SimTenant, OfferedRequest] | None = None) -> None:
         """Let one request arrive, and ask for the next when that has come: a trace is never all in the heap."""
         if arrived:
-            self.mesh.edge.arrive(*arrived)
+            self.mesh.edge.on_arrival(*arrived)
         following = next(self._arrivals, None)
         if following is None or following[0] >= self.scenario.duration:
-            self._is_offering = False
+            self._has_arrivals = False
             return
         at, _, tenant, ask = following
-        self.events.at(at, self._arrive_next, (tenant, ask))
+        self.events.schedule(at, self._on_arrival, (tenant, ask))
 
     def _sample(self) -> None:
-        self.ledger.served.close_slice()
-        self.samples.times.append(self.events.now)
-        self.samples.depth.append(dict(self.ledger.depth))
+        self.ledger.service.close_slice()
+        self.depth_samples.times.append(self.events.now)
+        self.depth_samples.depth.append(dict(self.ledger.depth))
 
 
-def _arrivals(scenario: Scenario) -> Iterator[tuple[float, int, Tenant, Ask]]:
+def _arrivals(scenario: Scenario) -> Iterator[tuple[float, int, SimTenant, OfferedRequest]]:
     """Yield all tenants' requests by time; requests of one moment in the tenants' order."""
 
-    def of(place: int, tenant: Tenant) -> Iterator[tuple[float, int, Tenant, Ask]]:
-        for ask in tenant.demand.asks(f"{scenario.seed}/{tenant.name}", scenario.load):
+    def of(place: int, tenant: SimTenant) -> Iterator[tuple[float, int, SimTenant, OfferedRequest]]:
+        for ask in tenant.demand.requests(f"{scenario.seed}/{tenant.name}", scenario.load):
             yield ask.at, place, tenant, ask
 
     streams = [of(place, tenant) for place, tenant in enumerate(scenario.tenants)]

@@ -1,14 +1,14 @@
 """The worker's front process: `python -m penstock.worker`."""
 
 from penstock.chassis import lifecycle
-from penstock.chassis.admin import AdminService
 from penstock.chassis.lifecycle import background, stop_requested
-from penstock.chassis.server import serving
-from penstock.chassis.streams import PROTOCOL_VERSION
+from penstock.chassis.server.admin import AdminService
+from penstock.chassis.server.server import serving
+from penstock.chassis.streams.link import PROTOCOL_VERSION
 from penstock.mesh.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from penstock.v1.stream_pb2 import Hello
 from penstock.worker.config import WorkerConfig
-from penstock.worker.front import WorkerRuntime
+from penstock.worker.runtime import WorkerRuntime
 from penstock.worker.service import WorkerService
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, setting
-from penstock.worker.engine.law_file import read_step_time_model
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel, read_step_time_model
 
 
 class EngineKind(StrEnum):

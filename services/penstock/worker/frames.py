@@ -12,14 +12,14 @@ from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.ticket_pb2 import PoisonReport as BlameMessage
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
-from penstock.worker.blames import PoisonReport
-from penstock.worker.cache_news import PrefixCacheDelta
-from penstock.worker.effects import LeasesReleased, RunEnded, StepTokens
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Capacity, FinishReason, SamplingParams, SequenceFinished, SequenceSpec
-from penstock.worker.leases import LeaseGrant
-from penstock.worker.load import LoadReport
-from penstock.worker.run import LeaseProgress, Run, RunTimes
+from penstock.worker.engine.model_card import ModelCard
+from penstock.worker.quarantine.poison_list import PoisonReport
+from penstock.worker.runs.effects import LeasesReleased, RunEnded, StepTokens
+from penstock.worker.runs.leases import LeaseGrant
+from penstock.worker.runs.run import LeaseProgress, Run, RunTimes
+from penstock.worker.scheduler_session.load_report import LoadReport
+from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheDelta
 
 NANOS_PER_S = 1_000_000_000
 _REASONS = {FinishReason.STOP: FINISH_REASON_STOP, FinishReason.LENGTH: FINISH_REASON_LENGTH}

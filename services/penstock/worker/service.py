@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from penstock.chassis.streams import accept_stream
+from penstock.chassis.streams.link import accept_stream
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceServicer
-from penstock.worker.front import WorkerRuntime
+from penstock.worker.runtime import WorkerRuntime
 
 
 class WorkerService(WorkerServiceServicer):

@@ -6,35 +6,40 @@ from pathlib import Path
 
 import torch
 
-from engine_bench.cells import Cell
-from engine_bench.drivers.protocol import Ceilings, Setup, serve
+from engine_bench.cells import BenchCell
+from engine_bench.drivers.protocol import DriverSetup, MachineCeilings, serve
 from engine_bench.roofline import read_config, step_work
 
-_COLUMNS = 1024
+_MATRIX_COLUMNS = 1024
 _REPEATS = 7
-_SIDE = 2048  # of the matrices multiplied
+_MATRIX_SIDE = 2048  # of the matrices multiplied
 
 
-def load(setup: Setup) -> Callable[[Cell], Ceilings]:
+def load(setup: DriverSetup) -> Callable[[BenchCell], MachineCeilings]:
     torch.set_num_threads(setup.threads)
     config = read_config(Path(setup.model))
     dtype = getattr(torch, setup.dtype)
-    return lambda cell: Ceilings(_read_rate(step_work(config, setup.dtype, cell).read), _multiply_rate(dtype))
+    return lambda cell: MachineCeilings(
+        _read_bandwidth(step_work(config, setup.dtype, cell).bytes_read), _flop_rate(dtype)
+    )
 
 
-def _read_rate(size: int) -> float:
+def _read_bandwidth(size: int) -> float:
     """Bytes/s over `size` bytes: a matrix times a vector, or a sum, whichever this machine does faster."""
-    matrix = torch.ones(size // (4 * _COLUMNS) + 1, _COLUMNS)
-    vector = torch.ones(_COLUMNS)
-    return matrix.nbytes / min(_best(lambda: torch.mv(matrix, vector)), _best(matrix.sum))
+    matrix = torch.ones(size // (4 * _MATRIX_COLUMNS) + 1, _MATRIX_COLUMNS)
+    vector = torch.ones(_MATRIX_COLUMNS)
+    return matrix.nbytes / min(_best_time(lambda: torch.mv(matrix, vector)), _best_time(matrix.sum))
 
 
-def _multiply_rate(dtype: torch.dtype) -> float:
-    left, right = torch.ones(_SIDE, _SIDE, dtype=dtype), torch.ones(_SIDE, _SIDE, dtype=dtype)
-    return 2 * _SIDE**3 / _best(lambda: left @ right)
+def _flop_rate(dtype: torch.dtype) -> float:
+    left, right = (
+        torch.ones(_MATRIX_SIDE, _MATRIX_SIDE, dtype=dtype),
+        torch.ones(_MATRIX_SIDE, _MATRIX_SIDE, dtype=dtype),
+    )
+    return 2 * _MATRIX_SIDE**3 / _best_time(lambda: left @ right)
 
 
-def _best(call: Callable[[], object]) -> float:
+def _best_time(call: Callable[[], object]) -> float:
     times = []
     for _ in range(_REPEATS):
         start = time.perf_counter()

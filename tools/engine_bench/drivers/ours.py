@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from engine_bench.cells import Cell, Trace
-from engine_bench.drivers.protocol import STEP_TOKENS, Setup, Stopwatch, serve
+from engine_bench.cells import BenchCell, CellTrace
+from engine_bench.drivers.protocol import MAX_STEP_TOKENS, DriverSetup, Stopwatch, serve
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.interface import Engine, SequenceSpec
 from penstock.worker.engine.options import EngineOptions
@@ -11,13 +11,13 @@ from penstock.worker.engine.options import EngineOptions
 _BLOCK_SIZE = 16
 
 
-def load(setup: Setup) -> Callable[[Cell], Trace]:
-    engine = build(setup)
-    return lambda cell: run(engine, cell, setup.vocab_size)
+def load_engine(setup: DriverSetup) -> Callable[[BenchCell], CellTrace]:
+    engine = build_engine_for(setup)
+    return lambda cell: run_cell(engine, cell, setup.vocab_size)
 
 
-def build(setup: Setup) -> Engine:
-    blocks = setup.concurrent * (-(-setup.context // _BLOCK_SIZE) + 1)
+def build_engine_for(setup: DriverSetup) -> Engine:
+    blocks = setup.max_concurrency * (-(-setup.max_context // _BLOCK_SIZE) + 1)
     engine, _ = build_engine(
         EngineOptions(
             model=setup.model,
@@ -25,26 +25,26 @@ def build(setup: Setup) -> Engine:
             device="cpu",
             kv_blocks=blocks,
             block_size=_BLOCK_SIZE,
-            slots=setup.concurrent,
+            slots=setup.max_concurrency,
             threads=setup.threads,
-            token_budget=STEP_TOKENS,
+            token_budget=MAX_STEP_TOKENS,
         )
     )
     return engine
 
 
-def run(engine: Engine, cell: Cell, vocab_size: int) -> Trace:
+def run_cell(engine: Engine, cell: BenchCell, vocab_size: int) -> CellTrace:
     prompts = cell.prompts(vocab_size)
-    watch = Stopwatch(cell.concurrent)
+    watch = Stopwatch(cell.concurrency)
     for seq_id, prompt in enumerate(prompts):
-        engine.add(SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=cell.output, ignore_eos=True))
+        engine.add(SequenceSpec(seq_id=seq_id, token_ids=prompt, max_output_tokens=cell.output_tokens, ignore_eos=True))
     while engine.has_work:
         result = engine.step()
         at = watch.now()
         for seq_id, token in zip(result.seq_ids, result.tokens, strict=True):
-            watch.enter(seq_id, token, at)
+            watch.record(seq_id, token, at)
     return watch.trace()
 
 
 if __name__ == "__main__":
-    serve(load)
+    serve(load_engine)

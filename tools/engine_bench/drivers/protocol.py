@@ -14,18 +14,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_bench.cells import Cell, Trace
+from engine_bench.cells import BenchCell, CellTrace
 
-STEP_TOKENS = 2_048  # of one step, for every engine that lets it be said: otherwise their defaults would be compared
+MAX_STEP_TOKENS = (
+    2_048  # of one step, for every engine that lets it be said: otherwise their defaults would be compared
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class DriverSetup:
     model: str  # folder of the checkpoint
     dtype: str  # bfloat16 or float32
     threads: int
-    concurrent: int  # most sequences at once in any cell
-    context: int  # most tokens of a sequence in any cell
+    max_concurrency: int  # most sequences at once in any cell
+    max_context: int  # most tokens of a sequence in any cell
 
     @property
     def vocab_size(self) -> int:
@@ -45,26 +47,26 @@ class Stopwatch:
     def now(self) -> float:
         return time.perf_counter() - self._start
 
-    def enter(self, sequence: int, token: int, at: float) -> None:
+    def record(self, sequence: int, token: int, at: float) -> None:
         self.tokens[sequence].append(token)
         self.times[sequence].append(at)
 
-    def trace(self) -> Trace:
-        return Trace(self.times, time.process_time() - self._cpu, [tokens[0] for tokens in self.tokens])
+    def trace(self) -> CellTrace:
+        return CellTrace(self.times, time.process_time() - self._cpu, [tokens[0] for tokens in self.tokens])
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
+class MachineCeilings:
     """What the machine can do at most for a decode step, measured between the engines' turns."""
 
     bytes_per_s: float  # read from as much memory as a step reads
     flops_per_s: float  # of a large product of matrices in the dtype
 
 
-Run = Callable[[Cell], Trace | Ceilings]
+RunFn = Callable[[BenchCell], CellTrace | MachineCeilings]
 
 
-def serve(load: Callable[[Setup], Run]) -> None:
+def serve(load: Callable[[DriverSetup], RunFn]) -> None:
     """Answer lines until there are no more, and end the process: an engine's threads may outlive their use.
 
     A failure is answered as {"error": why}.
@@ -76,10 +78,10 @@ def serve(load: Callable[[Setup], Run]) -> None:
         print(json.dumps(value), file=answers, flush=True)
 
     try:
-        run = load(Setup(**json.loads(sys.stdin.readline())))
+        run = load(DriverSetup(**json.loads(sys.stdin.readline())))
         answer({"ready": True})
         for line in sys.stdin:
-            answer(asdict(run(Cell(**json.loads(line)))))
+            answer(asdict(run(BenchCell(**json.loads(line)))))
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells of it
         answer({"error": f"{type(error).__name__}: {error}"})
         traceback.print_exc()

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.options import find_processes, find_tier, json_option
-from penstock.cli.param_types import TIERS, Finite
+from penstock.cli.param_types import TIERS, FiniteFloat
 
 if TYPE_CHECKING:
-    from penstock.cli.admin import AdminCall
+    from penstock.cli.admin import AdminTarget
 
 PRIORITIES = ("interactive", "standard", "batch")
-DAY, CENTURY = 86_400, 3_155_760_000  # s
-MOST = 2**32 - 1  # that a field of a tenant holds
+DAY_S, CENTURY_S = 86_400, 3_155_760_000  # s
+MAX_UINT32 = 2**32 - 1  # that a field of a tenant holds
 
 
 @click.group()
@@ -24,14 +24,14 @@ def keys() -> None:
 @keys.command("create")
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--name", default="", help="for people")
-@click.option("--ttl", type=Finite(1, CENTURY), metavar="SECONDS", help="how long it works")
+@click.option("--ttl", type=FiniteFloat(1, CENTURY_S), metavar="SECONDS", help="how long it works")
 @click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
 @json_option
 def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: bool) -> None:
     """Make a key and show it, once."""
     from penstock.cli import admin
 
-    run_async(admin.create_key(_admin("auth", target, as_json=as_json), tenant, name, ttl))
+    run_async(admin.create_key(_admin_target("auth", target, as_json=as_json), tenant, name, ttl))
 
 
 @keys.command("list")
@@ -42,7 +42,7 @@ def list_keys(tenant: str, target: str, as_json: bool) -> None:
     """List keys without their secrets."""
     from penstock.cli import admin
 
-    run_async(admin.list_keys(_admin("auth", target, as_json=as_json), tenant))
+    run_async(admin.list_keys(_admin_target("auth", target, as_json=as_json), tenant))
 
 
 @keys.command("revoke")
@@ -53,7 +53,7 @@ def revoke_key(key_id: str, target: str, as_json: bool) -> None:
     """End a key at once."""
     from penstock.cli import admin
 
-    run_async(admin.revoke_key(_admin("auth", target, as_json=as_json), key_id))
+    run_async(admin.revoke_key(_admin_target("auth", target, as_json=as_json), key_id))
 
 
 @click.group()
@@ -64,10 +64,10 @@ def tenants() -> None:
 @tenants.command("put")
 @click.argument("tenant_id")
 @click.option("--class", "priority", type=click.Choice(PRIORITIES), default="standard", show_default=True)
-@click.option("--weight", type=Finite(0.01, 1000), default=1.0, show_default=True)
-@click.option("--requests-per-minute", type=click.IntRange(0, MOST), default=0, help="0: no limit")
-@click.option("--tokens-per-minute", type=click.IntRange(0, MOST**2), default=0, help="0: no limit")
-@click.option("--concurrent-requests", type=click.IntRange(0, MOST), default=0, help="0: no limit")
+@click.option("--weight", type=FiniteFloat(0.01, 1000), default=1.0, show_default=True)
+@click.option("--requests-per-minute", type=click.IntRange(0, MAX_UINT32), default=0, help="0: no limit")
+@click.option("--tokens-per-minute", type=click.IntRange(0, MAX_UINT32**2), default=0, help="0: no limit")
+@click.option("--concurrent-requests", type=click.IntRange(0, MAX_UINT32), default=0, help="0: no limit")
 @click.option("--target", default="", metavar="HOST:PORT", help="an auth process")
 @json_option
 def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None:
@@ -77,7 +77,7 @@ def put_tenant(target: str, as_json: bool, priority: str, **limits: Any) -> None
     from penstock.v1.inference_pb2 import Priority
 
     tenant = Tenant(priority=Priority.Value(f"PRIORITY_{priority.upper()}"), **limits)
-    run_async(admin.put_tenant(_admin("auth", target, as_json=as_json), tenant))
+    run_async(admin.put_tenant(_admin_target("auth", target, as_json=as_json), tenant))
 
 
 @tenants.command("list")
@@ -87,18 +87,18 @@ def list_tenants(target: str, as_json: bool) -> None:
     """List tenants with their limits and use."""
     from penstock.cli import admin
 
-    run_async(admin.list_tenants(_admin("auth", target, as_json=as_json)))
+    run_async(admin.list_tenants(_admin_target("auth", target, as_json=as_json)))
 
 
 @click.command()
 @click.argument("process")
-@click.option("--grace", type=Finite(0, DAY), metavar="SECONDS", help="longest time for running work")
+@click.option("--grace", type=FiniteFloat(0, DAY_S), metavar="SECONDS", help="longest time for running work")
 @click.option("--target", default="", metavar="HOST:PORT", help="its address, when no mesh runs here")
 def drain(process: str, grace: float | None, target: str) -> None:
     """Let PROCESS (worker-2, or a tier) finish its work and end."""
     from penstock.cli import admin
 
-    run_async(admin.drain(_admin(process, target, as_json=False), grace))
+    run_async(admin.drain(_admin_target(process, target, as_json=False), grace))
 
 
 @click.command()
@@ -109,14 +109,14 @@ def snapshot(process: str, target: str, as_json: bool) -> None:
     """Show the figures of PROCESS (worker-2, or a tier) now."""
     from penstock.cli import admin
 
-    run_async(admin.snapshot(_admin(process, target, as_json=as_json)))
+    run_async(admin.snapshot(_admin_target(process, target, as_json=as_json)))
 
 
 @click.command()
 @click.option(
     "--target", "targets", multiple=True, metavar="HOST:PORT", help="a process, or dns:///NAME:PORT; repeatable"
 )
-@click.option("--interval", type=Finite(0.1, 60), default=1.0, show_default=True, help="s between two looks")
+@click.option("--interval", type=FiniteFloat(0.1, 60), default=1.0, show_default=True, help="s between two looks")
 @click.option("--once", is_flag=True, help="print one frame, of one interval, and exit")
 @json_option
 def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
@@ -137,10 +137,10 @@ def config(tier: str, as_json: bool) -> None:
     admin.show_config(tier, as_json=as_json)
 
 
-OPERATING = (keys, tenants, drain, snapshot, top, config)
+ADMIN_COMMANDS = (keys, tenants, drain, snapshot, top, config)
 
 
-def _admin(process: str, target: str, *, as_json: bool) -> "AdminCall":
-    from penstock.cli.admin import AdminCall
+def _admin_target(process: str, target: str, *, as_json: bool) -> "AdminTarget":
+    from penstock.cli.admin import AdminTarget
 
-    return AdminCall(target=find_tier(process, target), as_json=as_json)
+    return AdminTarget(target=find_tier(process, target), as_json=as_json)

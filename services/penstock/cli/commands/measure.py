@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from penstock.cli.options import json_option, mesh_options, target_options
-from penstock.cli.param_types import PICTURES, Finite, ModelFile, OutputFile, ScenarioFile
+from penstock.cli.param_types import IMAGE_SUFFIXES, FiniteFloat, ModelFile, OutputFile, ScenarioFile
 from penstock.local_mesh.plan import DEFAULT_MODEL, MeshOptions, check_model
 
-PICTURE = OutputFile(*PICTURES)
+IMAGE_FILE = OutputFile(*IMAGE_SUFFIXES)
 PROOFS = (
     "kill",
     "cancel",
@@ -34,15 +34,15 @@ PROOFS = (
 @click.option("--api", type=click.Choice(["grpc", "session", "responses", "chat"]), default="grpc", show_default=True)
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=8, show_default=True, help="closed loop")
 @click.option("--requests", type=click.IntRange(1, 1_000_000), help="default: 64, or what --rate and --seconds make")
-@click.option("--rate", type=Finite(0, min_open=True), help="requests/s, Poisson, whatever is answered")
-@click.option("--seconds", type=Finite(0, 3600, min_open=True), default=30.0, show_default=True)
+@click.option("--rate", type=FiniteFloat(0, min_open=True), help="requests/s, Poisson, whatever is answered")
+@click.option("--seconds", type=FiniteFloat(0, 3600, min_open=True), default=30.0, show_default=True)
 @click.option("--prompt-tokens", default="16:128", show_default=True, help="one length or LOW:HIGH")
 @click.option("--output-tokens", default="16:64", show_default=True, help="one length or LOW:HIGH")
-@click.option("--cancel-share", type=Finite(0, 1), default=0.0, help="share of clients that leave midway")
+@click.option("--cancel-share", type=FiniteFloat(0, 1), default=0.0, help="share of clients that leave midway")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--slo-ttft", type=Finite(0, min_open=True), default=1.0, show_default=True, help="s")
-@click.option("--slo-tpot", type=Finite(0, min_open=True), default=0.1, show_default=True, help="s")
-@click.option("--plot", type=PICTURE, help="write a picture, .png or .svg")
+@click.option("--slo-ttft", type=FiniteFloat(0, min_open=True), default=1.0, show_default=True, help="s")
+@click.option("--slo-tpot", type=FiniteFloat(0, min_open=True), default=0.1, show_default=True, help="s")
+@click.option("--plot", type=IMAGE_FILE, help="write a picture, .png or .svg")
 @click.option("--compare-batching", is_flag=True, help="the same load on continuous and on naive batching")
 @json_option
 def bench(options: MeshOptions, compare_batching: bool, **given: Any) -> None:
@@ -50,29 +50,29 @@ def bench(options: MeshOptions, compare_batching: bool, **given: Any) -> None:
     from penstock.cli import bench as command
 
     run_bench = command.compare_batching if compare_batching else command.bench
-    run_async(run_bench(command.asked_for(**given, model=""), options))
+    run_async(run_bench(command.bench_options(**given, model=""), options))
 
 
 # Two of each tier that there can be two of, so that any one process may go; three workers, so that two bear the load.
-PROVING_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers": 3}
+SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "workers": 3}
 
 
-@click.command(context_settings={"default_map": PROVING_MESH})
+@click.command(context_settings={"default_map": SCORECARD_MESH})
 @click.argument("proofs", nargs=-1, type=click.Choice(PROOFS), metavar="[NAME ..]")
 @mesh_options
 @click.option("--streams", type=click.IntRange(1, 4096), help="clients at once; each proof has its own default")
 @click.option("--tokens", type=click.IntRange(2, 4096), help="most tokens of an answer")
 @click.option("--kills", type=click.IntRange(1, 10_000), help="processes to kill")
-@click.option("--every", type=Finite(0.1, 600), metavar="SECONDS", help="between two kills")
-@click.option("--seconds", type=Finite(1, 3600), help="of each load of surge that count")
-@click.option("--minutes", type=Finite(0, 600), help="of freeze with every core busy and nothing frozen")
+@click.option("--every", type=FiniteFloat(0.1, 600), metavar="SECONDS", help="between two kills")
+@click.option("--seconds", type=FiniteFloat(1, 3600), help="of each load of surge that count")
+@click.option("--minutes", type=FiniteFloat(0, 600), help="of freeze with every core busy and nothing frozen")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="clients that leave")
 @click.option(
     "--requests", type=click.IntRange(32, 100_000), help="of the soak, or of mixed lengths through the engine"
 )
 @click.option("--crowd", type=click.IntRange(100, 10_000_000), help="requests through the engine's batch")
 @click.option("--seeds", type=click.IntRange(2, 10_000), help="of each world under virtual time")
-@click.option("--plot", type=PICTURE, help="write engine's or overload's picture, .png or .svg")
+@click.option("--plot", type=IMAGE_FILE, help="write engine's or overload's picture, .png or .svg")
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
@@ -92,7 +92,7 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
 @click.argument("scenario", required=False, type=ScenarioFile())
 @click.option("--seed", type=click.IntRange(0), help="instead of the scenario's own")
 @click.option("--law", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="every worker's step law")
-@click.option("--plan", type=Finite(0, 1, min_open=True), metavar="SHARE", help="how many workers it takes")
+@click.option("--plan", type=FiniteFloat(0, 1, min_open=True), metavar="SHARE", help="how many workers it takes")
 @click.option("--beside", default="", metavar="POLICY", help="with --plot: draw what another policy makes of it")
 @click.option("--calibrate", is_flag=True, help="instead: measure the real engine and write its step law")
 @click.option(
@@ -101,7 +101,7 @@ def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **gi
 @click.option("--threads", type=click.IntRange(0), default=0, help="with --calibrate: of the engine; 0: one per core")
 @click.option("--rounds", type=click.IntRange(1, 100), default=6, show_default=True, help="with --calibrate")
 @click.option("--out", type=OutputFile(), help="with --calibrate: the law's file")
-@click.option("--plot", type=PICTURE, help="write a picture, .png or .svg")
+@click.option("--plot", type=IMAGE_FILE, help="write a picture, .png or .svg")
 @json_option
 def simulate(
     scenario: Path | None, seed: int | None, law: Path | None, plot: Path | None, as_json: bool, **measuring: Any
@@ -109,11 +109,12 @@ def simulate(
     """Run the mesh's own queue, scheduler and batch under virtual time, as SCENARIO says: a TOML file or an example.
 
     With --plan 0.99: the fewest of its workers with which 99 % of requests are answered within its SLO.
-    With --calibrate: measure how long the real engine's steps take here, for --law and for PENSTOCK_WORKER_SIM_STEP_TIME_FILE.
+    With --calibrate: measure how long the steps of the real engine take here, for --law and for
+    PENSTOCK_WORKER_SIM_STEP_TIME_FILE.
     """
     wanted, beside = measuring.pop("plan"), measuring.pop("beside")
-    _one_of(("a SCENARIO", scenario), ("--calibrate", measuring["calibrate"]))
-    _one_of(("--plan", wanted), ("--beside", beside))
+    _check_exclusive(("a SCENARIO", scenario), ("--calibrate", measuring["calibrate"]))
+    _check_exclusive(("--plan", wanted), ("--beside", beside))
     if measuring.pop("calibrate"):
         from penstock.cli.calibrate import CalibrationOptions, calibrate
 
@@ -121,25 +122,25 @@ def simulate(
         calibrate(CalibrationOptions(plot=plot, as_json=as_json, **measuring))
         return
     from penstock.cli import capacity_plan
-    from penstock.cli.simulate import scenario_from
+    from penstock.cli.simulate import load_scenario
     from penstock.cli.simulate import simulate as run_simulation
 
     if scenario is None:
         message = "name a SCENARIO.toml to run, or --calibrate to measure the engine"
         raise click.UsageError(message)
-    asked = scenario_from(scenario, seed, law)
+    asked = load_scenario(scenario, seed, law)
     if wanted:
         capacity_plan.show_plan(asked, wanted, plot, as_json=as_json)
     elif beside:
         if plot is None:
             message = "--beside draws a picture: say where with --plot"
             raise click.UsageError(message)
-        capacity_plan.show_beside(asked, beside, plot)
+        capacity_plan.show_comparison(asked, beside, plot)
     else:
         run_simulation(asked, plot, as_json=as_json)
 
 
-def _one_of(*given: tuple[str, Any]) -> None:
+def _check_exclusive(*given: tuple[str, Any]) -> None:
     """Raises UsageError where several are there: one of them would be passed over in silence."""
     there = [name for name, value in given if value]
     if len(there) > 1:
@@ -167,13 +168,13 @@ def faults(*, seeds: int, seed: int, processes: int, story: bool, as_json: bool,
     a promise was broken.
     """
     from penstock.cli import faults as command
-    from penstock.faults.plan import Twist
+    from penstock.faults.plan import PlanOverrides
 
-    twist = Twist(poisoned=twisting["poison"], longest_freeze=twisting["longest_freeze"] or 0.0)
+    twist = PlanOverrides(has_poison=twisting["poison"], max_freeze_s=twisting["longest_freeze"] or 0.0)
     if story:
-        command.tell(seed, twist)
+        command.show_replay(seed, twist)
     else:
-        command.run_faults(range(seed, seed + seeds), processes, twist=twist, as_json=as_json)
+        command.run_faults(range(seed, seed + seeds), processes, overrides=twist, as_json=as_json)
 
 
-PROVING = (bench, scorecard, simulate, faults)
+MEASURE_COMMANDS = (bench, scorecard, simulate, faults)

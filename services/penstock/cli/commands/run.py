@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from penstock.cli.options import find_target, json_option, mesh_options, target_options
-from penstock.cli.param_types import Finite
+from penstock.cli.param_types import FiniteFloat
 from penstock.local_mesh.plan import MeshOptions
 
 
@@ -36,17 +36,17 @@ def run(prompt: str | None, options: MeshOptions) -> None:
 @target_options
 @click.option("--model", default="", help="empty: the only one served")
 @click.option("--max-tokens", type=click.IntRange(1), help="most tokens to generate")
-@click.option("--temperature", type=Finite(0, 2), default=0.0, show_default=True)
+@click.option("--temperature", type=FiniteFloat(0, 2), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1))
 @click.option("--raw", is_flag=True, help="no chat template: continue PROMPT as it stands")
 @click.option("--explain", is_flag=True, help="show where the time went, tier by tier")
 @json_option
 def generate(target: str, key: str, as_json: bool, **given: Any) -> None:
     """Send one request over the gRPC stub and stream the answer."""
-    from penstock.cli.generate import Ask
+    from penstock.cli.generate import GenerateOptions
     from penstock.cli.generate import generate as send
 
-    run_async(send(*find_target(target, key), Ask(**given), as_json=as_json))
+    run_async(send(*find_target(target, key), GenerateOptions(**given), as_json=as_json))
 
 
-SERVING = (up, run, generate)
+RUN_COMMANDS = (up, run, generate)

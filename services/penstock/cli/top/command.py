@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from rich.live import Live
 
-from penstock.cli.tables import answers
+from penstock.cli.tables import stdout_console
 from penstock.cli.top.frame import frame_of
-from penstock.cli.top.poll import Sighting, Watch, addresses_of, watching
-from penstock.cli.top.view import view_of
+from penstock.cli.top.poll import ProcessPoller, ProcessSample, addresses_of, open_poller
+from penstock.cli.top.view import render
 
 
 async def top(names: dict[str, str], targets: Sequence[str], *, interval: float, once: bool, as_json: bool) -> None:
@@ -16,25 +16,25 @@ async def top(names: dict[str, str], targets: Sequence[str], *, interval: float,
 
     Raises PenstockError where none of them answers at first; what stops answering later is shown as such.
     """
-    async with watching(names | await addresses_of(targets)) as watch:
-        seen = await watch.look()
+    async with open_poller(names | await addresses_of(targets)) as watch:
+        seen = await watch.poll()
         if seen[0].error and not any(each.snapshot for each in seen):
             raise seen[0].error
-        if not (once or as_json) and answers.is_interactive:
-            await _live(watch, seen, interval)
+        if not (once or as_json) and stdout_console.is_interactive:
+            await _refresh_until_stopped(watch, seen, interval)
             return
         await asyncio.sleep(interval)  # so that rates are those of now
-        frame = frame_of(await watch.look(), seen)
+        frame = frame_of(await watch.poll(), seen)
         if as_json:
-            answers.print_json(data=dict(frame))
+            stdout_console.print_json(data=dict(frame))
         else:
-            answers.print(view_of(frame))
+            stdout_console.print(render(frame))
 
 
-async def _live(watch: Watch, before: Sequence[Sighting], interval: float) -> None:
-    with Live(view_of(frame_of(before)), console=answers, screen=True, auto_refresh=False) as live:
+async def _refresh_until_stopped(watch: ProcessPoller, before: Sequence[ProcessSample], interval: float) -> None:
+    with Live(render(frame_of(before)), console=stdout_console, screen=True, auto_refresh=False) as live:
         while True:
             await asyncio.sleep(interval)
-            seen = await watch.look()
-            live.update(view_of(frame_of(seen, before)), refresh=True)
+            seen = await watch.poll()
+            live.update(render(frame_of(seen, before)), refresh=True)
             before = seen

@@ -6,14 +6,14 @@ A frame is what `--json` prints: tables of rows, all of them whole.
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
-from penstock.cli.top.poll import Sighting
+from penstock.cli.top.poll import ProcessSample
 
 Row = dict[str, Any]
 
-SHED_FOR = "class", "reason", "by"
+SHED_KEYS = "class", "reason", "by"
 
 
-class Frame(TypedDict):
+class TopFrame(TypedDict):
     """Shares are 0 to 1. Rates, and the share of a core in use, are since an earlier look, or else since the start."""
 
     shards: list[Row]  # one per model and shard
@@ -23,30 +23,30 @@ class Frame(TypedDict):
     processes: list[Row]
 
 
-def frame_of(seen: Sequence[Sighting], before: Sequence[Sighting] = ()) -> Frame:
+def frame_of(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample] = ()) -> TopFrame:
     """Add up what was seen; `before` is an earlier look, for rates."""
-    former = {each.snapshot.instance_id: each for each in before if each.snapshot}
-    pairs = [(each, former.get(each.snapshot.instance_id) if each.snapshot else None) for each in seen]
-    names = {each.address: each.name for each in seen}
-    return Frame(
-        shards=[row for each, earlier in pairs for row in _shards(each, earlier)],
-        tenants=_tenants(seen),
-        sheds=_sheds(seen, before, max(_span(*pair) for pair in pairs)),
-        workers=[_worker(row, each, names) for each in seen for row in each.rows("workers")],
-        processes=[_process(*pair) for pair in pairs],
+    former = {each.snapshot.instance_id: each for each in previous if each.snapshot}
+    pairs = [(each, former.get(each.snapshot.instance_id) if each.snapshot else None) for each in samples]
+    names = {each.address: each.name for each in samples}
+    return TopFrame(
+        shards=[row for each, earlier in pairs for row in _shard_rows(each, earlier)],
+        tenants=_tenant_rows(samples),
+        sheds=_shed_rows(samples, previous, max(_elapsed(*pair) for pair in pairs)),
+        workers=[_worker_row(row, each, names) for each in samples for row in each.rows("workers")],
+        processes=[_process_row(*pair) for pair in pairs],
     )
 
 
-def _span(process: Sighting, earlier: Sighting | None) -> float:
+def _elapsed(process: ProcessSample, earlier: ProcessSample | None) -> float:
     """Return the time between two looks at a process, in s of its own clock."""
     since = earlier.figures.get("uptime_seconds", 0.0) if earlier else 0.0
     return max(1e-3, process.figures.get("uptime_seconds", 0.0) - since)
 
 
-def _shards(shard: Sighting, earlier: Sighting | None) -> list[Row]:
+def _shard_rows(shard: ProcessSample, earlier: ProcessSample | None) -> list[Row]:
     predictions = {row["model"]: row for row in shard.rows("predictions")}
     leased = {row["model"]: row["leased"] for row in earlier.rows("models")} if earlier else {}
-    span = _span(shard, earlier)
+    span = _elapsed(shard, earlier)
     return [
         {
             "shard": shard.name,
@@ -58,37 +58,37 @@ def _shards(shard: Sighting, earlier: Sighting | None) -> list[Row]:
     ]
 
 
-def _tenants(seen: Sequence[Sighting]) -> list[Row]:
-    rows = (row for each in seen for row in each.rows("depth"))
-    added = _added(rows, ("model", "class", "tenant_id"), ("waiting", "waiting_tokens", "running"))
+def _tenant_rows(samples: Sequence[ProcessSample]) -> list[Row]:
+    rows = (row for each in samples for row in each.rows("depth"))
+    added = _sum_rows(rows, ("model", "class", "tenant_id"), ("waiting", "waiting_tokens", "running"))
     return sorted(added, key=lambda row: (-row["waiting"], -row["running"], row["model"], row["tenant_id"]))
 
 
-def _sheds(seen: Sequence[Sighting], before: Sequence[Sighting], span: float) -> list[Row]:
-    def count(looked_at: Sequence[Sighting]) -> list[Row]:
+def _shed_rows(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample], span: float) -> list[Row]:
+    def count(looked_at: Sequence[ProcessSample]) -> list[Row]:
         rows = ({"by": "queue", **row} for each in looked_at for row in each.rows("sheds"))
-        return _added(rows, SHED_FOR, ("tickets",))
+        return _sum_rows(rows, SHED_KEYS, ("tickets",))
 
-    earlier = {tuple(row[name] for name in SHED_FOR): row["tickets"] for row in count(before)}
+    earlier = {tuple(row[name] for name in SHED_KEYS): row["tickets"] for row in count(previous)}
     rows = [
-        row | {"per_second": max(0, row["tickets"] - earlier.get(tuple(row[name] for name in SHED_FOR), 0)) / span}
-        for row in count(seen)
+        row | {"per_second": max(0, row["tickets"] - earlier.get(tuple(row[name] for name in SHED_KEYS), 0)) / span}
+        for row in count(samples)
     ]
     return sorted(rows, key=lambda row: -row["tickets"])
 
 
-def _added(rows: Iterable[Row], by: Sequence[str], what: Sequence[str]) -> list[Row]:
+def _sum_rows(rows: Iterable[Row], by: Sequence[str], columns: Sequence[str]) -> list[Row]:
     """Add up the columns `what` of rows that are the same in the columns `by`."""
     sums: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = tuple(row.get(name, "") for name in by)
-        added = sums.setdefault(key, {**dict(zip(by, key, strict=True)), **dict.fromkeys(what, 0)})
-        for name in what:
+        added = sums.setdefault(key, {**dict(zip(by, key, strict=True)), **dict.fromkeys(columns, 0)})
+        for name in columns:
             added[name] += row.get(name, 0)
     return list(sums.values())
 
 
-def _worker(row: Row, scheduler: Sighting, names: dict[str, str]) -> Row:
+def _worker_row(row: Row, scheduler: ProcessSample, names: dict[str, str]) -> Row:
     slots, blocks = max(1, row["slots"]), max(1, row["kv_blocks"])
     free = max(0, row["kv_blocks"] - row["promised_blocks"])
     return {
@@ -101,7 +101,7 @@ def _worker(row: Row, scheduler: Sighting, names: dict[str, str]) -> Row:
     }
 
 
-def _process(process: Sighting, earlier: Sighting | None) -> Row:
+def _process_row(process: ProcessSample, earlier: ProcessSample | None) -> Row:
     row: Row = {"process": process.name, "address": process.address}
     if process.snapshot is None:
         return row | {"tier": "", "state": process.error.reason if process.error else "UNKNOWN"}
@@ -111,7 +111,7 @@ def _process(process: Sighting, earlier: Sighting | None) -> Row:
         "instance_id": process.snapshot.instance_id,
         "pid": process.snapshot.pid,
         "state": "draining" if process.snapshot.draining else "up",
-        "cpu_share": max(0.0, used) / _span(process, earlier),
+        "cpu_share": max(0.0, used) / _elapsed(process, earlier),
         "rss_bytes": int(process.figures["rss_bytes"]),
         "open_streams": int(process.figures["open_streams"]),
         "uptime_s": process.figures["uptime_seconds"],

@@ -11,15 +11,15 @@ from google.protobuf.json_format import MessageToDict
 
 from penstock.chassis.channels import channel, resolve
 from penstock.chassis.errors import PenstockError, error_from_rpc
-from penstock.cli.admin import AdminCall
+from penstock.cli.admin import AdminTarget
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
 
-TIMEOUT = 2.0  # s; a process that takes longer is shown as not answering
+TIMEOUT_S = 2.0  # s; a process that takes longer is shown as not answering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class ProcessSample:
     """One process: what it said, or why it said nothing."""
 
     name: str
@@ -34,34 +34,34 @@ class Sighting:
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Return a table of the snapshot; none where the process has no such table, as an older one may not."""
         found = MessageToDict(self.snapshot.tables).get(table, []) if self.snapshot else []
-        return [{name: _whole(value) for name, value in row.items()} for row in found]
+        return [{name: _whole_number(value) for name, value in row.items()} for row in found]
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class ProcessPoller:
     """The processes that are looked at: name and Admin stub of each, by address."""
 
     processes: Mapping[str, tuple[str, Any]]
 
-    async def look(self) -> list[Sighting]:
-        return await asyncio.gather(*(_look_at(address, *each) for address, each in self.processes.items()))
+    async def poll(self) -> list[ProcessSample]:
+        return await asyncio.gather(*(_poll_process(address, *each) for address, each in self.processes.items()))
 
 
 @asynccontextmanager
-async def watching(names: Mapping[str, str]) -> AsyncIterator[Watch]:
+async def open_poller(names: Mapping[str, str]) -> AsyncIterator[ProcessPoller]:
     """Look at the processes of `names` (by address), over one channel each."""
     async with AsyncExitStack() as stack:
         channels = {address: await stack.enter_async_context(channel(address)) for address in names}
-        yield Watch({address: (names[address], AdminStub(channels[address])) for address in names})
+        yield ProcessPoller({address: (names[address], AdminStub(channels[address])) for address in names})
 
 
-async def _look_at(address: str, name: str, stub: Any) -> Sighting:
-    metadata = AdminCall(target=address, as_json=False).metadata
+async def _poll_process(address: str, name: str, stub: Any) -> ProcessSample:
+    metadata = AdminTarget(target=address, as_json=False).metadata
     try:
-        answer = await stub.GetSnapshot(GetSnapshotRequest(), metadata=metadata, timeout=TIMEOUT)
+        answer = await stub.GetSnapshot(GetSnapshotRequest(), metadata=metadata, timeout=TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
-        return Sighting(name=name, address=address, error=error_from_rpc(error))
-    return Sighting(name=name, address=address, snapshot=answer.snapshot)
+        return ProcessSample(name=name, address=address, error=error_from_rpc(error))
+    return ProcessSample(name=name, address=address, snapshot=answer.snapshot)
 
 
 async def addresses_of(targets: Sequence[str]) -> dict[str, str]:
@@ -69,6 +69,6 @@ async def addresses_of(targets: Sequence[str]) -> dict[str, str]:
     return {address: address for target in targets for address in await resolve(target)}
 
 
-def _whole(value: Any) -> Any:
+def _whole_number(value: Any) -> Any:
     """A table on the wire knows no whole numbers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -7,12 +7,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.top.frame import Frame, Row
+from penstock.cli.top.frame import Row, TopFrame
 
-MOST = 12  # rows of a table that may have very many; the rest is counted
-BAR = 10  # columns
+MAX_ROWS = 12  # rows of a table that may have very many; the rest is counted
+BAR_COLUMNS = 10  # columns
 
-WAITS = (
+WAIT_COLUMNS = (
     ("waited p50", "waited_s_p50"),
     ("p95", "waited_s_p95"),
     ("late p5", "late_s_p5"),
@@ -23,13 +23,13 @@ WAITS = (
 Columns = Sequence[tuple[str, bool]]  # head, whether its cells are numbers
 
 
-def view_of(frame: Frame) -> RenderableType:
+def render(frame: TopFrame) -> RenderableType:
     parts = [_summary(frame), _shards(frame["shards"]), _workers(frame["workers"])]
     parts += [table for table in (_tenants(frame["tenants"]), _sheds(frame["sheds"])) if table.row_count]
     return Group(*(each for part in [*parts, _processes(frame["processes"])] for each in (part, Text())))
 
 
-def _summary(frame: Frame) -> RenderableType:
+def _summary(frame: TopFrame) -> RenderableType:
     shards, workers = frame["shards"], frame["workers"]
     waiting, running = sum(row["waiting"] for row in shards), sum(row["running"] for row in workers)
     slots, pace = sum(row["slots"] for row in workers), sum(row["tokens_per_second"] for row in workers)
@@ -44,10 +44,10 @@ def _summary(frame: Frame) -> RenderableType:
 def _shards(rows: Sequence[Row]) -> Table:
     heads = [("shard", False), ("model", False)]
     heads += [(head, True) for head in ("waiting", "tokens", "running", "credit", "leases/s")]
-    heads += [(head, True) for head, _ in WAITS]
+    heads += [(head, True) for head, _ in WAIT_COLUMNS]
     table = _table(heads, "waits for a lease, ms; late: by how much longer than predicted")
     for row in rows:
-        waits = [f"{1e3 * row[name]:,.0f}" if name in row else "-" for _, name in WAITS]
+        waits = [f"{1e3 * row[name]:,.0f}" if name in row else "-" for _, name in WAIT_COLUMNS]
         counts = [f"{row[name]:,}" for name in ("waiting", "waiting_tokens", "running", "credit")]
         table.add_row(escape(row["shard"]), escape(row["model"]), *counts, f"{row['leased_per_second']:,.1f}", *waits)
     return table
@@ -56,8 +56,8 @@ def _shards(rows: Sequence[Row]) -> Table:
 def _workers(rows: Sequence[Row]) -> Table:
     heads = [("worker", False), ("scheduler", False), ("zone", False), ("model", False), ("batch", False)]
     heads += [(head, True) for head in ("running", "slots", "KV free", "blocks", "prefill", "tokens/s")]
-    table = _table(heads, _left_out(rows, "fullest"))
-    for row in sorted(rows, key=lambda row: -row["batch_fill"])[:MOST] if len(rows) > MOST else rows:
+    table = _table(heads, _caption(rows, "fullest"))
+    for row in sorted(rows, key=lambda row: -row["batch_fill"])[:MAX_ROWS] if len(rows) > MAX_ROWS else rows:
         names = [escape(str(row.get(name, ""))) for name in ("worker", "scheduler", "zone", "model")]
         counts = [f"{row['running']:,}", f"{row['slots']:,}", f"{row['free_kv_share']:.0%}", f"{row['kv_blocks']:,}"]
         pace = [f"{row['prefill_tokens']:,}", f"{row['tokens_per_second']:,.0f}"]
@@ -67,8 +67,8 @@ def _workers(rows: Sequence[Row]) -> Table:
 
 def _tenants(rows: Sequence[Row]) -> Table:
     heads = [("tenant", False), ("class", False), ("model", False), ("waiting", True), ("tokens", True)]
-    table = _table([*heads, ("running", True)], _left_out(rows, "deepest"))
-    for row in rows[:MOST]:
+    table = _table([*heads, ("running", True)], _caption(rows, "deepest"))
+    for row in rows[:MAX_ROWS]:
         names = [escape(row[name]) for name in ("tenant_id", "class", "model")]
         table.add_row(*names, *(f"{row[name]:,}" for name in ("waiting", "waiting_tokens", "running")))
     return table
@@ -76,7 +76,7 @@ def _tenants(rows: Sequence[Row]) -> Table:
 
 def _sheds(rows: Sequence[Row]) -> Table:
     table = _table([("shed for", False), ("class", False), ("by", False), ("tickets", True), ("per s", True)])
-    for row in rows[:MOST]:
+    for row in rows[:MAX_ROWS]:
         names = [escape(row[name]) for name in ("reason", "class", "by")]
         table.add_row(*names, f"{row['tickets']:,}", f"{row['per_second']:,.1f}")
     return table
@@ -101,10 +101,10 @@ def _table(heads: Iterable[tuple[str, bool]], caption: str = "") -> Table:
     return table
 
 
-def _left_out(rows: Sequence[Row], kind: str) -> str:
-    return f"the {MOST} {kind} of {len(rows):,}" if len(rows) > MOST else ""
+def _caption(rows: Sequence[Row], kind: str) -> str:
+    return f"the {MAX_ROWS} {kind} of {len(rows):,}" if len(rows) > MAX_ROWS else ""
 
 
 def _bar(share: float) -> str:
-    full = round(BAR * min(1.0, share))
-    return "█" * full + "░" * (BAR - full)
+    full = round(BAR_COLUMNS * min(1.0, share))
+    return "█" * full + "░" * (BAR_COLUMNS - full)

@@ -1,1 +1,3 @@
-"""What is asked and by whom: one form for all APIs, the caps on every field, the caller's credential."""
+"""A generation request before it is admitted: its values, its public limits and their validation, the caller's
+credential, and a cheap lower bound of its cost.
+"""

@@ -1,5 +1,5 @@
-"""Text on its way to token ids and back: template, tokenizer, detokenizer, stop strings.
+"""Text to token ids and back: chat template, tokenizer, detokenizer and stop strings of one model.
 
-Owns what a model's card says about text. Knows no clock, no network and no request but the one it is handed; all state
-here can be made again from the ids, which is what lets another attempt or another edge go on in mid-sentence.
+All state can be rebuilt from the token ids, so that another attempt or another edge continues an answer in the middle
+of a sentence.
 """

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.edge.request.spec import ChatInput, Message, Prompt, TextInput, TokenInput
+from penstock.edge.text.detokenizer import StoppingDetokenizer
 from penstock.edge.text.errors import ModelTextUnusable, PromptEmpty, TokenUnknown
 from penstock.edge.text.template import ChatTemplate
 from penstock.edge.text.tokenizer import Tokenizer
-from penstock.edge.text.transcript import StoppingDetokenizer
 from penstock.mesh.v1.worker_pb2 import ModelCard
 
 _TOKENIZER_BYTES = 256 << 20  # unpacked; the largest public ones have 35 MB

@@ -1,8 +1,10 @@
 """Token ids to text, piece by piece, for one answer."""
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from penstock.edge.lifecycle.plan import TextDelta
+from penstock.edge.text.stops import StopStrings
 from penstock.edge.text.vocabulary import Vocabulary
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
@@ -43,3 +45,21 @@ class Detokenizer:
 def decode(vocabulary: Vocabulary, ids: Iterable[int], *, begins_text: bool = True) -> str:
     detokenizer = Detokenizer(vocabulary, begins_text=begins_text)
     return detokenizer.feed(ids) + detokenizer.flush()
+
+
+class StoppingDetokenizer:
+    """Detokenizer and stop strings in one. To resume, push the tokens emitted before and drop their text."""
+
+    __slots__ = ("_detokenizer", "_stops")
+
+    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = (), *, begins_text: bool = True) -> None:
+        self._detokenizer = Detokenizer(vocabulary, begins_text=begins_text)
+        self._stops = StopStrings(stops)
+
+    def push(self, token_id: int) -> TextDelta:
+        safe, stop = self._stops.feed(self._detokenizer.feed((token_id,)))
+        return TextDelta(safe, stop or "")
+
+    def flush(self) -> str:
+        safe, _ = self._stops.feed(self._detokenizer.flush())
+        return safe + self._stops.flush()

@@ -18,11 +18,11 @@ from functools import reduce
 from types import MappingProxyType
 from typing import NamedTuple
 
-PATIENCE = 10.0  # s; of edges for queues, of queues for workers, of clients for edges
-RECOVERY = 1.0  # s until everybody knows that a tier is back
+PATIENCE_S = 10.0  # s; of edges for queues, of queues for workers, of clients for edges
+RECOVERY_S = 1.0  # s until everybody knows that a tier is back
 
 
-class Span(NamedTuple):
+class Interval(NamedTuple):
     since: float  # s
     until: float  # s
 
@@ -30,55 +30,61 @@ class Span(NamedTuple):
         return isinstance(moment, float) and self.since <= moment <= self.until
 
 
-Excused = Mapping[str, Sequence[Span]]
-NOBODY: Excused = MappingProxyType({})
+AllowedFailures = Mapping[str, Sequence[Interval]]
+NONE_ALLOWED: AllowedFailures = MappingProxyType({})
 
 
-def excuses(absences: Callable[[str], Iterable[Sequence[Span]]], harmed: Mapping[str, Sequence[Span]]) -> Excused:
+def allowed_failures(
+    downtimes_of: Callable[[str], Iterable[Sequence[Interval]]], disturbed: Mapping[str, Sequence[Interval]]
+) -> AllowedFailures:
     """Return when each reason is one.
 
     absences: when each process of a tier was away.
     harmed:   when a process or link of a tier was harmed, or the disk.
     """
 
-    def away(tier: str) -> list[Span]:
-        return common(absences(tier))
+    def away(tier: str) -> list[Interval]:
+        return simultaneous(downtimes_of(tier))
 
     return {
-        "QUEUE_LOST": _long(away("queue")),
-        "NO_WORKER": _long(merged([*away("worker"), *away("scheduler")])),
-        "CONNECTION_LOST": _long(away("edge")),
-        "AUTH_LOST": _recovering(harmed.get("auth", ())),
-        "STORE_UNAVAILABLE": _recovering(harmed.get("disk", ())),
+        "QUEUE_LOST": _beyond_patience(away("queue")),
+        "NO_WORKER": _beyond_patience(merge_overlapping([*away("worker"), *away("scheduler")])),
+        "CONNECTION_LOST": _beyond_patience(away("edge")),
+        "AUTH_LOST": _with_recovery(disturbed.get("auth", ())),
+        "STORE_UNAVAILABLE": _with_recovery(disturbed.get("disk", ())),
     }
 
 
-def common(absences: Iterable[Sequence[Span]]) -> list[Span]:
+def simultaneous(downtimes: Iterable[Sequence[Interval]]) -> list[Interval]:
     """Return when all were away, who is back counted as away until everybody knows."""
-    return reduce(_overlaps, (merged(_recovering(each)) for each in absences))
+    return reduce(_intersections, (merge_overlapping(_with_recovery(each)) for each in downtimes))
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
+def merge_overlapping(intervals: Iterable[Interval]) -> list[Interval]:
     """Return them in order, those that touch as one."""
-    found: list[Span] = []
-    for span in sorted(spans):
+    found: list[Interval] = []
+    for span in sorted(intervals):
         if found and span.since <= found[-1].until:
-            found[-1] = Span(found[-1].since, max(found[-1].until, span.until))
+            found[-1] = Interval(found[-1].since, max(found[-1].until, span.until))
         else:
             found.append(span)
     return found
 
 
-def _recovering(spans: Iterable[Span]) -> list[Span]:
-    return [Span(each.since, each.until + RECOVERY) for each in spans]
+def _with_recovery(intervals: Iterable[Interval]) -> list[Interval]:
+    return [Interval(each.since, each.until + RECOVERY_S) for each in intervals]
 
 
-def _long(spans: Iterable[Span]) -> list[Span]:
+def _beyond_patience(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the parts of them in which those who wait have done so for long enough."""
-    return [Span(each.since + PATIENCE, each.until) for each in spans if each.since + PATIENCE < each.until - RECOVERY]
+    return [
+        Interval(each.since + PATIENCE_S, each.until)
+        for each in intervals
+        if each.since + PATIENCE_S < each.until - RECOVERY_S
+    ]
 
 
-def _overlaps(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    pairs = ((one, other) for one in some for other in others)
-    spans = (Span(max(one.since, other.since), min(one.until, other.until)) for one, other in pairs)
+def _intersections(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    pairs = ((one, other) for one in first for other in second)
+    spans = (Interval(max(one.since, other.since), min(one.until, other.until)) for one, other in pairs)
     return sorted(each for each in spans if each.since < each.until)

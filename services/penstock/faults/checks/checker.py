@@ -6,18 +6,20 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.faults.checks import oracle
-from penstock.faults.checks.allowed_failures import NOBODY, Excused
-from penstock.faults.world.clients import Counted, Seen
+from penstock.faults.checks.allowed_failures import NONE_ALLOWED, AllowedFailures
+from penstock.faults.world.clients import ClientTranscript, TokenCountResult
 
-LOST = "lost"  # outcome of a reservation whose edge died; charged nothing, for nobody can say what its client got
-FINAL = ("stop", "length")
-CRASHED = "ENGINE_CRASHED"
+LOST_OUTCOME = (
+    "lost"  # outcome of a reservation whose edge died; charged nothing, for nobody can say what its client got
+)
+FINISHED_OUTCOMES = ("stop", "length")
+CRASHED_REASON = "ENGINE_CRASHED"
 CONNECTION_LOST = "CONNECTION_LOST"  # what a client says by itself
-NOTHING: Mapping[int, str] = MappingProxyType({})
-CRASHES = 2  # of a request that does it: the second tells it from those beside it
+NO_TICKETS: Mapping[int, str] = MappingProxyType({})
+MAX_CRASHES_PER_REQUEST = 2  # of a request that does it: the second tells it from those beside it
 
 # Figures that are back at zero when nothing runs, by tier.
-RESIDUE = {
+FIGURES_ZERO_AT_REST = {
     "edge": ("active_requests", "reservations_open", "held_bytes"),
     "auth": ("reservations", "reserved_tokens", "concurrent_requests", "store_pending"),
     "queue": ("waiting", "waiting_tokens", "offered", "running"),
@@ -36,7 +38,7 @@ class Violation(NamedTuple):
         return f"{self.kind}: {self.text}"
 
 
-class Row(NamedTuple):
+class LedgerRow(NamedTuple):
     """One row of auth's ledger."""
 
     reservation_id: str
@@ -49,83 +51,93 @@ class Row(NamedTuple):
     answer_id: str  # that it continues; empty: it begins one, named after the ticket
 
 
-def judge_answers(all_seen: Iterable[Seen], excused: Excused = NOBODY) -> Iterator[Violation]:
+def check_answers(
+    transcripts: Iterable[ClientTranscript], allowed: AllowedFailures = NONE_ALLOWED
+) -> Iterator[Violation]:
     """`excused`: reasons for which a request may fail in this world, and when."""
-    for number, seen in enumerate(all_seen):
-        for kind, text in _faults_of(seen, excused):
-            yield Violation(kind, f"request {number} ({len(seen.ask.prompt)} prompt tokens): {text}")
+    for number, seen in enumerate(transcripts):
+        for kind, text in _answer_violations(seen, allowed):
+            yield Violation(kind, f"request {number} ({len(seen.request.prompt)} prompt tokens): {text}")
 
 
-def judge_counts(all_counted: Iterable[Counted], excused: Excused = NOBODY) -> Iterator[Violation]:
+def check_token_counts(
+    results: Iterable[TokenCountResult], allowed: AllowedFailures = NONE_ALLOWED
+) -> Iterator[Violation]:
     """`excused` as for answers."""
-    for each in all_counted:
-        if not each.is_over:
-            yield Violation("endless", f"the size of {len(each.ask.prompt)} tokens was never told")
-        elif each.failure and not _is_excused(each, excused):
-            yield Violation("failed", f"the size of {len(each.ask.prompt)} tokens: {each.failure}")
-        elif not each.failure and tuple(each.token_ids) != each.ask.prompt:
-            yield Violation("changed", f"{len(each.ask.prompt)} tokens were counted as {each.token_ids}")
+    for each in results:
+        if not each.has_ended:
+            yield Violation("endless", f"the size of {len(each.request.prompt)} tokens was never told")
+        elif each.failure_text and not _is_allowed(each, allowed):
+            yield Violation("failed", f"the size of {len(each.request.prompt)} tokens: {each.failure_text}")
+        elif not each.failure_text and tuple(each.token_ids) != each.request.prompt:
+            yield Violation("changed", f"{len(each.request.prompt)} tokens were counted as {each.token_ids}")
 
 
-def _is_excused(each: Seen | Counted, excused: Excused) -> bool:
+def _is_allowed(result: ClientTranscript | TokenCountResult, allowed: AllowedFailures) -> bool:
     """Whether its client was told in time what nobody could help, and when to come back; else a retry is in vain."""
-    has_advice = each.retry_after is not None or each.reason_of_failure == CONNECTION_LOST
-    return has_advice and any(each.over_at in span for span in excused.get(each.reason_of_failure, ()))
+    has_advice = result.retry_after is not None or result.failure_reason == CONNECTION_LOST
+    return has_advice and any(result.ended_at in span for span in allowed.get(result.failure_reason, ()))
 
 
-def _faults_of(seen: Seen, excused: Excused) -> Iterator[Violation]:
-    ask = seen.ask
-    if not seen.is_over:
-        yield Violation("endless", f"never ended; {len(seen.token_ids)} tokens came")
+def _answer_violations(transcript: ClientTranscript, allowed: AllowedFailures) -> Iterator[Violation]:
+    ask = transcript.request
+    if not transcript.has_ended:
+        yield Violation("endless", f"never ended; {len(transcript.token_ids)} tokens came")
         return
-    if seen.indexes != list(range(len(seen.indexes))):
-        yield Violation("order", f"indexes came as {seen.indexes}")
-    if ask.logprobs and seen.logprobs != len(seen.token_ids):
-        yield Violation("logprobs", f"{seen.logprobs} came with {len(seen.token_ids)} tokens")
-    if ask.seed is not None and seen.seed not in (0, ask.seed):
-        yield Violation("changed", f"ran with seed {seen.seed}, asked was {ask.seed}")
-    owed = oracle.owed(ask.prompt, seen.seed, ask.tokens, ignore_eos=ask.ignore_eos, stops=ask.stops)
-    if seen.reason:
-        yield from _unlike(seen, owed)
+    if transcript.indexes != list(range(len(transcript.indexes))):
+        yield Violation("order", f"indexes came as {transcript.indexes}")
+    if ask.logprobs and transcript.logprobs != len(transcript.token_ids):
+        yield Violation("logprobs", f"{transcript.logprobs} came with {len(transcript.token_ids)} tokens")
+    if ask.seed is not None and transcript.seed not in (0, ask.seed):
+        yield Violation("changed", f"ran with seed {transcript.seed}, asked was {ask.seed}")
+    owed = oracle.expected_answer(
+        ask.prompt, transcript.seed, ask.max_output_tokens, ignore_eos=ask.ignore_eos, stops=ask.stops
+    )
+    if transcript.finish_reason:
+        yield from _differences(transcript, owed)
     else:
-        yield from _unlike_in_part(seen, owed, excused)
+        yield from _partial_differences(transcript, owed, allowed)
 
 
-def _unlike(seen: Seen, owed: oracle.Owed) -> Iterator[Violation]:
+def _differences(transcript: ClientTranscript, expected: oracle.ExpectedAnswer) -> Iterator[Violation]:
     """What differs in an answer that is whole."""
-    if seen.token_ids != owed.token_ids:
-        yield Violation("changed", f"ids {seen.token_ids}, owed {owed.token_ids}")
-    if seen.text != owed.text:
-        yield Violation("changed", f"text {seen.text!r}, owed {owed.text!r}")
-    if seen.reason != owed.reason:
-        yield Violation("changed", f"ended by {seen.reason}, owed {owed.reason}")
-    assert seen.usage
-    prompt, output = seen.usage
-    if prompt != len(seen.ask.prompt) or seen.prompt_tokens != prompt:
-        yield Violation("usage", f"{prompt} prompt tokens told, {seen.prompt_tokens} accepted")
-    if output != len(seen.token_ids) if seen.attempts == 1 else output > len(seen.token_ids):
-        yield Violation("usage", f"{output} output tokens told, {len(seen.token_ids)} came")
+    if transcript.token_ids != expected.token_ids:
+        yield Violation("changed", f"ids {transcript.token_ids}, owed {expected.token_ids}")
+    if transcript.text != expected.text:
+        yield Violation("changed", f"text {transcript.text!r}, owed {expected.text!r}")
+    if transcript.finish_reason != expected.finish_reason:
+        yield Violation("changed", f"ended by {transcript.finish_reason}, owed {expected.finish_reason}")
+    assert transcript.usage
+    prompt, output = transcript.usage
+    if prompt != len(transcript.request.prompt) or transcript.prompt_tokens != prompt:
+        yield Violation("usage", f"{prompt} prompt tokens told, {transcript.prompt_tokens} accepted")
+    if output != len(transcript.token_ids) if transcript.attempts == 1 else output > len(transcript.token_ids):
+        yield Violation("usage", f"{output} output tokens told, {len(transcript.token_ids)} came")
 
 
-def _unlike_in_part(seen: Seen, owed: oracle.Owed, excused: Excused) -> Iterator[Violation]:
-    if seen.token_ids != owed.token_ids[: len(seen.token_ids)]:
-        yield Violation("changed", f"ids {seen.token_ids} do not begin {owed.token_ids}")
-    if not owed.text.startswith(seen.text):
-        yield Violation("changed", f"text {seen.text!r} does not begin {owed.text!r}")
-    is_late = seen.ask.timeout is not None and seen.failure.startswith("DEADLINE_EXCEEDED")
-    is_slow = seen.ask.stalls_at is not None and seen.reason_of_failure == "CLIENT_TOO_SLOW"
-    is_crasher = _is_poison(seen) and seen.reason_of_failure == CRASHED
-    if not (seen.has_left or is_late or is_slow or is_crasher or _is_excused(seen, excused)):
-        yield Violation("failed", f"{seen.failure or 'ended without an ending'}, after {seen.attempts} attempts")
+def _partial_differences(
+    transcript: ClientTranscript, expected: oracle.ExpectedAnswer, allowed: AllowedFailures
+) -> Iterator[Violation]:
+    if transcript.token_ids != expected.token_ids[: len(transcript.token_ids)]:
+        yield Violation("changed", f"ids {transcript.token_ids} do not begin {expected.token_ids}")
+    if not expected.text.startswith(transcript.text):
+        yield Violation("changed", f"text {transcript.text!r} does not begin {expected.text!r}")
+    is_late = transcript.request.timeout_s is not None and transcript.failure_text.startswith("DEADLINE_EXCEEDED")
+    is_slow = transcript.request.stall_after_tokens is not None and transcript.failure_reason == "CLIENT_TOO_SLOW"
+    is_crasher = _is_poison(transcript) and transcript.failure_reason == CRASHED_REASON
+    if not (transcript.has_cancelled or is_late or is_slow or is_crasher or _is_allowed(transcript, allowed)):
+        yield Violation(
+            "failed", f"{transcript.failure_text or 'ended without an ending'}, after {transcript.attempts} attempts"
+        )
 
 
-def judge_charges(
-    all_seen: Sequence[Seen],
-    rows: Sequence[Row],
-    made: Mapping[int, int],
+def check_charges(
+    transcripts: Sequence[ClientTranscript],
+    rows: Sequence[LedgerRow],
+    tokens_made: Mapping[int, int],
     *,
-    last: Mapping[int, str] = NOTHING,
-    has_lost_some: bool = False,
+    last_tickets: Mapping[int, str] = NO_TICKETS,
+    may_have_lost_deferred: bool = False,
 ) -> Iterator[Violation]:
     """Hold the ledger against what clients saw.
 
@@ -134,30 +146,30 @@ def judge_charges(
                    told a client of the end and not auth.
     has_lost_some: an edge may have died with what it had let in while auth was away.
     """
-    by_length: dict[int, list[Row]] = defaultdict(list)
+    by_length: dict[int, list[LedgerRow]] = defaultdict(list)
     for row in rows:
         by_length[row.reserved_prompt].append(row)
-        yield from _beyond(row)
-    for seen in all_seen:
-        length = len(seen.ask.prompt)
+        yield from _check_reserved(row)
+    for seen in transcripts:
+        length = len(seen.request.prompt)
         charged = by_length.pop(length, [])
-        is_forgiven = any(row.outcome == LOST and row.ticket_id == last.get(length) for row in charged)
-        missing = () if has_lost_some or is_forgiven else _undercharged(seen, charged)
-        for kind, text in (*_overcharged(charged, made.get(length, 0)), *missing):
+        is_forgiven = any(row.outcome == LOST_OUTCOME and row.ticket_id == last_tickets.get(length) for row in charged)
+        missing = () if may_have_lost_deferred or is_forgiven else _undercharged(seen, charged)
+        for kind, text in (*_overcharged(charged, tokens_made.get(length, 0)), *missing):
             yield Violation(kind, f"request of {length} prompt tokens: {text}")
     for length, strays in by_length.items():
         yield Violation("charge", f"{len(strays)} charges for {length} prompt tokens, which nobody asked for")
 
 
-def _beyond(row: Row) -> Iterator[Violation]:
-    if row.outcome == LOST and (row.prompt_tokens or row.output_tokens):
+def _check_reserved(row: LedgerRow) -> Iterator[Violation]:
+    if row.outcome == LOST_OUTCOME and (row.prompt_tokens or row.output_tokens):
         yield Violation("charge", f"a lost reservation was charged: {row}")
     if row.output_tokens > row.reserved_output or row.prompt_tokens not in (0, row.reserved_prompt):
         yield Violation("charge", f"charged otherwise than reserved: {row}")
 
 
-def _overcharged(rows: Sequence[Row], made: int) -> Iterator[Violation]:
-    told = [row for row in rows if row.outcome != LOST]
+def _overcharged(rows: Sequence[LedgerRow], tokens_made: int) -> Iterator[Violation]:
+    told = [row for row in rows if row.outcome != LOST_OUTCOME]
     tickets = [row.ticket_id for row in told]
     if len(set(tickets)) != len(tickets):
         yield Violation("charge", f"a ticket was charged more than once: {told}")
@@ -165,41 +177,46 @@ def _overcharged(rows: Sequence[Row], made: int) -> Iterator[Violation]:
     if len(set(prompts)) != len(prompts):
         yield Violation("charge", f"the prompt of one answer was charged more than once: {told}")
     charged = sum(row.output_tokens for row in told)
-    if charged > made:
-        yield Violation("charge", f"{charged} output tokens charged, engines made {made}")
+    if charged > tokens_made:
+        yield Violation("charge", f"{charged} output tokens charged, engines made {tokens_made}")
 
 
-def _undercharged(seen: Seen, rows: Sequence[Row]) -> Iterator[Violation]:
-    told = [row for row in rows if row.outcome != LOST]
-    came, charged = len(seen.token_ids), sum(row.output_tokens for row in told)
-    if seen.reason and charged < came:
+def _undercharged(transcript: ClientTranscript, rows: Sequence[LedgerRow]) -> Iterator[Violation]:
+    told = [row for row in rows if row.outcome != LOST_OUTCOME]
+    came, charged = len(transcript.token_ids), sum(row.output_tokens for row in told)
+    if transcript.finish_reason and charged < came:
         yield Violation("charge", f"{came} tokens came, charged were {told}")
-    if seen.attempts > 1 or len(rows) != len(told):
+    if transcript.attempts > 1 or len(rows) != len(told):
         return  # an edge was lost, and with it who knew what else its engines made
-    if seen.reason and (len(told) != 1 or charged != came or told[0].outcome not in FINAL):
+    if transcript.finish_reason and (len(told) != 1 or charged != came or told[0].outcome not in FINISHED_OUTCOMES):
         yield Violation("charge", f"{came} tokens came, charged were {told}")
-    if came and not seen.reason and charged < came:
+    if came and not transcript.finish_reason and charged < came:
         yield Violation("charge", f"{came} tokens came of a broken answer, charged were {told}")
 
 
-def judge_totals(rows: Sequence[Row], totals: tuple[int | None, int | None, int | None]) -> Iterator[Violation]:
+def check_totals(rows: Sequence[LedgerRow], totals: tuple[int | None, int | None, int | None]) -> Iterator[Violation]:
     """`totals`: prompt tokens, output tokens and requests that accounts came to."""
     summed = sum(row.prompt_tokens for row in rows), sum(row.output_tokens for row in rows), len(rows)
     if tuple(each or 0 for each in totals) != summed:
         yield Violation("charge", f"accounts came to {totals}, the ledger adds up to {summed}")
 
 
-def judge_waste(all_seen: Iterable[Seen], made_at: Mapping[int, float], bound: float) -> Iterator[Violation]:
+def check_wasted_work(
+    transcripts: Iterable[ClientTranscript], last_token_at: Mapping[int, float], max_delay_s: float
+) -> Iterator[Violation]:
     """`made_at`: when engines made the last token of a prompt of some length; `bound`: s, for a cancel to get there."""
-    for seen in all_seen:
-        length = len(seen.ask.prompt)
-        if seen.has_left and made_at.get(length, 0.0) > seen.over_at + bound:
-            late = made_at[length] - seen.over_at
+    for seen in transcripts:
+        length = len(seen.request.prompt)
+        if seen.has_cancelled and last_token_at.get(length, 0.0) > seen.ended_at + max_delay_s:
+            late = last_token_at[length] - seen.ended_at
             yield Violation("waste", f"{length} prompt tokens: worked on for {late:.3f} s after the client left")
 
 
-def judge_poison(
-    all_seen: Sequence[Seen], crashes: Mapping[int, Sequence[str]], stops: int = 0, excused: Excused = NOBODY
+def check_poison(
+    transcripts: Sequence[ClientTranscript],
+    crashed_workers: Mapping[int, Sequence[str]],
+    worker_stops: int = 0,
+    allowed: AllowedFailures = NONE_ALLOWED,
 ) -> Iterator[Violation]:
     """Hold a request that crashes engines to one worker and to an error that says so.
 
@@ -207,23 +224,23 @@ def judge_poison(
     stops:   how often a worker was killed, frozen or asked to end: each took along what it had found out.
     excused: as for answers; such a request may have failed for another reason before it crashed anything.
     """
-    for seen in all_seen:
-        if _is_poison(seen) and seen.is_over and seen.reason:
-            yield Violation("poison", f"{len(seen.ask.prompt)} prompt tokens crash every engine, and were answered")
-        if _is_poison(seen) and seen.reason_of_failure != CRASHED and not _is_excused(seen, excused):
-            yield Violation("poison", f"its client was told {seen.failure or 'nothing'}")
-    for length, workers in crashes.items():
-        if len(workers) > CRASHES * (1 + stops) or len(set(workers)) > 1 + stops:
+    for seen in transcripts:
+        if _is_poison(seen) and seen.has_ended and seen.finish_reason:
+            yield Violation("poison", f"{len(seen.request.prompt)} prompt tokens crash every engine, and were answered")
+        if _is_poison(seen) and seen.failure_reason != CRASHED_REASON and not _is_allowed(seen, allowed):
+            yield Violation("poison", f"its client was told {seen.failure_text or 'nothing'}")
+    for length, workers in crashed_workers.items():
+        if len(workers) > MAX_CRASHES_PER_REQUEST * (1 + worker_stops) or len(set(workers)) > 1 + worker_stops:
             yield Violation("poison", f"{length} prompt tokens crashed engines of {workers}")
 
 
-def _is_poison(seen: Seen) -> bool:
-    return seen.ask.poison_at is not None
+def _is_poison(transcript: ClientTranscript) -> bool:
+    return transcript.request.crash_token_index is not None
 
 
-def judge_residue(figures: Mapping[str, tuple[str, Mapping[str, float]]]) -> Iterator[Violation]:
+def check_residue(figures: Mapping[str, tuple[str, Mapping[str, float]]]) -> Iterator[Violation]:
     """`figures`: tier and figures by process. What is missing there fails as well."""
     for name, (tier, found) in figures.items():
-        for figure in RESIDUE.get(tier, ()):
+        for figure in FIGURES_ZERO_AT_REST.get(tier, ()):
             if found.get(figure, -1.0):
                 yield Violation("leak", f"{name} has {figure} {found.get(figure)}")

@@ -6,15 +6,15 @@ from penstock.faults.checks.checker import Violation
 from penstock.faults.world.tiers import Tiers
 
 
-def absent(tiers: Tiers, until: float) -> Iterator[Violation]:
+def missing_processes(tiers: Tiers, faults_end_at: float) -> Iterator[Violation]:
     """Processes that are not there, or may yet not be: `until` is when the last fault is over, in s."""
     for process in tiers.processes.values():
         is_there = process.is_up and (not process.address or process.address in tiers.network.listeners)
-        if not is_there or tiers.network.world.now < until:
+        if not is_there or tiers.network.world.now < faults_end_at:
             yield Violation("absent", f"{process.name} has not come back")
 
 
-def figures(tiers: Tiers) -> dict[str, tuple[str, Mapping[str, float]]]:
+def process_figures(tiers: Tiers) -> dict[str, tuple[str, Mapping[str, float]]]:
     """Tier and figures of each process that is there."""
     found: dict[str, tuple[str, Mapping[str, float]]] = {}
     for process in tiers.processes.values():
@@ -24,19 +24,19 @@ def figures(tiers: Tiers) -> dict[str, tuple[str, Mapping[str, float]]]:
     return found
 
 
-def open_calls(tiers: Tiers) -> Iterator[Violation]:
+def leaked_calls(tiers: Tiers) -> Iterator[Violation]:
     """Calls of clients that are over for their clients and not for their server."""
     for process in tiers.of("edge"):
         if server := tiers.network.listeners.get(process.address):
-            for method in server.methods:
+            for method in server.active_methods:
                 if method.startswith("penstock.v1.Inference/"):
                     yield Violation("leak", f"{process.name} still serves {method}")
 
 
-def crashes(tiers: Tiers) -> Iterator[Violation]:
+def process_crashes(tiers: Tiers) -> Iterator[Violation]:
     for process in tiers.processes.values():
         for crash in process.crashes:
             yield Violation("crash", f"{process.name}: {crash!r}")
-        for loop in (*process.past, *([process.loop] if process.loop else ())):
+        for loop in (*process.past_loops, *([process.loop] if process.loop else ())):
             for failure in loop.failures:
                 yield Violation("crash", f"{loop.name}: {failure.get('exception') or failure['message']!r}")

@@ -4,33 +4,33 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import SequenceSpec
-from penstock.worker.engine.mixing import mix64
-from penstock.worker.engine.sim import sequence_key
+from penstock.worker.engine.model_card import ModelCard
+from penstock.worker.engine.sampling.splitmix64 import mix64
+from penstock.worker.engine.simulated.engine import sequence_key
 
-NAME = "letters"
+MODEL_NAME = "letters"
 # Two of them are halves of a character, so that text is held back until it is whole or cannot become so.
 PIECES = (*"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ã", "©")
 EOS_ID = len(PIECES)
-VOCABULARY = len(PIECES) + 1
-CONTEXT = 256  # tokens
+VOCABULARY_SIZE = len(PIECES) + 1
+CONTEXT_LENGTH = 256  # tokens
 _BYTES = {"Ġ": b" ", "Ã": b"\xc3", "©": b"\xa9"}
 
 
-class Owed(NamedTuple):
+class ExpectedAnswer(NamedTuple):
     """What a client is to get, whatever happens."""
 
     token_ids: list[int]
     text: str
-    reason: str  # stop or length
+    finish_reason: str  # stop or length
 
 
-def card() -> ModelCard:
+def model_card() -> ModelCard:
     return ModelCard(
-        name=NAME,
-        context_length=CONTEXT,
-        vocab_size=VOCABULARY,
+        name=MODEL_NAME,
+        context_length=CONTEXT_LENGTH,
+        vocab_size=VOCABULARY_SIZE,
         eos_ids=(EOS_ID,),
         bos_id=None,
         add_bos=False,
@@ -39,18 +39,20 @@ def card() -> ModelCard:
     )
 
 
-def owed(prompt: Sequence[int], seed: int, tokens: int, *, ignore_eos: bool, stops: Sequence[str]) -> Owed:
+def expected_answer(
+    prompt: Sequence[int], seed: int, max_output_tokens: int, *, ignore_eos: bool, stops: Sequence[str]
+) -> ExpectedAnswer:
     """The answer to a prompt: `tokens` at most, up to an end-of-sequence id or to before a stop string."""
-    spec = SequenceSpec(seq_id=1, token_ids=prompt, max_output_tokens=tokens, seed=seed)
+    spec = SequenceSpec(seq_id=1, token_ids=prompt, max_output_tokens=max_output_tokens, seed=seed)
     key, ids = sequence_key(spec), list[int]()
-    while len(ids) < tokens:
-        ids.append(mix64(key ^ (len(prompt) + len(ids))) % VOCABULARY)
+    while len(ids) < max_output_tokens:
+        ids.append(mix64(key ^ (len(prompt) + len(ids))) % VOCABULARY_SIZE)
         if ids[-1] == EOS_ID and not ignore_eos:
-            return Owed(ids, text_of(ids), "stop")
+            return ExpectedAnswer(ids, text_of(ids), "stop")
         found = [text_of(ids).find(stop) for stop in stops if stop in text_of(ids)]
         if found:
-            return Owed(ids, text_of(ids)[: min(found)], "stop")
-    return Owed(ids, text_of(ids), "length")
+            return ExpectedAnswer(ids, text_of(ids)[: min(found)], "stop")
+    return ExpectedAnswer(ids, text_of(ids), "length")
 
 
 def text_of(ids: Sequence[int]) -> str:

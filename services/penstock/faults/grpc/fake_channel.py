@@ -9,28 +9,27 @@ import grpc
 from grpc import ChannelConnectivity as Connectivity
 from grpc import StatusCode
 
-from penstock.faults.grpc.flow_control import Window
-from penstock.faults.grpc.inbox import Inbox
-from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, WINDOW, Connection, Line, Network, call_on
+from penstock.faults.grpc.flow_control import FlowControlWindow, MessageInbox
+from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, WINDOW_BYTES, Connection, MessageStream, Network, run_on
 from penstock.faults.world.event_loop import ProcessLoop
 
-BACKOFF = (0.05, 1.0)  # s; as the chassis sets it for real channels
+RECONNECT_BACKOFF_S = (0.05, 1.0)  # s; as the chassis sets it for real channels
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 @dataclass(eq=False, kw_only=True)
-class Exchange(Line):
+class CallStream(MessageStream):
     """What both sides of a call share."""
 
-    to_server: Inbox
-    to_client: Inbox
-    window: Window  # of the answer
+    to_server: MessageInbox
+    to_client: MessageInbox
+    window: FlowControlWindow  # of the answer
     metadata: Metadata
-    give_up_at: float | None  # s, on the world's clock
-    ended: Callable[[StatusCode, str, Metadata], None]  # to be called on the client's loop
+    deadline: float | None  # s, on the world's clock
+    on_ended: Callable[[StatusCode, str, Metadata], None]  # to be called on the client's loop
 
 
-class Channel:
+class FakeChannel:
     """One process's connection to one address, made when it is needed and again when it is lost."""
 
     def __init__(self, network: Network, loop: ProcessLoop, address: str) -> None:
@@ -41,8 +40,8 @@ class Channel:
         self._connection: Connection | None = None
         self._changed = asyncio.Event()
         self._failures = 0
-        self._waiting: list[Call] = []  # for the connection
-        self._calls: dict[Call, None] = {}
+        self._pending_calls: list[FakeCall] = []  # for the connection
+        self._calls: dict[FakeCall, None] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -51,9 +50,9 @@ class Channel:
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        for call in [*self._waiting, *self._calls]:
+        for call in [*self._pending_calls, *self._calls]:
             call.cancel()
-        self._go(Connectivity.SHUTDOWN)
+        self._set_state(Connectivity.SHUTDOWN)
         if self._connection:
             self.network.close(self._connection, TO_CLIENT)
             self._connection = None
@@ -68,109 +67,109 @@ class Channel:
             await self._changed.wait()
 
     def unary_unary(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        return lambda request, **given: UnaryCall(
+        return lambda request, **given: FakeUnaryCall(
             self, method, request_serializer, response_deserializer, request=request, **given
         )
 
     def unary_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        return lambda request, **given: Call(
+        return lambda request, **given: FakeCall(
             self, method, request_serializer, response_deserializer, request=request, **given
         )
 
     def stream_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        return lambda **given: Call(self, method, request_serializer, response_deserializer, **given)
+        return lambda **given: FakeCall(self, method, request_serializer, response_deserializer, **given)
 
     # What calls do.
 
-    def begin(self, call: "Call") -> None:
+    def start_call(self, call: "FakeCall") -> None:
         if self._connection:
-            self._start(call, self._connection)
+            self._start_on(call, self._connection)
         elif self._state in (Connectivity.TRANSIENT_FAILURE, Connectivity.SHUTDOWN):
-            call_on(self.loop, call.end, StatusCode.UNAVAILABLE, f"no connection to {self._address}", ())
+            run_on(self.loop, call.end, StatusCode.UNAVAILABLE, f"no connection to {self._address}", ())
         else:
-            self._waiting.append(call)
+            self._pending_calls.append(call)
             if self._state is Connectivity.IDLE:
                 self._connect()
 
-    def leave(self, call: "Call") -> None:
+    def remove_call(self, call: "FakeCall") -> None:
         self._calls.pop(call, None)
-        if call in self._waiting:
-            self._waiting.remove(call)
+        if call in self._pending_calls:
+            self._pending_calls.remove(call)
 
     # What the network says.
 
-    def lost(self, connection: Connection, why: str) -> None:
-        self.go_away(connection)
+    def on_connection_lost(self, connection: Connection, reason: str) -> None:
+        self.on_go_away(connection)
         for call in [each for each in self._calls if each.is_on(connection)]:
-            call.end(StatusCode.UNAVAILABLE, why, ())
+            call.end(StatusCode.UNAVAILABLE, reason, ())
 
-    def go_away(self, connection: Connection) -> None:
+    def on_go_away(self, connection: Connection) -> None:
         """No new calls on it; those under way go on."""
         if self._connection is connection:
             self._connection = None
-            self._go(Connectivity.IDLE)
+            self._set_state(Connectivity.IDLE)
 
     def _connect(self) -> None:
-        self._go(Connectivity.CONNECTING)
-        self.network.connect(self.loop, self._address, self._up, self._down)
+        self._set_state(Connectivity.CONNECTING)
+        self.network.connect(self.loop, self._address, self._on_connected, self._on_connect_failed)
 
-    def _up(self, connection: Connection) -> "Side":
-        side = Side(self, connection)
+    def _on_connected(self, connection: Connection) -> "ClientSide":
+        side = ClientSide(self, connection)
         if self._state is Connectivity.SHUTDOWN:
             self.network.close(connection, TO_CLIENT)
             return side
         self._connection, self._failures = connection, 0
-        self._go(Connectivity.READY)
-        waiting, self._waiting = self._waiting, []
+        self._set_state(Connectivity.READY)
+        waiting, self._pending_calls = self._pending_calls, []
         for call in waiting:
-            self._start(call, connection)
+            self._start_on(call, connection)
         return side
 
-    def _down(self) -> None:
+    def _on_connect_failed(self) -> None:
         if self._state is Connectivity.SHUTDOWN:
             return
-        self._go(Connectivity.TRANSIENT_FAILURE)
-        wait = min(BACKOFF[0] * 2**self._failures, BACKOFF[1])
+        self._set_state(Connectivity.TRANSIENT_FAILURE)
+        wait = min(RECONNECT_BACKOFF_S[0] * 2**self._failures, RECONNECT_BACKOFF_S[1])
         self._failures += 1
-        self.loop.call_later(wait, self._cooled)
-        waiting, self._waiting = self._waiting, []
+        self.loop.call_later(wait, self._on_backoff_ended)
+        waiting, self._pending_calls = self._pending_calls, []
         for call in waiting:
             call.end(StatusCode.UNAVAILABLE, f"no connection to {self._address}", ())
 
-    def _cooled(self) -> None:
+    def _on_backoff_ended(self) -> None:
         if self._state is Connectivity.TRANSIENT_FAILURE:
-            self._go(Connectivity.IDLE)
+            self._set_state(Connectivity.IDLE)
 
-    def _start(self, call: "Call", connection: Connection) -> None:
+    def _start_on(self, call: "FakeCall", connection: Connection) -> None:
         self._calls[call] = None
-        call.connected(connection)
+        call.on_connected(connection)
 
-    def _go(self, state: Connectivity) -> None:
+    def _set_state(self, state: Connectivity) -> None:
         self._state = state
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-class Side:
+class ClientSide:
     """A channel's side of one connection: of two in a row, the loss of the first says nothing of the second."""
 
-    def __init__(self, channel: Channel, connection: Connection) -> None:
+    def __init__(self, channel: FakeChannel, connection: Connection) -> None:
         self._channel = channel
         self._connection = connection
 
-    def lost(self, why: str) -> None:
-        self._channel.lost(self._connection, why)
+    def on_lost(self, reason: str) -> None:
+        self._channel.on_connection_lost(self._connection, reason)
 
-    def go_away(self) -> None:
-        self._channel.go_away(self._connection)
+    def on_go_away(self) -> None:
+        self._channel.on_go_away(self._connection)
 
 
-class Call:
+class FakeCall:
     """A call with a stream of answers; with a stream of requests too, where it was given no request."""
 
     def __init__(
         self,
-        channel: Channel,
+        channel: FakeChannel,
         method: str,
         serialize: Callable[[Any], bytes],
         deserialize: Callable[[bytes], Any],
@@ -185,36 +184,36 @@ class Call:
         self._deserialize = deserialize
         self._request = request
         self._metadata: Metadata = tuple(metadata or ())
-        self._inbox = Inbox(channel.loop)
-        self._exchange: Exchange | None = None
-        self._begun = asyncio.Event()
+        self._inbox = MessageInbox(channel.loop)
+        self._stream: CallStream | None = None
+        self._started = asyncio.Event()
         self._status: tuple[StatusCode, str, Metadata] | None = None
-        self._give_up_at = None if timeout is None else channel.loop.time() + timeout
-        self._timer = None if timeout is None else channel.loop.call_later(timeout, self._late)
-        channel.begin(self)
+        self._deadline = None if timeout is None else channel.loop.time() + timeout
+        self._timer = None if timeout is None else channel.loop.call_later(timeout, self._on_deadline)
+        channel.start_call(self)
 
     def is_on(self, connection: Connection) -> bool:
-        return self._exchange is not None and self._exchange.connection is connection
+        return self._stream is not None and self._stream.connection is connection
 
     def done(self) -> bool:
         return self._status is not None
 
     async def write(self, frame: Any) -> None:
-        await self._begun.wait()
-        if self._exchange is None or self.done():
+        await self._started.wait()
+        if self._stream is None or self.done():
             raise asyncio.InvalidStateError("the call is over")
-        self._send(self._exchange, frame)
+        self._send(self._stream, frame)
         await asyncio.sleep(0)
 
     async def read(self) -> Any:
-        message = await self._next()
+        message = await self._next_message()
         if message is None:
             self._raise_for_status()
             return grpc.aio.EOF
         return self._deserialize(message)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        while (message := await self._next()) is not None:
+        while (message := await self._next_message()) is not None:
             yield self._deserialize(message)
         self._raise_for_status()
 
@@ -226,24 +225,26 @@ class Call:
 
     # What the channel says.
 
-    def connected(self, connection: Connection) -> None:
+    def on_connected(self, connection: Connection) -> None:
         network = self._channel.network
-        exchange = self._exchange = Exchange(
+        exchange = self._stream = CallStream(
             method=self._method,
             connection=connection,
-            to_server=Inbox(connection.loops[TO_SERVER]),
+            to_server=MessageInbox(connection.loops[TO_SERVER]),
             to_client=self._inbox,
-            window=Window(network.windows.get(self._channel.loop.name, WINDOW), connection.loops[TO_SERVER]),
+            window=FlowControlWindow(
+                network.window_bytes.get(self._channel.loop.name, WINDOW_BYTES), connection.loops[TO_SERVER]
+            ),
             metadata=self._metadata,
-            give_up_at=self._give_up_at,
-            ended=self.end,
+            deadline=self._deadline,
+            on_ended=self.end,
         )
-        self._inbox.took = self._took
+        self._inbox.on_taken = self._on_taken
         server: Any = connection.sides[TO_SERVER]
         network.deliver(exchange, TO_SERVER, server.take, exchange)
         if self._request is not None:
             self._send(exchange, self._request)
-        self._begun.set()
+        self._started.set()
 
     def end(self, code: StatusCode, details: str, trailing: Metadata) -> None:
         """End it once, by the server's status or by what happened here."""
@@ -253,27 +254,27 @@ class Call:
         if self._timer:
             self._timer.cancel()
         self._inbox.close()
-        self._begun.set()
-        self._channel.leave(self)
-        if self._exchange and code in (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED):
-            server: Any = self._exchange.connection.sides[TO_SERVER]
-            self._channel.network.deliver(self._exchange, TO_SERVER, server.cancel, self._exchange)
+        self._started.set()
+        self._channel.remove_call(self)
+        if self._stream and code in (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED):
+            server: Any = self._stream.connection.sides[TO_SERVER]
+            self._channel.network.deliver(self._stream, TO_SERVER, server.cancel, self._stream)
 
-    def _took(self, count: int) -> None:
-        assert self._exchange
-        if told := self._exchange.window.read(count):
-            self._channel.network.deliver(self._exchange, TO_SERVER, self._exchange.window.grow, told)
+    def _on_taken(self, count: int) -> None:
+        assert self._stream
+        if told := self._stream.window.on_read(count):
+            self._channel.network.deliver(self._stream, TO_SERVER, self._stream.window.on_window_update, told)
 
-    def _late(self) -> None:
+    def _on_deadline(self) -> None:
         self.end(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", ())
 
-    def _send(self, exchange: Exchange, frame: Any) -> None:
+    def _send(self, stream: CallStream, frame: Any) -> None:
         packed = self._serialize(frame)
-        self._channel.network.send(exchange, TO_SERVER, frame, exchange.to_server.put, packed)
+        self._channel.network.send(stream, TO_SERVER, frame, stream.to_server.put, packed)
 
-    async def _next(self) -> bytes | None:
+    async def _next_message(self) -> bytes | None:
         try:
-            return await self._inbox.next()
+            return await self._inbox.receive()
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -287,7 +288,7 @@ class Call:
             raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details)
 
 
-class UnaryCall(Call):
+class FakeUnaryCall(FakeCall):
     """A call with one answer, to be awaited."""
 
     def __await__(self) -> Generator[Any, None, Any]:

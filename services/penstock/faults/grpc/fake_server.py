@@ -8,26 +8,26 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 from grpc import StatusCode
 
-from penstock.faults.grpc.fake_channel import Exchange, Metadata
+from penstock.faults.grpc.fake_channel import CallStream, Metadata
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Connection, Network
 from penstock.faults.world.event_loop import ProcessLoop
 
 PEER = "ipv4:127.0.0.1:1"
 
 
-class Details(NamedTuple):
+class HandlerCallDetails(NamedTuple):
     """As grpc.HandlerCallDetails."""
 
     method: str
     invocation_metadata: Metadata
 
 
-class Context:
+class FakeServicerContext:
     """A handler's side of one call."""
 
-    def __init__(self, network: Network, exchange: Exchange, handler: Any) -> None:
+    def __init__(self, network: Network, stream: CallStream, handler: Any) -> None:
         self._network = network
-        self._exchange = exchange
+        self._stream = stream
         self._serialize = handler.response_serializer
         self._deserialize = handler.request_deserializer
         self._code = StatusCode.OK
@@ -35,15 +35,15 @@ class Context:
         self._trailing: Metadata = ()
 
     async def read(self) -> Any:
-        message = await self._exchange.to_server.next()
+        message = await self._stream.to_server.receive()
         return grpc.aio.EOF if message is None else self._deserialize(message)
 
     async def write(self, frame: Any) -> None:
-        exchange = self._exchange
+        exchange = self._stream
         packed = self._serialize(frame)
         self._network.send(exchange, TO_CLIENT, frame, exchange.to_client.put, packed)
         await asyncio.sleep(0)
-        await exchange.window.sent(len(packed))
+        await exchange.window.reserve(len(packed))
 
     async def send_initial_metadata(self, _: object) -> None:
         await asyncio.sleep(0)
@@ -53,13 +53,13 @@ class Context:
         raise grpc.aio.AbortError
 
     def invocation_metadata(self) -> Metadata:
-        return self._exchange.metadata
+        return self._stream.metadata
 
     def peer(self) -> str:
         return PEER
 
     def time_remaining(self) -> float | None:
-        at = self._exchange.give_up_at
+        at = self._stream.deadline
         return None if at is None else max(0.0, at - self._network.world.now)
 
     def code(self) -> StatusCode:
@@ -67,21 +67,21 @@ class Context:
 
     def end(self, code: StatusCode | None = None, details: str = "") -> None:
         """Tell the client how the call ended."""
-        exchange, status = self._exchange, (code or self._code, details or self._details, self._trailing)
-        self._network.deliver(exchange, TO_CLIENT, exchange.ended, *status)
+        exchange, status = self._stream, (code or self._code, details or self._details, self._trailing)
+        self._network.deliver(exchange, TO_CLIENT, exchange.on_ended, *status)
 
 
-class Server:
+class FakeServer:
     """Stands for grpc.aio.Server. `stop` may be called again with less patience."""
 
     def __init__(self, network: Network, loop: ProcessLoop, interceptors: Sequence[Any]) -> None:
         self.loop = loop
-        self.running: dict[Exchange, asyncio.Task[None]] = {}
+        self.running: dict[CallStream, asyncio.Task[None]] = {}
         self._network = network
         self._interceptors = interceptors
         self._handlers: dict[str, Any] = {}
         self._address = ""
-        self._sides: list[ServerSide] = []
+        self._connection_sides: list[ServerSide] = []
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.is_stopping = False
@@ -103,20 +103,20 @@ class Server:
         listener: object = self._network.listeners.get(self._address)
         if listener is self:
             del self._network.listeners[self._address]
-        for side in self._sides:
-            side.go_away()
+        for side in self._connection_sides:
+            side.send_go_away()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace or 0.0):
                 await self._is_idle.wait()
         for task in list(self.running.values()):
             task.cancel()
         await self._is_idle.wait()
-        for side in self._sides:
+        for side in self._connection_sides:
             self._network.close(side.connection, TO_SERVER)
-        self._sides.clear()
+        self._connection_sides.clear()
 
     @property
-    def methods(self) -> list[str]:
+    def active_methods(self) -> list[str]:
         return [exchange.method for exchange in self.running]
 
     def figures(self) -> dict[str, float]:
@@ -126,33 +126,33 @@ class Server:
 
     def accept(self, connection: Connection) -> "ServerSide":
         side = ServerSide(self, connection)
-        self._sides.append(side)
+        self._connection_sides.append(side)
         return side
 
-    def forget(self, side: "ServerSide") -> None:
-        if side in self._sides:
-            self._sides.remove(side)
+    def remove_side(self, side: "ServerSide") -> None:
+        if side in self._connection_sides:
+            self._connection_sides.remove(side)
 
-    def take(self, exchange: Exchange) -> None:
+    def on_call(self, stream: CallStream) -> None:
         self._is_idle.clear()
-        task = self.running[exchange] = self.loop.create_task(self._serve(exchange), name=exchange.method)
+        task = self.running[stream] = self.loop.create_task(self._serve_call(stream), name=stream.method)
         # Not in the task itself, which may be cancelled before it begins.
-        task.add_done_callback(lambda _: self._served(exchange))
+        task.add_done_callback(lambda _: self._on_call_ended(stream))
 
-    def cancel(self, exchange: Exchange) -> None:
-        if task := self.running.get(exchange):
+    def cancel_call(self, stream: CallStream) -> None:
+        if task := self.running.get(stream):
             task.cancel()
 
-    async def _serve(self, exchange: Exchange) -> None:
+    async def _serve_call(self, stream: CallStream) -> None:
         context = None
         try:
-            handler = None if self.is_stopping else await self._handler(exchange)
+            handler = None if self.is_stopping else await self._find_handler(stream)
             if handler is None:
                 gone = StatusCode.UNAVAILABLE if self.is_stopping else StatusCode.UNIMPLEMENTED
-                self._network.deliver(exchange, TO_CLIENT, exchange.ended, gone, "not served here", ())
+                self._network.deliver(stream, TO_CLIENT, stream.on_ended, gone, "not served here", ())
                 return
-            context = Context(self._network, exchange, handler)
-            await _run(handler, context)
+            context = FakeServicerContext(self._network, stream, handler)
+            await _run_handler(handler, context)
             context.end()
         except grpc.aio.AbortError:
             assert context
@@ -161,19 +161,19 @@ class Server:
             if context:
                 context.end(StatusCode.UNAVAILABLE, "the server cancelled the call")
 
-    def _served(self, exchange: Exchange) -> None:
-        exchange.to_server.close()
-        del self.running[exchange]
+    def _on_call_ended(self, stream: CallStream) -> None:
+        stream.to_server.close()
+        del self.running[stream]
         if not self.running:
             self._is_idle.set()
 
-    async def _handler(self, exchange: Exchange) -> Any:
+    async def _find_handler(self, stream: CallStream) -> Any:
         """The registered handler inside all interceptors, the first outermost."""
-        details = Details(f"/{exchange.method}", exchange.metadata)
+        details = HandlerCallDetails(f"/{stream.method}", stream.metadata)
 
         async def next_of(interceptors: Sequence[Any]) -> Any:
             if not interceptors:
-                return self._handlers.get(exchange.method)
+                return self._handlers.get(stream.method)
             return await interceptors[0].intercept_service(lambda _: next_of(interceptors[1:]), details)
 
         return await next_of(self._interceptors)
@@ -182,36 +182,36 @@ class Server:
 class ServerSide:
     """A server's side of one connection."""
 
-    def __init__(self, server: Server, connection: Connection) -> None:
+    def __init__(self, server: FakeServer, connection: Connection) -> None:
         self.connection = connection
         self._server = server
 
-    def take(self, exchange: Exchange) -> None:
-        self._server.take(exchange)
+    def on_call(self, stream: CallStream) -> None:
+        self._server.on_call(stream)
 
-    def cancel(self, exchange: Exchange) -> None:
-        self._server.cancel(exchange)
+    def cancel_call(self, stream: CallStream) -> None:
+        self._server.cancel_call(stream)
 
-    def go_away(self) -> None:
-        self._server.loop.call_soon(self._tell)
+    def send_go_away(self) -> None:
+        self._server.loop.call_soon(self._send_go_away)
 
-    def lost(self, why: str) -> None:
-        self._server.forget(self)
+    def on_lost(self, reason: str) -> None:
+        self._server.remove_side(self)
         for exchange, task in list(self._server.running.items()):
             if exchange.connection is self.connection:
                 task.cancel()
 
-    def _tell(self) -> None:
+    def _send_go_away(self) -> None:
         network = self._server._network  # noqa: SLF001  # two halves of one thing
-        network.deliver(self.connection.control, TO_CLIENT, self._arrive)
+        network.deliver(self.connection.control_stream, TO_CLIENT, self._deliver_go_away)
 
-    def _arrive(self) -> None:
+    def _deliver_go_away(self) -> None:
         """On the client's loop, after it has heard that the connection is there."""
         client: Any = self.connection.sides[TO_CLIENT]
         client.go_away()
 
 
-async def _run(handler: Any, context: Context) -> None:
+async def _run_handler(handler: Any, context: FakeServicerContext) -> None:
     if handler.request_streaming:
         await handler.stream_stream(None, context)
         return

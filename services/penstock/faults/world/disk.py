@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from penstock.auth import rows
-from penstock.auth.schema import migrate
-from penstock.auth.store import Barrier, Change, Charged, OnPersisted, StoredState
+from penstock.auth.store import sql
+from penstock.auth.store.schema import migrate
+from penstock.auth.store.store import Barrier, Change, Charged, OnPersisted, StoredState
 
-COMMIT = (0.0002, 0.004)  # s
-RETRY = 0.2  # s; between tries to keep a charge
+COMMIT_DELAY_S = (0.0002, 0.004)  # s
+RETRY_INTERVAL_S = 0.2  # s; between tries to keep a charge
 
-Entry = tuple[Change, OnPersisted]
+PendingWrite = tuple[Change, OnPersisted]
 
 
 class DiskFull(sqlite3.OperationalError):
@@ -25,27 +25,27 @@ class Disk:
     """One SQLite database in memory, with the tier's own tables."""
 
     def __init__(self, seed: int) -> None:
-        self.draw = random.Random(f"{seed} disk")
+        self.rng = random.Random(f"{seed} disk")
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
         self.is_full = False
         migrate(self.connection)
 
-    def commit(self, batch: list[Entry]) -> Exception | None:
+    def commit(self, batch: list[PendingWrite]) -> Exception | None:
         """Keep all of `batch` or nothing; returns why nothing."""
         if self.is_full:
             return DiskFull("database or disk is full")
         self.connection.execute("BEGIN")
         for change, _ in batch:
-            rows.apply(self.connection, change)
+            sql.apply(self.connection, change)
         self.connection.execute("COMMIT")
         return None
 
     @asynccontextmanager
-    async def opened(self, path: str, *, fsync: bool = False) -> AsyncIterator[tuple["DiskStore", StoredState]]:
+    async def open_store(self, path: str, *, fsync: bool = False) -> AsyncIterator[tuple["DiskStore", StoredState]]:
         """Stands for `opened_store`."""
         del path, fsync
         store = DiskStore(self)
-        yield store, rows.read(self.connection)
+        yield store, sql.read(self.connection)
         await store.flush()
 
 
@@ -55,23 +55,23 @@ class DiskStore:
 
     disk: Disk
     pending: int = 0
-    _entries: list[Entry] = field(default_factory=list)
+    _entries: list[PendingWrite] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _is_busy: bool = False
+    _is_committing: bool = False
 
     def write(self, change: Change, on_persisted: OnPersisted) -> None:
         self.pending += 1
         self._entries.append((change, on_persisted))
-        if not self._is_busy:
-            self._begin(self.disk.draw.uniform(*COMMIT))
+        if not self._is_committing:
+            self._schedule_commit(self.disk.rng.uniform(*COMMIT_DELAY_S))
 
     async def flush(self) -> None:
         kept = asyncio.Event()
         self.write(Barrier(), lambda _: kept.set())
         await kept.wait()
 
-    def _begin(self, seconds: float) -> None:
-        self._is_busy = True
+    def _schedule_commit(self, seconds: float) -> None:
+        self._is_committing = True
         self._loop.call_later(seconds, self._commit)
 
     def _commit(self) -> None:
@@ -79,15 +79,17 @@ class DiskStore:
         error = self.disk.commit(batch)
         owed = [entry for entry in batch if error and isinstance(entry[0], Charged)]
         self._entries = owed
-        self._is_busy = False
+        self._is_committing = False
         # The process may die here, between what is kept and who is told.
-        self._loop.call_later(self.disk.draw.uniform(*COMMIT), self._finish, [e for e in batch if e not in owed], error)
+        self._loop.call_later(
+            self.disk.rng.uniform(*COMMIT_DELAY_S), self._finish, [e for e in batch if e not in owed], error
+        )
         if owed:
-            self._begin(RETRY)
+            self._schedule_commit(RETRY_INTERVAL_S)
 
-    def _finish(self, batch: list[Entry], error: Exception | None) -> None:
+    def _finish(self, batch: list[PendingWrite], error: Exception | None) -> None:
         self.pending -= len(batch)
         for _, then in batch:
             then(error)
-        if self._entries and not self._is_busy:
-            self._begin(self.disk.draw.uniform(*COMMIT))
+        if self._entries and not self._is_committing:
+            self._schedule_commit(self.disk.rng.uniform(*COMMIT_DELAY_S))

@@ -9,22 +9,22 @@ from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-THREAD = 0.004  # s; what is done in a thread takes that long at most
-STALE_TIMERS = 64  # cancelled ones that may stay in the heap, beside as many as there are live ones
+MAX_THREAD_DELAY_S = 0.004  # s; what is done in a thread takes that long at most
+MIN_STALE_TIMERS = 64  # cancelled ones that may stay in the heap, beside as many as there are live ones
 
 Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
 
 
-class Turner(Protocol):
+class LoopDriver(Protocol):
     """Who turns loops: knows the time, and wants to hear which loop has something to do."""
 
     now: float  # s
-    draw: random.Random
+    rng: random.Random
 
-    def note_ready(self, loop: "ProcessLoop") -> None: ...
+    def on_ready(self, loop: "ProcessLoop") -> None: ...
 
-    def note_timer(self, when: float, loop: "ProcessLoop") -> None: ...
+    def on_timer(self, when: float, loop: "ProcessLoop") -> None: ...
 
 
 class NumberedTask(asyncio.Task[Any]):
@@ -43,23 +43,23 @@ class NumberedTask(asyncio.Task[Any]):
         return self is other
 
     @classmethod
-    def count_anew(cls) -> None:
+    def reset_numbers(cls) -> None:
         cls._numbers = itertools.count()
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
     """Has no I/O. Callbacks of one loop run in the order they were asked for, as asyncio promises."""
 
-    def __init__(self, name: str, turner: Turner) -> None:
+    def __init__(self, name: str, driver: LoopDriver) -> None:
         self.name = name
         self.ready: deque[asyncio.Handle] = deque()
-        self.is_listed = False  # among those that the turner knows to have something to do
+        self.is_queued = False  # among those that the turner knows to have something to do
         self.is_halted = False  # frozen or dead: nothing runs, whatever is ready
         self.failures: list[dict[str, Any]] = []  # what nobody caught
-        self._turner = turner
+        self._driver = driver
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = itertools.count()
-        self._cancelled = 0
+        self._cancelled_timers = 0
 
     def __repr__(self) -> str:
         return f"<ProcessLoop {self.name}: {len(self.ready)} ready, {len(self._timers)} timers>"
@@ -71,15 +71,15 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
-            self._cancelled -= 1
+            self._cancelled_timers -= 1
         return timers[0][0] if timers else None
 
-    def ring(self) -> None:
+    def fire_due_timers(self) -> None:
         """Make ready what is due."""
-        while (when := self.next_timer) is not None and when <= self._turner.now:
-            self._put(heapq.heappop(self._timers)[2])
+        while (when := self.next_timer) is not None and when <= self._driver.now:
+            self._enqueue(heapq.heappop(self._timers)[2])
 
-    def turn(self) -> None:
+    def run_callback(self) -> None:
         """Run the oldest callback."""
         handle = self.ready.popleft()
         if not handle.cancelled():
@@ -92,13 +92,13 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     # What asyncio asks of a loop.
 
     def time(self) -> float:
-        return self._turner.now
+        return self._driver.now
 
     def call_soon(
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
-        self._put(handle)
+        self._enqueue(handle)
         return handle
 
     def call_soon_threadsafe(
@@ -113,7 +113,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         *args: *Args,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._turner.now + delay, callback, *args, context=context)
+        return self.call_at(self._driver.now + delay, callback, *args, context=context)
 
     def call_at(
         self,
@@ -124,7 +124,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
-        self._turner.note_timer(when, self)
+        self._driver.on_timer(when, self)
         return timer
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -134,7 +134,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return NumberedTask(coro, loop=self, name=name, context=context)
 
     async def run_in_executor(self, executor: Any, func: Callable[..., Result], *args: Any) -> Result:  # type: ignore[override]  # awaited by every caller
-        await asyncio.sleep(THREAD * self._turner.draw.random())
+        await asyncio.sleep(MAX_THREAD_DELAY_S * self._driver.rng.random())
         return func(*args)
 
     def get_debug(self) -> bool:
@@ -150,13 +150,13 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.failures.append(context)
 
     def _timer_handle_cancelled(self, _: asyncio.TimerHandle) -> None:
-        self._cancelled += 1
-        if self._cancelled > STALE_TIMERS + len(self._timers) // 2:
+        self._cancelled_timers += 1
+        if self._cancelled_timers > MIN_STALE_TIMERS + len(self._timers) // 2:
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
             heapq.heapify(self._timers)
-            self._cancelled = 0
+            self._cancelled_timers = 0
 
-    def _put(self, handle: asyncio.Handle) -> None:
+    def _enqueue(self, handle: asyncio.Handle) -> None:
         self.ready.append(handle)
-        if not (self.is_listed or self.is_halted):
-            self._turner.note_ready(self)
+        if not (self.is_queued or self.is_halted):
+            self._driver.on_ready(self)

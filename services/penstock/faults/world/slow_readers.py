@@ -3,60 +3,62 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.chassis import writing
+from penstock.chassis.server import write_timeout
 from penstock.faults.checks.checker import Violation
-from penstock.faults.grpc.fake_server import Server
-from penstock.faults.mutations import BUFFER, LONG
+from penstock.faults.grpc.fake_server import FakeServer
+from penstock.faults.mutations import CLIENT_BUFFER_BYTES, LONG_ANSWER_TOKENS
 from penstock.faults.nemesis import Nemesis
 
-READER = "reader"  # the process of those that stop; the others do not share its connections
-READER_WINDOW = 32  # bytes; two tokens or three
-TOKEN = 6  # bytes, at most
-PIECE = 4 * TOKEN  # bytes that come at once, or are just being written to others
-UNREAD = 3.0  # s in place of the edge's own, for which a world would have to wait
-EVERY = 0.05  # s
-SLACK = 0.5  # s; for what runs late
+SLOW_READER_PROCESS = "reader"  # the process of those that stop; the others do not share its connections
+READER_WINDOW_BYTES = 32  # bytes; two tokens or three
+MAX_TOKEN_BYTES = 6  # bytes, at most
+MAX_BURST_BYTES = 4 * MAX_TOKEN_BYTES  # bytes that come at once, or are just being written to others
+CLIENT_READ_TIMEOUT_S = 3.0  # s in place of the edge's own, for which a world would have to wait
+CHECK_INTERVAL_S = 0.05  # s
+SLACK_S = 0.5  # s; for what runs late
 
 
 @dataclass
-class Watch:
+class SlowReaderMonitor:
     """Looks at all edges every now and then, while `count` clients of such a world stop reading."""
 
     nemesis: Nemesis
-    count: int
-    found: dict[str, Violation] = field(default_factory=dict)  # by what is wrong
+    slow_readers: int
+    violations: dict[str, Violation] = field(default_factory=dict)  # by what is wrong
 
-    def begin(self) -> None:
-        if self.count:
-            self._again()
+    def start(self) -> None:
+        if self.slow_readers:
+            self._run_check()
 
-    def _again(self) -> None:
+    def _run_check(self) -> None:
         world = self.nemesis.tiers.network.world
-        self._look(world.now)
-        world.at(world.now + EVERY, self._again)
+        self._check_edges(world.now)
+        world.schedule(world.now + CHECK_INTERVAL_S, self._run_check)
 
-    def _look(self, now: float) -> None:
+    def _check_edges(self, now: float) -> None:
         for process in self.nemesis.tiers.of("edge"):
             server = self.nemesis.tiers.network.listeners.get(process.address)
-            if isinstance(server, Server) and process.loop is server.loop:
-                self._judge_held(process.name, server.figures())
-                self._judge_waiting(process.name, server, now)
+            if isinstance(server, FakeServer) and process.loop is server.loop:
+                self._check_buffered(process.name, server.figures())
+                self._check_stalled(process.name, server, now)
 
-    def _judge_held(self, name: str, figures: Mapping[str, float]) -> None:
-        piece = LONG * TOKEN if self.nemesis.happened else PIECE  # what was held up comes at once
-        held, most = figures["unread_bytes"], self.count * (BUFFER + piece)
+    def _check_buffered(self, name: str, figures: Mapping[str, float]) -> None:
+        piece = (
+            LONG_ANSWER_TOKENS * MAX_TOKEN_BYTES if self.nemesis.injected else MAX_BURST_BYTES
+        )  # what was held up comes at once
+        held, most = figures["unread_bytes"], self.slow_readers * (CLIENT_BUFFER_BYTES + piece)
         if held > most:
-            self._note(
-                "held", f"{name} holds {held:g} bytes for {self.count} clients that do not read, may hold {most}"
+            self._record(
+                "held", f"{name} holds {held:g} bytes for {self.slow_readers} clients that do not read, may hold {most}"
             )
 
-    def _judge_waiting(self, name: str, server: Server, now: float) -> None:
-        if "edge" in self.nemesis.touched:
+    def _check_stalled(self, name: str, server: FakeServer, now: float) -> None:
+        if "edge" in self.nemesis.disturbed:
             return  # it may have stood still itself
         for exchange in server.running:
             since = exchange.window.full_since
-            if since is not None and now - since > writing.CLIENT_READ_TIMEOUT_S + SLACK:
-                self._note("stalled", f"{name} still serves {exchange.method} to a client that takes nothing")
+            if since is not None and now - since > write_timeout.CLIENT_READ_TIMEOUT_S + SLACK_S:
+                self._record("stalled", f"{name} still serves {exchange.method} to a client that takes nothing")
 
-    def _note(self, kind: str, text: str) -> None:
-        self.found.setdefault(kind, Violation(kind, text))
+    def _record(self, kind: str, text: str) -> None:
+        self.violations.setdefault(kind, Violation(kind, text))

@@ -9,9 +9,9 @@ from penstock.auth.__main__ import run_auth
 from penstock.auth.config import AuthConfig
 from penstock.edge.__main__ import run_edge
 from penstock.edge.config import EdgeConfig
-from penstock.faults.checks.allowed_failures import PATIENCE
+from penstock.faults.checks.allowed_failures import PATIENCE_S
 from penstock.faults.grpc.network import Network
-from penstock.faults.world.engines import EngineProcess, EngineStand
+from penstock.faults.world.engines import EnginePool, FakeEngineProcess
 from penstock.faults.world.process import Main, Process
 from penstock.queue.__main__ import run as run_queue
 from penstock.queue.config import QueueConfig
@@ -20,12 +20,12 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.worker.__main__ import run as run_worker
 from penstock.worker.config import EngineKind, WorkerConfig
 
-KEY = "pk_dev_0123456789abcdefghijklmn"
+API_KEY = "pk_dev_0123456789abcdefghijklmn"
 BASE_PORT = 7000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class MeshShape:
     """How many of each tier, and how large its engines are."""
 
     edges: int = 2
@@ -36,7 +36,7 @@ class Shape:
     kv_blocks: int = 24
     block_size: int = 8  # tokens
     token_budget: int = 24
-    client_buffer: int = 65_536  # bytes
+    response_buffer_bytes: int = 65_536  # bytes
 
     def addresses(self, tier: str) -> tuple[str, ...]:
         count = {"edge": self.edges, "auth": 1, "queue": self.queues, "scheduler": self.schedulers}
@@ -52,8 +52,8 @@ class Tiers:
     """All processes by name, engines among them."""
 
     network: Network
-    shape: Shape
-    stand: EngineStand
+    shape: MeshShape
+    engine_pool: EnginePool
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,53 +73,53 @@ class Tiers:
         main: Main = partial(_MAINS[tier], self.shape, address)
         process = self.processes[name] = Process(name, tier, address, main, self.network)
         if tier == "worker":
-            engine = EngineProcess(f"{name}.engine", "engine", "", main, self.network)
-            self.processes[engine.name] = self.stand.engines[name] = engine
+            engine = FakeEngineProcess(f"{name}.engine", "engine", "", main, self.network)
+            self.processes[engine.name] = self.engine_pool.engines[name] = engine
             process.children.append(engine)
 
 
-def _edge(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+def _edge(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     return run_edge(
         EdgeConfig(
             listen=address,
             instance_id=instance_id,
             auths=shape.addresses("auth"),
             queues=shape.addresses("queue"),
-            upstream_timeout=PATIENCE,
+            upstream_timeout=PATIENCE_S,
             cancel_ack_timeout=5.0,
             drain_grace=3.0,
-            response_buffer_bytes=shape.client_buffer,
+            response_buffer_bytes=shape.response_buffer_bytes,
         )
     )
 
 
-def _auth(_: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+def _auth(_: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     config = AuthConfig(
-        listen=address, instance_id=instance_id, dev_key=KEY, pepper="p" * 32, mesh_secret="m" * 32, edge_grace=4.0
+        listen=address, instance_id=instance_id, dev_key=API_KEY, pepper="p" * 32, mesh_secret="m" * 32, edge_grace=4.0
     )
     return run_auth(config)
 
 
-def _queue(_: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+def _queue(_: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     return run_queue(
         QueueConfig(
             listen=address,
             instance_id=instance_id,
             recent_lease_ttl=4.0,
             drain_grace=1.0,
-            unavailable_model_timeout=PATIENCE,
+            unavailable_model_timeout=PATIENCE_S,
         )
     )
 
 
-def _scheduler(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+def _scheduler(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     config = SchedulerConfig(
         listen=address, instance_id=instance_id, queues=shape.addresses("queue"), lease_ttl=2.0, drain_grace=1.0
     )
     return run_scheduler(config)
 
 
-def _worker(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+def _worker(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     config = WorkerConfig(
         listen=address,
         instance_id=instance_id,
@@ -135,7 +135,7 @@ def _worker(shape: Shape, address: str, instance_id: str) -> Coroutine[Any, Any,
     return run_worker(config)
 
 
-_MAINS: dict[str, Callable[[Shape, str, str], Coroutine[Any, Any, None]]] = {
+_MAINS: dict[str, Callable[[MeshShape, str, str], Coroutine[Any, Any, None]]] = {
     "edge": _edge,
     "auth": _auth,
     "queue": _queue,

@@ -11,9 +11,9 @@ from typing import Any
 
 from penstock.faults.world.event_loop import NumberedTask, ProcessLoop
 
-EPOCH = 1_700_000_000.0  # unix s at which every world begins
-INSTANT = 1e-6  # s that a callback takes; a clock that stood still would let timers ring for ever
-MOST_TURNS = 100_000  # a world takes a few thousand, and one in which something hangs a few ten thousand
+EPOCH_UNIX_S = 1_700_000_000.0  # unix s at which every world begins
+CALLBACK_S = 1e-6  # s that a callback takes; a clock that stood still would let timers ring for ever
+MAX_CALLBACKS = 100_000  # a world takes a few thousand, and one in which something hangs a few ten thousand
 
 
 class Livelock(Exception):
@@ -27,16 +27,16 @@ class World:
     """
 
     def __init__(self, seed: int) -> None:
-        self.draw = random.Random(f"{seed} turns")
+        self.rng = random.Random(f"{seed} turns")
         self.now = 0.0  # s since the beginning
-        self.turns = 0
+        self.callbacks = 0
         self.loops: list[ProcessLoop] = []
-        self._ready: list[ProcessLoop] = []
+        self._ready_loops: list[ProcessLoop] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._timers: list[tuple[float, int, ProcessLoop]] = []  # when which loop has one, or had
         self._numbers = itertools.count()
-        self._entered: ProcessLoop | None = None
-        NumberedTask.count_anew()
+        self._running_loop: ProcessLoop | None = None
+        NumberedTask.reset_numbers()
 
     def __repr__(self) -> str:
         return f"<World at {self.now:.6f} s, {len(self.loops)} loops, {len(self._events)} events>"
@@ -46,15 +46,15 @@ class World:
         self.loops.append(loop)
         return loop
 
-    def at(self, when: float, act: Callable[..., None], *args: Any) -> None:
+    def schedule(self, when: float, callback: Callable[..., None], *args: Any) -> None:
         """Have `act` called at `when`, outside of every process."""
-        heapq.heappush(self._events, (when, next(self._numbers), act, args))
+        heapq.heappush(self._events, (when, next(self._numbers), callback, args))
 
-    def note_ready(self, loop: ProcessLoop) -> None:
-        loop.is_listed = True
-        self._ready.append(loop)
+    def on_ready(self, loop: ProcessLoop) -> None:
+        loop.is_queued = True
+        self._ready_loops.append(loop)
 
-    def note_timer(self, when: float, loop: ProcessLoop) -> None:
+    def on_timer(self, when: float, loop: ProcessLoop) -> None:
         heapq.heappush(self._timers, (when, next(self._numbers), loop))
 
     def halt(self, loop: ProcessLoop) -> None:
@@ -63,68 +63,68 @@ class World:
     def resume(self, loop: ProcessLoop) -> None:
         """Let a halted loop go on; timers that fell due meanwhile ring at once."""
         loop.is_halted = False
-        loop.ring()
-        if loop.ready and not loop.is_listed:
-            self.note_ready(loop)
+        loop.fire_due_timers()
+        if loop.ready and not loop.is_queued:
+            self.on_ready(loop)
 
     def run(self, until: Callable[[], bool], *, limit: float) -> bool:
         """Go on until `until` says so, asked after each jump of the clock; False when `limit` comes first."""
         while not until():
             self.settle()
-            if not self._jump(limit):
+            if not self._advance_clock(limit):
                 return until()
         return True
 
     def settle(self) -> None:
         """Run all that is ready."""
-        while self._ready:
-            self._turn()
+        while self._ready_loops:
+            self._run_callback()
 
     @contextmanager
-    def inside(self, loop: ProcessLoop) -> Iterator[None]:
+    def running_as(self, loop: ProcessLoop) -> Iterator[None]:
         """Have the block run as if `loop` ran it."""
-        before = self._entered
-        self._enter(loop)
+        before = self._running_loop
+        self._set_running_loop(loop)
         try:
             yield
         finally:
-            self._enter(before)
+            self._set_running_loop(before)
 
-    def _turn(self) -> None:
-        ready = self._ready
-        place = int(self.draw.random() * len(ready)) if len(ready) > 1 else 0
+    def _run_callback(self) -> None:
+        ready = self._ready_loops
+        place = int(self.rng.random() * len(ready)) if len(ready) > 1 else 0
         loop = ready[place]
         if loop.is_halted or not loop.ready:
-            loop.is_listed = False
+            loop.is_queued = False
             ready[place] = ready[-1]
             ready.pop()
             return
-        if loop is not self._entered:
-            self._enter(loop)
-        if self.turns >= MOST_TURNS:
-            message = f"{self.turns} turns were taken, and {loop.name} goes on"
+        if loop is not self._running_loop:
+            self._set_running_loop(loop)
+        if self.callbacks >= MAX_CALLBACKS:
+            message = f"{self.callbacks} turns were taken, and {loop.name} goes on"
             raise Livelock(message)
-        loop.turn()
-        self.turns += 1
-        self.now += INSTANT
+        loop.run_callback()
+        self.callbacks += 1
+        self.now += CALLBACK_S
         while self._events and self._events[0][0] <= self.now:
-            self._happen()
+            self._run_event()
 
-    def _jump(self, limit: float) -> bool:
+    def _advance_clock(self, limit: float) -> bool:
         """Go to the next moment at which anything happens; False when there is none before `limit`."""
-        loop = self._next_to_ring()
+        loop = self._next_timer_loop()
         when = min(self._timers[0][0] if loop else limit, self._events[0][0] if self._events else limit)
         if when >= limit:
             self.now = max(self.now, limit)
             return False
         self.now = max(self.now, when)
         while self._events and self._events[0][0] <= self.now:
-            self._happen()
-        while (loop := self._next_to_ring()) and self._timers[0][0] <= self.now:
-            loop.ring()
+            self._run_event()
+        while (loop := self._next_timer_loop()) and self._timers[0][0] <= self.now:
+            loop.fire_due_timers()
         return True
 
-    def _next_to_ring(self) -> ProcessLoop | None:
+    def _next_timer_loop(self) -> ProcessLoop | None:
         """Whose timer is the next; those of halted loops ring when they go on."""
         timers = self._timers
         while timers:
@@ -134,11 +134,11 @@ class World:
             heapq.heappop(timers)
         return None
 
-    def _happen(self) -> None:
+    def _run_event(self) -> None:
         _, _, act, args = heapq.heappop(self._events)
         act(*args)
 
-    def _enter(self, loop: ProcessLoop | None) -> None:
-        self._entered = loop
+    def _set_running_loop(self, loop: ProcessLoop | None) -> None:
+        self._running_loop = loop
         asyncio._set_running_loop(loop)  # noqa: SLF001  # what a loop does when it runs
         sys.set_asyncgen_hooks(None, loop.close_generator if loop else None)

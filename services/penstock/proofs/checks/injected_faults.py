@@ -5,33 +5,33 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class InjectedFault:
     """One fault. Times are Unix s."""
 
     name: str  # of the process
     kind: str  # SIGKILL, SIGTERM or SIGSTOP
-    at: float
-    back_at: float  # when it served again
-    has_happened: bool  # the process was gone, or stood still
-    under_way: int  # requests at that moment
-    tokens: int  # that clients got from the fault before, or the beginning, up to this one
+    injected_at: float
+    recovered_at: float  # when it served again
+    has_taken_effect: bool  # the process was gone, or stood still
+    active_requests: int  # requests at that moment
+    tokens_before: int  # that clients got from the fault before, or the beginning, up to this one
 
-    def covers(self, started: float, ended: float) -> bool:
+    def overlaps(self, started_at: float, ended_at: float) -> bool:
         """Whether a request under way from `started` to `ended` could have noticed."""
-        return started < self.back_at and ended > self.at
+        return started_at < self.recovered_at and ended_at > self.injected_at
 
 
-def void_because(faults: Sequence[Fault], wanted: int, streams: int) -> str:
+def void_reason(faults: Sequence[InjectedFault], expected: int, streams: int) -> str:
     """Why the run proves nothing; empty when it does.
 
     Load was really offered only if at each fault at least half of the streams were under way and tokens had flowed.
     """
-    happened = sum(each.has_happened for each in faults)
-    if happened < wanted:
-        return f"only {happened} of {wanted} faults really happened"
+    happened = sum(each.has_taken_effect for each in faults)
+    if happened < expected:
+        return f"only {happened} of {expected} faults really happened"
     for each in faults:
-        if each.under_way * 2 < streams:
-            return f"{each.under_way} of {streams} streams were under way when {each.name} was hit"
-        if not each.tokens:
+        if each.active_requests * 2 < streams:
+            return f"{each.active_requests} of {streams} streams were under way when {each.name} was hit"
+        if not each.tokens_before:
             return f"no token flowed before {each.name} was hit"
     return ""

@@ -9,11 +9,11 @@ from typing import NamedTuple
 class Slope(NamedTuple):
     """By least squares. Looks that follow each other are alike, so the error is rather larger than it says."""
 
-    rise: float  # for one unit of x
-    error: float  # standard error of that
+    per_unit: float  # for one unit of x
+    standard_error: float  # standard error of that
 
 
-def fitted(x: Sequence[float], y: Sequence[float]) -> Slope:
+def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     """Of fewer than three looks, or of looks at one x, nothing can be said: a rise of 0 with an error of 0."""
     if len(x) < 3 or min(x) == max(x):
         return Slope(0.0, 0.0)

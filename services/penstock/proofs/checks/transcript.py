@@ -5,24 +5,24 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, kw_only=True)
-class History:
+class TokenTranscript:
     """Times are Unix s. Tokens are noted as they came, so that what came wrong can be found."""
 
-    wish: int  # which of the catalog's requests
+    request_index: int  # which of the catalog's requests
     request_id: str
-    started: float
+    started_at: float
     indexes: list[int] = field(default_factory=list)  # one for each token
     token_ids: list[int] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
     text: str = ""
     attempts: int = 0
-    ended: float = 0.0
-    finish: str = ""  # why it ended; empty: it never did
+    ended_at: float = 0.0
+    finish_reason: str = ""  # why it ended; empty: it never did
     usage_tokens: int = 0  # what its last attempt has cost
-    failure: str = ""
-    stages: Mapping[str, float] = field(default_factory=dict)  # s to the first token, where that was asked for
+    failure_text: str = ""
+    stage_durations: Mapping[str, float] = field(default_factory=dict)  # s to the first token, where that was asked for
 
-    def take(self, now: float, first_index: int, token_ids: Sequence[int], text: str) -> None:
+    def record(self, now: float, first_index: int, token_ids: Sequence[int], text: str) -> None:
         self.indexes += range(first_index, first_index + len(token_ids))
         self.token_ids += token_ids
         self.arrivals += [now] * len(token_ids)
@@ -30,7 +30,7 @@ class History:
 
     @property
     def ttft(self) -> float | None:
-        return self.arrivals[0] - self.started if self.arrivals else None
+        return self.arrivals[0] - self.started_at if self.arrivals else None
 
     @property
     def longest_pause(self) -> float:
@@ -40,53 +40,56 @@ class History:
 
 
 @dataclass(slots=True, kw_only=True)
-class Findings:
+class TranscriptFindings:
     """Of all histories together; tokens but where it says requests."""
 
     requests: int = 0
     failures: int = 0  # requests
     missing: int = 0
-    doubled: int = 0
+    duplicated: int = 0
     reordered: int = 0  # came after a later one
     changed: int = 0  # other than in the fault-free run
     identical: int = 0  # requests whose ids, text and ending are those of the fault-free run
-    reasons: list[str] = field(default_factory=list)  # of the failures
+    failure_reasons: list[str] = field(default_factory=list)  # of the failures
 
 
-def check(histories: Iterable[History], references: Sequence[History]) -> Findings:
+def check_transcripts(
+    transcripts: Iterable[TokenTranscript], references: Sequence[TokenTranscript]
+) -> TranscriptFindings:
     """Hold each history against the fault-free run of the same wish."""
-    findings = Findings()
-    for history in histories:
-        _check_one(history, references[history.wish], findings)
+    findings = TranscriptFindings()
+    for history in transcripts:
+        _check_transcript(history, references[history.request_index], findings)
     return findings
 
 
-def _check_one(history: History, reference: History, findings: Findings) -> None:
+def _check_transcript(transcript: TokenTranscript, reference: TokenTranscript, findings: TranscriptFindings) -> None:
     findings.requests += 1
-    if history.failure or not history.finish:
+    if transcript.failure_text or not transcript.finish_reason:
         findings.failures += 1
-        findings.reasons.append(history.failure or "never ended")
+        findings.failure_reasons.append(transcript.failure_text or "never ended")
     seen, latest = set[int](), -1
-    for index, token_id in zip(history.indexes, history.token_ids, strict=True):
+    for index, token_id in zip(transcript.indexes, transcript.token_ids, strict=True):
         if index in seen:
-            findings.doubled += 1
+            findings.duplicated += 1
         elif index < latest:
             findings.reordered += 1
         seen.add(index)
         latest = max(latest, index)
-        findings.changed += not _is_owed(index, token_id, reference)
-    owed = len(reference.token_ids) if history.finish else latest + 1
+        findings.changed += not _is_expected(index, token_id, reference)
+    owed = len(reference.token_ids) if transcript.finish_reason else latest + 1
     findings.missing += owed - sum(index < owed for index in seen)
-    findings.identical += _is_same(history, reference)
+    findings.identical += _is_identical(transcript, reference)
 
 
-def _is_owed(index: int, token_id: int, reference: History) -> bool:
+def _is_expected(index: int, token_id: int, reference: TokenTranscript) -> bool:
     return index < len(reference.token_ids) and reference.token_ids[index] == token_id
 
 
-def _is_same(history: History, reference: History) -> bool:
+def _is_identical(transcript: TokenTranscript, reference: TokenTranscript) -> bool:
     return (
-        not history.failure
-        and (history.token_ids, history.text, history.finish) == (reference.token_ids, reference.text, reference.finish)
-        and history.indexes == list(range(len(history.indexes)))
+        not transcript.failure_text
+        and (transcript.token_ids, transcript.text, transcript.finish_reason)
+        == (reference.token_ids, reference.text, reference.finish_reason)
+        and transcript.indexes == list(range(len(transcript.indexes)))
     )

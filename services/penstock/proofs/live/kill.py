@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.card import Card, Line, told
-from penstock.proofs.checks.injected_faults import Fault, void_because
+from penstock.proofs.card import CardLine, ProofCard, reported
+from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
 from penstock.proofs.checks.ledger import check_charges
-from penstock.proofs.checks.transcript import History, check
-from penstock.proofs.lines import charge_lines, finding_lines, pause_lines, residue_lines, tally
-from penstock.proofs.requests import Wish, catalog
-from penstock.proofs.testbed.load import Load, answer_calmly
-from penstock.proofs.testbed.logs import ledger, requests_by_ticket
-from penstock.proofs.testbed.testbed import Rig, progress, rig, under_load, until_flowing
+from penstock.proofs.checks.transcript import TokenTranscript, check_transcripts
+from penstock.proofs.lines import charge_lines, fault_summary, finding_lines, pause_lines, residue_lines
+from penstock.proofs.requests import ProofRequest, request_catalog
+from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.logs import read_ledger, requests_by_ticket
+from penstock.proofs.testbed.testbed import Testbed, open_testbed, progress_text, under_load, wait_for_tokens
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)  # 40 tokens/s and stream: two cores carry 64 of them and the restarts
-WISHES = 24
+CATALOG_SIZE = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,60 +33,60 @@ class KillOptions:
     seed: int = 0
 
 
-async def kill(asked: KillOptions, mesh: MeshOptions, console: Console) -> Card:
-    async with rig(mesh, console, settings=SETTINGS) as stage:
-        stage.say("answering every request without a fault")
-        wishes, calm = await answer_calmly(stage.client, catalog(WISHES, asked.tokens, asked.seed))
-        load = Load(stage.client, wishes, asked.streams, asked.seed)
+async def kill(options: KillOptions, mesh: MeshOptions, console: Console) -> ProofCard:
+    async with open_testbed(mesh, console, settings=SETTINGS) as stage:
+        stage.report_progress("answering every request without a fault")
+        wishes, calm = await run_baseline(stage.client, request_catalog(CATALOG_SIZE, options.tokens, options.seed))
+        load = ClosedLoopLoad(stage.client, wishes, options.streams, options.seed)
         async with under_load(load):
-            faults = await _storm(stage, load, asked)
+            faults = await _kill_all(stage, load, options)
         residue = await stage.residue()
         folder = stage.mesh.folder
-    findings = check(load.histories, calm.histories)
-    charges = check_charges([*calm.histories, *load.histories], ledger(folder), requests_by_ticket(folder))
-    card = Card(proof="kill", void=void_because(faults, asked.kills, asked.streams))
-    card.lines += [*finding_lines(findings), *_mix(load.histories, wishes), *charge_lines(charges)]
-    card.lines += pause_lines(load.histories, calm.histories, faults)
+    findings = check_transcripts(load.transcripts, calm.transcripts)
+    charges = check_charges([*calm.transcripts, *load.transcripts], read_ledger(folder), requests_by_ticket(folder))
+    card = ProofCard(proof="kill", void_reason=void_reason(faults, options.kills, options.streams))
+    card.lines += [*finding_lines(findings), *_request_mix_lines(load.transcripts, wishes), *charge_lines(charges)]
+    card.lines += pause_lines(load.transcripts, calm.transcripts, faults)
     card.lines += residue_lines(residue)
-    card.notes += [*findings.reasons[:10], *residue, tally(faults)]
+    card.notes += [*findings.failure_reasons[:10], *residue, fault_summary(faults)]
     return card
 
 
-def _mix(histories: Sequence[History], wishes: Sequence[Wish]) -> Iterator[Line]:
+def _request_mix_lines(transcripts: Sequence[TokenTranscript], requests: Sequence[ProofRequest]) -> Iterator[CardLine]:
     """How many of which kind were asked for: each kind is made again in another way."""
-    options = [wishes[each.wish].options for each in histories]
-    yield told("of them greedy", sum(not each["temperature"] for each in options))
-    yield told("of them drawn with a seed", sum(bool(each["temperature"]) for each in options))
-    yield told("of them ended by a stop string", sum("stop" in each for each in options))
+    options = [requests[each.request_index].options for each in transcripts]
+    yield reported("of them greedy", sum(not each["temperature"] for each in options))
+    yield reported("of them drawn with a seed", sum(bool(each["temperature"]) for each in options))
+    yield reported("of them ended by a stop string", sum("stop" in each for each in options))
 
 
-async def _storm(stage: Rig, load: Load, asked: KillOptions) -> list[Fault]:
-    rng = random.Random(asked.seed)
-    faults: list[Fault] = []
-    await until_flowing(load, asked.streams)
-    while len(faults) < asked.kills:
-        begun, tokens = faults[-1].at if faults else time.time(), load.tokens
-        await until_flowing(load, 1)
-        while time.time() < begun + asked.every:
-            stage.say(progress(load, faults, asked.kills))
+async def _kill_all(testbed: Testbed, load: ClosedLoopLoad, options: KillOptions) -> list[InjectedFault]:
+    rng = random.Random(options.seed)
+    faults: list[InjectedFault] = []
+    await wait_for_tokens(load, options.streams)
+    while len(faults) < options.kills:
+        begun, tokens = faults[-1].injected_at if faults else time.time(), load.tokens_received
+        await wait_for_tokens(load, 1)
+        while time.time() < begun + options.every:
+            testbed.report_progress(progress_text(load, faults, options.kills))
             await asyncio.sleep(0.25)
-        faults.append(await _kill_one(stage, load, rng, load.tokens - tokens))
+        faults.append(await _kill_one(testbed, load, rng, load.tokens_received - tokens))
     return faults
 
 
-async def _kill_one(stage: Rig, load: Load, rng: random.Random, tokens: int) -> Fault:
+async def _kill_one(testbed: Testbed, load: ClosedLoopLoad, rng: random.Random, tokens: int) -> InjectedFault:
     """Kill any process, and start it again at once; one fault at a time, so it has to serve before the next."""
-    victim = rng.choice(stage.mesh.processes.children)
-    under_way, at = load.under_way, time.time()
+    victim = rng.choice(testbed.mesh.processes.children)
+    under_way, at = load.active_requests, time.time()
     victim.process.kill()
     code = await victim.process.wait()
-    again = await stage.mesh.restart(victim.spec.name)
-    return Fault(
+    again = await testbed.mesh.restart(victim.spec.name)
+    return InjectedFault(
         name=victim.spec.name,
         kind="SIGKILL",
-        at=at,
-        back_at=time.time(),
-        has_happened=code == -signal.SIGKILL and again.process.pid != victim.process.pid,
-        under_way=under_way,
-        tokens=tokens,
+        injected_at=at,
+        recovered_at=time.time(),
+        has_taken_effect=code == -signal.SIGKILL and again.process.pid != victim.process.pid,
+        active_requests=under_way,
+        tokens_before=tokens,
     )

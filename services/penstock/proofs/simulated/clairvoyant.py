@@ -9,24 +9,24 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from penstock.simulator.mesh.engine import NEVER, Run
+from penstock.simulator.mesh.engine import NO_STEP, SimRun
 from penstock.simulator.mesh.fast_engine import FastEngine
-from penstock.simulator.mesh.request import Request
+from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.scenario import WorkerKind
 
 
 @dataclass(slots=True)
-class Course:
+class EngineTimeline:
     """An engine on its way."""
 
     kind: WorkerKind
     engine: FastEngine
     now: float = 0.0  # s; end of the last step
-    owed: dict[int, tuple[Run, float]] = field(
+    ttft_deadlines: dict[int, tuple[SimRun, float]] = field(
         default_factory=dict
     )  # without a first token: by when each is to have it
 
-    def copy(self) -> "Course":
+    def copy(self) -> "EngineTimeline":
         return deepcopy(self, {id(self.kind): self.kind})
 
     def run_until(self, at: float) -> None:
@@ -35,41 +35,43 @@ class Course:
             self.step()
         self.now = max(self.now, at)
 
-    def add(self, run: Run, due: float) -> None:
+    def add(self, run: SimRun, deadline: float) -> None:
         self.engine.add(run)
-        self.owed[run.run_id] = run, due
+        self.ttft_deadlines[run.run_id] = run, deadline
 
     def step(self) -> list[float]:
         """Return by how much each first token of this step comes early, in s."""
         self.now += self.engine.step().duration
-        first = [name for name, (run, _) in self.owed.items() if run.first != NEVER]
-        return [self.owed.pop(name)[1] - self.now for name in first]
+        first = [name for name, (run, _) in self.ttft_deadlines.items() if run.first_token_step != NO_STEP]
+        return [self.ttft_deadlines.pop(name)[1] - self.now for name in first]
 
-    def keeps_all(self) -> bool:
+    def meets_all_deadlines(self) -> bool:
         """Tell whether everybody is in time if nobody else comes; spoils the course."""
-        while self.owed:
+        while self.ttft_deadlines:
             if (
                 min(self.step(), default=0.0) < 0
-                or min((due for _, due in self.owed.values()), default=self.now) < self.now
+                or min((due for _, due in self.ttft_deadlines.values()), default=self.now) < self.now
             ):
                 return False
         return True
 
 
-def refused(requests: Iterable[Request], kind: WorkerKind, ttft: float) -> Sequence[Request]:
+def clairvoyant_rejections(
+    requests: Iterable[SimRequest], kind: WorkerKind, ttft_target: float
+) -> Sequence[SimRequest]:
     """Return whom it refuses at a single worker; requests in the order in which they come."""
-    course, found = Course(kind, FastEngine(kind)), []
+    course, found = EngineTimeline(kind, FastEngine(kind)), []
     for number, request in enumerate(requests):
-        at = request.history.started
+        at = request.transcript.started_at
         course.run_until(at)
         asked = course.copy()
-        asked.add(_run(number, request), at + ttft)
-        if asked.keeps_all():
-            course.add(_run(number, request), at + ttft)
+        asked.add(_run_of(number, request), at + ttft_target)
+        if asked.meets_all_deadlines():
+            course.add(_run_of(number, request), at + ttft_target)
         else:
             found.append(request)
     return found
 
 
-def _run(number: int, request: Request) -> Run:
-    return Run(number, request.tenant.name, request.prompt, request.output, request.declared)
+def _run_of(number: int, request: SimRequest) -> SimRun:
+    return SimRun(number, request.tenant.name, request.prompt_tokens, request.output_tokens, request.max_output_tokens)

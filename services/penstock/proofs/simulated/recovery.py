@@ -7,23 +7,23 @@ from statistics import median
 
 from rich.console import Console
 
-from penstock.bench.history import OK, History
-from penstock.bench.progress import saying
+from penstock.bench.progress import progress_reporter
+from penstock.bench.transcript import OK, Transcript
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.card import Card, at_least, at_most, told
-from penstock.proofs.simulated.parallel import all_cores
-from penstock.proofs.simulated.scenarios import RATE, chat, world
-from penstock.simulator.scenario import Client, Scenario
+from penstock.proofs.card import ProofCard, at_least, at_most, reported
+from penstock.proofs.simulated.process_pool import process_pool
+from penstock.proofs.simulated.scenarios import FIFO_CAPACITY_RPS, chat_tenant, proof_scenario
+from penstock.simulator.scenario import ClientBehavior, Scenario
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.traffic.arrivals import Poisson, Window
+from penstock.simulator.traffic.arrivals import Poisson, RateWindow
 
-CALM = 0.7  # times what FIFO can serve
-BURST = 3.0
-BEGIN, END, DURATION = 20.0, 50.0, 80.0  # s
-SPAN = 5.0  # s of requests that success is taken over
-SUCCESS = 0.95
-WITHIN = 5.0  # s
-STUBBORN = Client(patience=5.0, retries=3, backoff=0.5)
+BASE_LOAD = 0.7  # times what FIFO can serve
+BURST_LOAD = 3.0
+BURST_START_S, BURST_END_S, DURATION_S = 20.0, 50.0, 80.0  # s
+SUCCESS_WINDOW_S = 5.0  # s of requests that success is taken over
+MIN_SUCCESS_SHARE = 0.95
+MAX_RECOVERY_S = 5.0  # s
+RETRYING_CLIENTS = ClientBehavior(patience=5.0, retries=3, backoff=0.5)
 BASELINES = {
     "fifo": "unbounded FIFO",
     "fifo_connected": "unbounded FIFO that minds who left",
@@ -38,50 +38,56 @@ class RecoveryOptions:
     seeds: int = 20
 
 
-async def recovery(asked: RecoveryOptions, _: MeshOptions, console: Console) -> Card:
-    return await asyncio.to_thread(prove, asked, console)
+async def recovery(options: RecoveryOptions, _: MeshOptions, console: Console) -> ProofCard:
+    return await asyncio.to_thread(prove, options, console)
 
 
-def prove(asked: RecoveryOptions, console: Console) -> Card:
-    card = Card(proof="recovery")
-    with saying(console) as say, all_cores(say) as cores:
-        ours = cores.each_of(burst, [scenario(seed, "penstock") for seed in range(asked.seeds)], "bursts")
-        others = cores.each_of(burst, [scenario(0, policy) for policy in BASELINES], "bursts with others' policies")
+def prove(options: RecoveryOptions, console: Console) -> ProofCard:
+    card = ProofCard(proof="recovery")
+    with progress_reporter(console) as say, process_pool(say) as cores:
+        ours = cores.map(
+            simulate_burst, [recovery_scenario(seed, "penstock") for seed in range(options.seeds)], "bursts"
+        )
+        others = cores.map(
+            simulate_burst, [recovery_scenario(0, policy) for policy in BASELINES], "bursts with others' policies"
+        )
     times, attempts = zip(*ours, strict=True)
-    within = sum(each <= WITHIN for each in times)
+    within = sum(each <= MAX_RECOVERY_S for each in times)
     card.lines += [
-        told("bursts", asked.seeds),
-        at_least(f"of them over within {WITHIN:g} s", 100 * within / asked.seeds, 100.0, "%"),
-        told("recovered after, median", median(times), "s"),
-        at_most("recovered after, worst", max(times), WITHIN, "s"),
-        told("attempts per request, median", median(attempts)),
+        reported("bursts", options.seeds),
+        at_least(f"of them over within {MAX_RECOVERY_S:g} s", 100 * within / options.seeds, 100.0, "%"),
+        reported("recovered after, median", median(times), "s"),
+        at_most("recovered after, worst", max(times), MAX_RECOVERY_S, "s"),
+        reported("attempts per request, median", median(attempts)),
         *(
-            told(f"{name}: recovered after", after, "s")
+            reported(f"{name}: recovered after", after, "s")
             for name, (after, _) in zip(BASELINES.values(), others, strict=True)
         ),
     ]
-    card.notes.append(f"{DURATION - END - SPAN:g} s: not while it was looked at")
+    card.notes.append(f"{DURATION_S - BURST_END_S - SUCCESS_WINDOW_S:g} s: not while it was looked at")
     return card
 
 
-def scenario(seed: int, policy: str) -> Scenario:
-    burst = Window(BEGIN, END, BURST / CALM)
-    asking = chat(Poisson(CALM * RATE, (burst,)), client=STUBBORN)
-    return world("recovery", asking, policy=policy, seed=seed, duration=DURATION)
+def recovery_scenario(seed: int, policy: str) -> Scenario:
+    burst = RateWindow(BURST_START_S, BURST_END_S, BURST_LOAD / BASE_LOAD)
+    asking = chat_tenant(Poisson(BASE_LOAD * FIFO_CAPACITY_RPS, (burst,)), client=RETRYING_CLIENTS)
+    return proof_scenario("recovery", asking, policy=policy, seed=seed, duration=DURATION_S)
 
 
-def burst(asked: Scenario) -> tuple[float, float]:
+def simulate_burst(scenario: Scenario) -> tuple[float, float]:
     """Return the s after which it was over, and the attempts per request."""
-    requests = Simulation(asked).run().ledger.requests
-    return recovered_after([each.history for each in requests]), sum(each.tries for each in requests) / len(requests)
+    requests = Simulation(scenario).run().ledger.requests
+    return recovery_time([each.transcript for each in requests]), sum(each.attempts for each in requests) / len(
+        requests
+    )
 
 
-def recovered_after(histories: Sequence[History]) -> float:
+def recovery_time(transcripts: Sequence[Transcript]) -> float:
     """Return the s after the burst from which on requests of any `SPAN` s succeed again; all that is left: never."""
     after = 0.0
-    for second in range(int(DURATION - END - SPAN) + 1):
-        begin = END + second
-        spoken = [each.outcome == OK for each in histories if begin <= each.started < begin + SPAN]
-        if spoken and sum(spoken) < SUCCESS * len(spoken):
+    for second in range(int(DURATION_S - BURST_END_S - SUCCESS_WINDOW_S) + 1):
+        begin = BURST_END_S + second
+        spoken = [each.outcome == OK for each in transcripts if begin <= each.started_at < begin + SUCCESS_WINDOW_S]
+        if spoken and sum(spoken) < MIN_SUCCESS_SHARE * len(spoken):
             after = second + 1.0
-    return min(after, DURATION - END - SPAN)
+    return min(after, DURATION_S - BURST_END_S - SUCCESS_WINDOW_S)

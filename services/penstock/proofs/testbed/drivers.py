@@ -9,111 +9,118 @@ from typing import Protocol
 import httpx
 import orjson
 
-from penstock.bench.history import OK, History
-from penstock.bench.sse import CODES, DATA
+from penstock.bench.sse import DATA_PREFIX, REJECTION_CODES
+from penstock.bench.transcript import OK, Transcript
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client, RetryPolicy
 from penstock.client.session import Session
-from penstock.proofs.testbed.testbed import Rig
-from penstock.simulator.traffic.demand import Ask
+from penstock.proofs.testbed.testbed import Testbed
+from penstock.simulator.traffic.demand import OfferedRequest
 
-ONCE = RetryPolicy(max_attempts=1)
-TIMEOUT = 120.0  # s; nothing waits for longer
-ONCE_SENT = "data: [DONE]"
+NO_RETRIES = RetryPolicy(max_attempts=1)
+TIMEOUT_S = 120.0  # s; nothing waits for longer
+STREAM_END_LINE = "data: [DONE]"
 
 
-class Asking(Protocol):
+class RequestDriver(Protocol):
     """Asks once and reads to the end; never raises for what the mesh answers. `began` is the zero of a history's s."""
 
-    async def __call__(self, ask: Ask, history: History, began: float) -> None: ...
+    async def __call__(self, request: OfferedRequest, transcript: Transcript, run_started_at: float) -> None: ...
 
 
-class Way(Protocol):
-    def __call__(self, stage: Rig) -> AbstractAsyncContextManager[Asking]: ...
-
-
-@asynccontextmanager
-async def by_calls(stage: Rig) -> AsyncIterator[Asking]:
-    async with _client(stage) as client:
-        yield _Generates(client)
+class OpenDriver(Protocol):
+    def __call__(self, testbed: Testbed) -> AbstractAsyncContextManager[RequestDriver]: ...
 
 
 @asynccontextmanager
-async def by_session(stage: Rig) -> AsyncIterator[Asking]:
-    async with _client(stage) as client, client.session() as session:
-        yield _Generates(session)
+async def open_grpc_driver(testbed: Testbed) -> AsyncIterator[RequestDriver]:
+    async with _client(testbed) as client:
+        yield _SdkDriver(client)
 
 
 @asynccontextmanager
-async def by_http(stage: Rig) -> AsyncIterator[Asking]:
-    plan, key = stage.mesh.plan, stage.mesh.api_key
+async def open_session_driver(testbed: Testbed) -> AsyncIterator[RequestDriver]:
+    async with _client(testbed) as client, client.session() as session:
+        yield _SdkDriver(session)
+
+
+@asynccontextmanager
+async def open_http_driver(testbed: Testbed) -> AsyncIterator[RequestDriver]:
+    plan, key = testbed.mesh.plan, testbed.mesh.api_key
     headers, limits = {"authorization": f"Bearer {key}"}, httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
-        base_url=f"http://{plan.http}/v1", headers=headers, limits=limits, timeout=TIMEOUT
+        base_url=f"http://{plan.http}/v1", headers=headers, limits=limits, timeout=TIMEOUT_S
     ) as http:
-        yield _Posts(http)
+        yield _HttpDriver(http)
 
 
-WAYS: Mapping[str, Way] = MappingProxyType({"session": by_session, "call": by_calls, "HTTP": by_http})
+DRIVERS: Mapping[str, OpenDriver] = MappingProxyType(
+    {"session": open_session_driver, "call": open_grpc_driver, "HTTP": open_http_driver}
+)
 
 
-def _client(stage: Rig) -> Client:
-    addresses = [each.address for each in stage.mesh.plan.of("edge")]
-    return Client(*addresses, api_key=stage.mesh.api_key, retries=ONCE)
+def _client(testbed: Testbed) -> Client:
+    addresses = [each.address for each in testbed.mesh.plan.processes_of("edge")]
+    return Client(*addresses, api_key=testbed.mesh.api_key, retries=NO_RETRIES)
 
 
-def prompt_of(ask: Ask, number: int) -> list[int]:
-    return [3 + (number + place) % 200 for place in range(ask.prompt)]
+def prompt_token_ids(request: OfferedRequest, number: int) -> list[int]:
+    return [3 + (number + place) % 200 for place in range(request.prompt_tokens)]
 
 
-class _Generates:
+class _SdkDriver:
     def __init__(self, client: Client | Session) -> None:
         self._client = client
 
-    async def __call__(self, ask: Ask, history: History, began: float) -> None:
-        number = history.number
+    async def __call__(self, request: OfferedRequest, transcript: Transcript, run_started_at: float) -> None:
+        number = transcript.number
         answer = self._client.generate(
-            prompt_of(ask, number), max_output_tokens=ask.output, ignore_eos=True, seed=number
+            prompt_token_ids(request, number), max_output_tokens=request.output_tokens, ignore_eos=True, seed=number
         )
         try:
             async with answer:
                 async for piece in answer:
-                    history.take(time.monotonic() - began, piece.first_index, len(piece.token_ids))
-            history.end(time.monotonic() - began, OK)
+                    transcript.record(time.monotonic() - run_started_at, piece.first_index, len(piece.token_ids))
+            transcript.end(time.monotonic() - run_started_at, OK)
         except PenstockError as error:
-            history.prompt_tokens = ask.prompt if answer.is_accepted else 0
-            history.end(time.monotonic() - began, error.reason, error.code.name, error.retry_after)
+            transcript.prompt_tokens = request.prompt_tokens if answer.is_accepted else 0
+            transcript.end(time.monotonic() - run_started_at, error.reason, error.code.name, error.retry_after)
 
 
-class _Posts:
+class _HttpDriver:
     """`/v1/completions`, streamed. Events name no token's index: each counts as one."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
 
-    async def __call__(self, ask: Ask, history: History, began: float) -> None:
-        body = {"prompt": prompt_of(ask, history.number), "max_tokens": ask.output, "stream": True, "ignore_eos": True}
+    async def __call__(self, request: OfferedRequest, transcript: Transcript, run_started_at: float) -> None:
+        body = {
+            "prompt": prompt_token_ids(request, transcript.number),
+            "max_tokens": request.output_tokens,
+            "stream": True,
+            "ignore_eos": True,
+        }
         try:
             async with self._http.stream("POST", "/completions", json=body) as response:
                 if response.status_code == httpx.codes.OK:
-                    await self._read(response, history, began)
+                    await self._read(response, transcript, run_started_at)
                     return
                 told = orjson.loads(await response.aread())["error"]
         except httpx.HTTPError as error:
-            history.end(time.monotonic() - began, type(error).__name__, "UNAVAILABLE")
+            transcript.end(time.monotonic() - run_started_at, type(error).__name__, "UNAVAILABLE")
             return
         wait = response.headers.get("retry-after-ms")
-        code = CODES.get(response.status_code, f"HTTP_{response.status_code}")
+        code = REJECTION_CODES.get(response.status_code, f"HTTP_{response.status_code}")
         retry_after = float(wait) / 1000 if wait else None
-        history.end(time.monotonic() - began, str(told["code"]).upper(), code, retry_after)
+        transcript.end(time.monotonic() - run_started_at, str(told["code"]).upper(), code, retry_after)
 
-    async def _read(self, response: httpx.Response, history: History, began: float) -> None:
+    async def _read(self, response: httpx.Response, transcript: Transcript, run_started_at: float) -> None:
         """Read to the end; an answer that breaks off was let in before."""
         failure = None
         async for line in response.aiter_lines():
-            if line.startswith(DATA) and line != ONCE_SENT:
-                failure = orjson.loads(line.removeprefix(DATA)).get("error")
-                history.take(time.monotonic() - began, history.next_index, 0 if failure else 1)
-        history.prompt_tokens = 1 if failure else 0
+            if line.startswith(DATA_PREFIX) and line != STREAM_END_LINE:
+                failure = orjson.loads(line.removeprefix(DATA_PREFIX)).get("error")
+                transcript.record(time.monotonic() - run_started_at, transcript.next_index, 0 if failure else 1)
+        transcript.prompt_tokens = 1 if failure else 0
         outcome = str(failure["code"]).upper() if failure else OK
-        history.end(time.monotonic() - began, outcome, "RESOURCE_EXHAUSTED" if failure else "OK")
+        transcript.end(time.monotonic() - run_started_at, outcome, "RESOURCE_EXHAUSTED" if failure else "OK")

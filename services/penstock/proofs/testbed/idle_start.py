@@ -9,46 +9,46 @@ from pathlib import Path
 import psutil
 
 from penstock.local_mesh.plan import ProcessSpec
-from penstock.local_mesh.processes import Child, Processes
+from penstock.local_mesh.processes import ChildProcess, ChildProcesses
 
-NOBODY = "127.0.0.1:1"  # where nothing listens
-PEERS = ("AUTHS", "QUEUES", "SCHEDULERS")
-SPAN = 0.25  # s over which a process's CPU is looked at
-AT_REST = 20.0  # % of a core
-STARTING = 15.0  # s at most
+UNREACHABLE_ADDRESS = "127.0.0.1:1"  # where nothing listens
+PEER_SETTINGS = ("AUTHS", "QUEUES", "SCHEDULERS")
+CPU_SAMPLE_S = 0.25  # s over which a process's CPU is looked at
+MAX_IDLE_CPU_PERCENT = 20.0  # % of a core
+START_TIMEOUT_S = 15.0  # s at most
 
 
-async def start_idly(specs: Sequence[ProcessSpec], folder: Path) -> None:
+async def start_isolated(specs: Sequence[ProcessSpec], folder: Path) -> None:
     """Start the like of each process alone, one after the other, until it has come to rest; then end it."""
-    processes = Processes(folder, lambda _: None)
+    processes = ChildProcesses(folder, lambda _: None)
     try:
         for spec in specs:
-            child = await processes.start(alone(spec, folder))
-            await _at_rest(child)
+            child = await processes.start(isolated_spec(spec, folder))
+            await _wait_idle(child)
             await processes.stop([spec.tier])
             processes.children.clear()
     finally:
         await processes.kill_all()
 
 
-def alone(spec: ProcessSpec, folder: Path) -> ProcessSpec:
+def isolated_spec(spec: ProcessSpec, folder: Path) -> ProcessSpec:
     """The same process without a peer, at a port and with a store of its own."""
     prefix = f"PENSTOCK_{spec.tier.upper()}_"
     own = {name: value for name, value in spec.environment.items() if name != f"{prefix}HTTP_LISTEN"}
-    own |= {f"{prefix}{peers}": NOBODY for peers in PEERS if f"{prefix}{peers}" in own}
+    own |= {f"{prefix}{peers}": UNREACHABLE_ADDRESS for peers in PEER_SETTINGS if f"{prefix}{peers}" in own}
     own |= {f"{prefix}LISTEN": "127.0.0.1:0"}
     if f"{prefix}STORE" in own:
         own[f"{prefix}STORE"] = str(folder / "idle.sqlite")
     return replace(spec, name=f"idle-{spec.name}", environment=own)
 
 
-async def _at_rest(child: Child) -> None:
+async def _wait_idle(child: ChildProcess) -> None:
     process = psutil.Process(child.process.pid)
     with suppress(TimeoutError, psutil.NoSuchProcess):
-        async with asyncio.timeout(STARTING):
+        async with asyncio.timeout(START_TIMEOUT_S):
             used, now = 0.0, _cpu_time(process)
-            while used == 0.0 or now - used > SPAN * AT_REST / 100:
-                await asyncio.sleep(SPAN)
+            while used == 0.0 or now - used > CPU_SAMPLE_S * MAX_IDLE_CPU_PERCENT / 100:
+                await asyncio.sleep(CPU_SAMPLE_S)
                 used, now = now, _cpu_time(process)
 
 

@@ -8,78 +8,80 @@ from collections.abc import Sequence
 
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client
-from penstock.proofs.checks.transcript import History
-from penstock.proofs.requests import Wish, with_stop
+from penstock.proofs.checks.transcript import TokenTranscript
+from penstock.proofs.requests import ProofRequest, with_stop
 from penstock.v1.inference_pb2 import FinishReason, Timeline
 
-ATTEMPT_TIMEOUT = 120.0  # s for one answer with all its attempts; an answer later than that is a failure
-CALM_AT_ONCE = 4
-NUMBERS = itertools.count(1)  # of requests, over all loads: the ledger knows them by nothing else
+REQUEST_TIMEOUT_S = 120.0  # s for one answer with all its attempts; an answer later than that is a failure
+BASELINE_CONCURRENCY = 4
+REQUEST_NUMBERS = itertools.count(1)  # of requests, over all loads: the ledger knows them by nothing else
 
 
-class Load:
+class ClosedLoopLoad:
     """`streams` clients in a closed loop, for as long as nobody says stop. Histories of all requests are kept."""
 
     def __init__(
-        self, client: Client, wishes: Sequence[Wish], streams: int, seed: int, *, explain: bool = False
+        self, client: Client, requests: Sequence[ProofRequest], streams: int, seed: int, *, explain: bool = False
     ) -> None:
         """`explain`: have each answer say where its time went, for its history's stages."""
-        self.histories: list[History] = []
-        self.tokens = 0
+        self.transcripts: list[TokenTranscript] = []
+        self.tokens_received = 0
         self._client = client
-        self._wishes = wishes
+        self._requests = requests
         self._streams = streams
         self._explain = explain
         self._rng = random.Random(seed)
-        self._is_over = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
     @property
-    def under_way(self) -> int:
-        return sum(not history.ended for history in self.histories)
+    def active_requests(self) -> int:
+        return sum(not history.ended_at for history in self.transcripts)
 
     @property
-    def failures(self) -> int:
-        return sum(bool(history.failure) for history in self.histories)
+    def failed_requests(self) -> int:
+        return sum(bool(history.failure_text) for history in self.transcripts)
 
     def stop(self) -> None:
         """Ask nothing more; what is under way goes on to its end."""
-        self._is_over.set()
+        self._stop_requested.set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(self._streams):
-                group.create_task(self._ask_on())
+                group.create_task(self._run_client())
 
-    async def _ask_on(self) -> None:
-        while not self._is_over.is_set():
-            await self.ask(self._rng.randrange(len(self._wishes)))
+    async def _run_client(self) -> None:
+        while not self._stop_requested.is_set():
+            await self.send(self._rng.randrange(len(self._requests)))
 
-    async def ask(self, number: int) -> History:
-        wish = self._wishes[number]
-        history = History(wish=number, request_id=f"score-{next(NUMBERS)}", started=time.time())
-        self.histories.append(history)
+    async def send(self, request_index: int) -> TokenTranscript:
+        wish = self._requests[request_index]
+        history = TokenTranscript(
+            request_index=request_index, request_id=f"score-{next(REQUEST_NUMBERS)}", started_at=time.time()
+        )
+        self.transcripts.append(history)
         options = {
             **wish.options,
             "request_id": history.request_id,
-            "timeout": ATTEMPT_TIMEOUT,
+            "timeout": REQUEST_TIMEOUT_S,
             "explain": self._explain,
         }
         answer = self._client.generate(wish.prompt, **options)  # type: ignore[arg-type]  # Options and two more
         try:
             async with answer:
                 async for piece in answer:
-                    history.take(time.time(), piece.first_index, piece.token_ids, piece.text)
-                    self.tokens += len(piece.token_ids)
-            history.finish = FinishReason.Name(answer.finished.reason) + answer.finished.stop_string
+                    history.record(time.time(), piece.first_index, piece.token_ids, piece.text)
+                    self.tokens_received += len(piece.token_ids)
+            history.finish_reason = FinishReason.Name(answer.finished.reason) + answer.finished.stop_string
             history.usage_tokens = answer.finished.usage.output_tokens
-            history.stages = before_decoding(answer.finished.timeline)
+            history.stage_durations = stages_before_decode(answer.finished.timeline)
         except PenstockError as error:
-            history.failure = f"{error.code.name} / {error.reason}: {error}"
-        history.attempts, history.ended = answer.attempts, time.time()
+            history.failure_text = f"{error.code.name} / {error.reason}: {error}"
+        history.attempts, history.ended_at = answer.attempts, time.time()
         return history
 
 
-def before_decoding(timeline: Timeline) -> dict[str, float]:
+def stages_before_decode(timeline: Timeline) -> dict[str, float]:
     """Seconds of each stretch up to the first token, by tier and name; of the last run alone what it did."""
     found: dict[str, float] = {}
     for stage in timeline.stages:
@@ -89,27 +91,33 @@ def before_decoding(timeline: Timeline) -> dict[str, float]:
     return found
 
 
-async def answer_calmly(client: Client, wishes: Sequence[Wish]) -> tuple[list[Wish], Load]:
+async def run_baseline(client: Client, requests: Sequence[ProofRequest]) -> tuple[list[ProofRequest], ClosedLoopLoad]:
     """Have every wish answered without a fault, then half of them, greedy and drawn, once more with a stop string.
 
     Returns all wishes; the load's histories are theirs, in the same order.
     """
-    gate = asyncio.Semaphore(CALM_AT_ONCE)
-    plain = await _answer_all(Load(client, wishes, 0, 0), range(len(wishes)), gate)
-    stopped = [with_stop(wishes[each.wish], each.text) for each in plain.histories if each.wish % 4 < 2 and each.text]
-    every = [*wishes, *stopped]
-    load = Load(client, every, 0, 0)
-    load.histories = plain.histories
-    return every, await _answer_all(load, range(len(wishes), len(every)), gate)
+    gate = asyncio.Semaphore(BASELINE_CONCURRENCY)
+    plain = await _send_all(ClosedLoopLoad(client, requests, 0, 0), range(len(requests)), gate)
+    stopped = [
+        with_stop(requests[each.request_index], each.text)
+        for each in plain.transcripts
+        if each.request_index % 4 < 2 and each.text
+    ]
+    every = [*requests, *stopped]
+    load = ClosedLoopLoad(client, every, 0, 0)
+    load.transcripts = plain.transcripts
+    return every, await _send_all(load, range(len(requests), len(every)), gate)
 
 
-async def _answer_all(load: Load, numbers: Sequence[int], gate: asyncio.Semaphore) -> Load:
+async def _send_all(
+    load: ClosedLoopLoad, request_indexes: Sequence[int], semaphore: asyncio.Semaphore
+) -> ClosedLoopLoad:
     async def one(number: int) -> None:
-        async with gate:
-            await load.ask(number)
+        async with semaphore:
+            await load.send(number)
 
     async with asyncio.TaskGroup() as group:
-        for number in numbers:
+        for number in request_indexes:
             group.create_task(one(number))
-    load.histories.sort(key=lambda history: history.wish)
+    load.transcripts.sort(key=lambda history: history.request_index)
     return load

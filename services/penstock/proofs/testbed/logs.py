@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from penstock.proofs.checks.ledger import Charge
+from penstock.proofs.checks.ledger import LedgerCharge
 
 
-def events(folder: Path, tier: str, event: str) -> Iterator[dict[str, Any]]:
+def read_events(folder: Path, tier: str, event: str) -> Iterator[dict[str, Any]]:
     """Every `event` in the logs of a tier's processes, over all their lives; `process` names the one."""
     needle = b'"' + event.encode() + b'"'
     for log in sorted(folder.glob(f"{tier}*.log")):
@@ -28,11 +28,11 @@ def unix_time(event: dict[str, Any]) -> float:
 
 
 def requests_by_ticket(folder: Path) -> dict[str, str]:
-    return {each["ticket_id"]: each["request_id"] for each in events(folder, "edge", "ticket_done")}
+    return {each["ticket_id"]: each["request_id"] for each in read_events(folder, "edge", "ticket_done")}
 
 
-def ledger(folder: Path) -> list[Charge]:
+def read_ledger(folder: Path) -> list[LedgerCharge]:
     """Auth's own rows; auth must have ended, as it keeps the file for itself."""
     with closing(sqlite3.connect(folder / "auth.sqlite")) as books:
         rows = books.execute("SELECT request_id, prompt_tokens, output_tokens, outcome FROM ledger")
-        return [Charge(*row) for row in rows]
+        return [LedgerCharge(*row) for row in rows]

@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from penstock.bench.progress import Say, saying
+from penstock.bench.progress import ProgressFn, progress_reporter
 from penstock.chassis.channels import channel
 from penstock.client import Client
 from penstock.local_mesh.mesh import LocalMesh, local_mesh
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.checks.injected_faults import Fault
-from penstock.proofs.testbed.load import Load
-from penstock.proofs.testbed.tcp_relays import Wires
+from penstock.proofs.checks.injected_faults import InjectedFault
+from penstock.proofs.testbed.load import ClosedLoopLoad
+from penstock.proofs.testbed.tcp_relays import TcpRelays
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
 
-REST_TIMEOUT = 60.0  # s; above the grace that auth gives an edge that stays away
-POLL = 0.1  # s
+REST_TIMEOUT_S = 60.0  # s; above the grace that auth gives an edge that stays away
+POLL_INTERVAL_S = 0.1  # s
 
 # What must be back at zero when nothing runs, by tier.
-RESIDUE = {
+FIGURES_ZERO_AT_REST = {
     "edge": ("active_requests", "reservations_open", "unread_bytes"),
     "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
     "queue": ("waiting", "waiting_tokens", "offered"),
@@ -32,7 +32,7 @@ RESIDUE = {
     "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked"),
 }
 
-SETTINGS = (
+COMMON_SETTINGS = (
     "PENSTOCK_AUTH_EDGE_GRACE=8",  # s; a proof ends when auth has given up the edges that died
     # Nothing is refused for load: what is lost is to be told from what is not let in.
     "PENSTOCK_QUEUE_TTFT_INTERACTIVE=0",
@@ -41,60 +41,64 @@ SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rig:
+class Testbed:
     mesh: LocalMesh
     client: Client
-    say: Say
+    report_progress: ProgressFn
 
-    async def figures(self, address: str) -> dict[str, float]:
+    async def figures_of(self, address: str) -> dict[str, float]:
         return dict((await self._snapshot(address)).figures)
 
     async def instance_id(self, address: str) -> str:
         return (await self._snapshot(address)).instance_id
 
-    async def total(self, tier: str, name: str) -> float:
-        return sum([(await self.figures(each.address))[name] for each in self.mesh.plan.of(tier)])
+    async def sum_figure(self, tier: str, name: str) -> float:
+        return sum([(await self.figures_of(each.address))[name] for each in self.mesh.plan.processes_of(tier)])
 
     async def residue(self) -> dict[str, float]:
         """What processes still hold when they should hold nothing, after a while for them to come to rest."""
-        give_up_at = time.monotonic() + REST_TIMEOUT
-        while (held := await self._held()) and time.monotonic() < give_up_at:
-            self.say(f"coming to rest: {held}")
-            await asyncio.sleep(POLL)
+        give_up_at = time.monotonic() + REST_TIMEOUT_S
+        while (held := await self._figures_not_zero()) and time.monotonic() < give_up_at:
+            self.report_progress(f"coming to rest: {held}")
+            await asyncio.sleep(POLL_INTERVAL_S)
         return held
 
     async def _snapshot(self, address: str) -> Snapshot:
         async with channel(address) as to_process:
             return (await AdminStub(to_process).GetSnapshot(GetSnapshotRequest())).snapshot
 
-    async def _held(self) -> dict[str, float]:
+    async def _figures_not_zero(self) -> dict[str, float]:
         held: dict[str, float] = {}
         for child in self.mesh.processes.children:
-            figures = await self.figures(child.spec.address)
-            held |= {f"{child.spec.name} {name}": figures[name] for name in RESIDUE[child.spec.tier] if figures[name]}
+            figures = await self.figures_of(child.spec.address)
+            held |= {
+                f"{child.spec.name} {name}": figures[name]
+                for name in FIGURES_ZERO_AT_REST[child.spec.tier]
+                if figures[name]
+            }
         return held
 
 
 @asynccontextmanager
-async def rig(
-    asked: MeshOptions, console: Console, *, settings: tuple[str, ...] = (), wires: Wires | None = None
-) -> AsyncIterator[Rig]:
+async def open_testbed(
+    options: MeshOptions, console: Console, *, settings: tuple[str, ...] = (), relays: TcpRelays | None = None
+) -> AsyncIterator[Testbed]:
     """`asked` as it is, but for ports of its own, no proxy that would hide which edge is spoken to, and `settings`;
     with `wires`, all that its processes and clients say goes over these.
     """
-    own = replace(asked, base_port=0, envoy=False, settings=(*SETTINGS, *settings, *asked.settings))
-    with saying(console) as say:
+    own = replace(options, base_port=0, envoy=False, settings=(*COMMON_SETTINGS, *settings, *options.settings))
+    with progress_reporter(console) as say:
         say("starting a mesh")
-        async with local_mesh(own, rewire=wires.rewire if wires else None) as mesh:
+        async with local_mesh(own, transform_plan=relays.insert_relays if relays else None) as mesh:
             gc.collect()  # the channels that watched the start are closed, and yet their connections wait for this
-            addresses = wires.doors if wires else [each.address for each in mesh.plan.of("edge")]
+            addresses = relays.client_addresses if relays else [each.address for each in mesh.plan.processes_of("edge")]
             async with Client(*addresses, api_key=mesh.api_key) as client:
-                yield Rig(mesh, client, say)
+                yield Testbed(mesh, client, say)
             say("draining the mesh")
 
 
 @asynccontextmanager
-async def under_load(load: Load) -> AsyncIterator[None]:
+async def under_load(load: ClosedLoopLoad) -> AsyncIterator[None]:
     """Run the block while `load` is offered; afterwards let what is under way end."""
     running = asyncio.create_task(load.run())
     try:
@@ -104,16 +108,16 @@ async def under_load(load: Load) -> AsyncIterator[None]:
         await running
 
 
-async def until_flowing(load: Load, tokens: int) -> None:
+async def wait_for_tokens(load: ClosedLoopLoad, tokens: int) -> None:
     """Wait until clients have got `tokens` more."""
-    wanted = load.tokens + tokens
-    while load.tokens < wanted:  # noqa: ASYNC110  # who waits here is a proof that counts, not the load that makes
-        await asyncio.sleep(POLL)
+    wanted = load.tokens_received + tokens
+    while load.tokens_received < wanted:  # noqa: ASYNC110  # who waits here is a proof that counts, not the load that makes
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def progress(load: Load, faults: list[Fault], wanted: int) -> str:
-    done = len(load.histories) - load.under_way
+def progress_text(load: ClosedLoopLoad, faults: list[InjectedFault], planned: int) -> str:
+    done = len(load.transcripts) - load.active_requests
     return (
-        f"{len(faults)} of {wanted} faults, {done} requests done, {load.under_way} under way, {load.failures} failed, "
-        f"{load.tokens:,} tokens"
+        f"{len(faults)} of {planned} faults, {done} requests done, {load.active_requests} active, "
+        f"{load.failed_requests} failed, {load.tokens_received:,} tokens"
     )

@@ -1,1 +1,3 @@
-"""Orders in which waiting tickets are served; each a small class that knows nothing else."""
+"""Scheduling policies: the order in which waiting tickets are dispatched (priority classes, fair share between
+tenants, burst credit, ticket order) and the data structures that they use.
+"""

@@ -1,6 +1,6 @@
 """What service counts for when tenants are compared, in weighted tokens."""
 
-from penstock.queue.waiting import QueuedTicket
+from penstock.queue.ticket import QueuedTicket
 
 INPUT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0  # as the VTC paper and its successors have it, so that figures compare

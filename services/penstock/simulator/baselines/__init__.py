@@ -3,6 +3,6 @@
 Each module names its source. `POLICIES` is what a scenario may name; `penstock` is the queue as it is shipped.
 """
 
-from penstock.simulator.baselines.policy import POLICIES, Policy
+from penstock.simulator.baselines.policy import POLICIES, BaselinePolicy
 
-__all__ = ["POLICIES", "Policy"]
+__all__ = ["POLICIES", "BaselinePolicy"]

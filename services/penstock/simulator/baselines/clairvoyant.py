@@ -6,24 +6,26 @@ what no order can: stop what runs, or divide a ticket. So its gap is about the f
 
 from collections.abc import Iterable
 
-from penstock.queue.policies.classes import PriorityClasses
 from penstock.queue.policies.cost import cost_of
-from penstock.queue.policies.order import FitFn
-from penstock.queue.policies.tenants import WeightedVtc
-from penstock.queue.waiting import QueuedTicket
-from penstock.simulator.mesh.engine import NEVER, Run
+from penstock.queue.policies.fair_share import WeightedVtc
+from penstock.queue.policies.policy import FitFn
+from penstock.queue.policies.priority_classes import PriorityClasses
+from penstock.queue.ticket import QueuedTicket
+from penstock.simulator.mesh.engine import NO_STEP, SimRun
 
 
-class Clairvoyant(PriorityClasses):
+class ClairvoyantPolicy(PriorityClasses):
     """`ahead`: tokens of an answer that count before they come, of those that will come."""
 
-    def __init__(self, ahead: float) -> None:
+    def __init__(self, lookahead_tokens: float) -> None:
         super().__init__(WeightedVtc, min_share=0.0)
-        self._ahead = ahead
-        self._taken: dict[tuple[str, int, int], list[QueuedTicket]] = {}  # not seen at an engine yet, by what it tells
-        self._tickets: dict[int, QueuedTicket] = {}  # by run
+        self._lookahead_tokens = lookahead_tokens
+        self._unmatched: dict[
+            tuple[str, int, int], list[QueuedTicket]
+        ] = {}  # not seen at an engine yet, by what it tells
+        self._ticket_by_run: dict[int, QueuedTicket] = {}  # by run
 
-    def dropped(self) -> list[QueuedTicket]:
+    def pop_dropped(self) -> list[QueuedTicket]:
         return []
 
     def is_express(self, ticket: QueuedTicket) -> bool:
@@ -33,45 +35,47 @@ class Clairvoyant(PriorityClasses):
     def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
         ticket = super().pop_fitting(fit)
         if ticket:
-            self._taken.setdefault(_told(ticket), []).append(ticket)
-            self._charge(ticket, ticket.max_output_tokens, 0)
+            self._unmatched.setdefault(_matching_key(ticket), []).append(ticket)
+            self._charge_known(ticket, ticket.max_output_tokens, 0)
         return ticket
 
     def push(self, ticket: QueuedTicket) -> None:
-        self._forget(ticket)
+        self._discard(ticket)
         super().push(ticket)
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
         """Take from reports alone that a ticket came to nothing; the rest is known already."""
         if cost <= cost_of(ticket, ticket.prompt_tokens, 0):
-            self._forget(ticket)
+            self._discard(ticket)
             super().charge(ticket, 0.0)
 
-    def stepped(self, runs: Iterable[Run], step: int) -> None:
+    def on_step(self, runs: Iterable[SimRun], step: int) -> None:
         for run in runs:
             if ticket := self._ticket_of(run):
-                self._charge(ticket, run.output, _emitted(run, step))
-                if run.last != NEVER:
-                    super().charge(ticket, cost_of(ticket, ticket.prompt_tokens, run.generated))
-                    del self._tickets[run.run_id]
+                self._charge_known(ticket, run.output_tokens, _emitted_tokens(run, step))
+                if run.last_token_step != NO_STEP:
+                    super().charge(ticket, cost_of(ticket, ticket.prompt_tokens, run.generated_tokens))
+                    del self._ticket_by_run[run.run_id]
 
-    def _ticket_of(self, run: Run) -> QueuedTicket | None:
-        if run.run_id not in self._tickets and (taken := self._taken.get((run.tenant, run.prompt, run.declared))):
-            self._tickets[run.run_id] = taken.pop(0)
-        return self._tickets.get(run.run_id)
+    def _ticket_of(self, run: SimRun) -> QueuedTicket | None:
+        if run.run_id not in self._ticket_by_run and (
+            taken := self._unmatched.get((run.tenant, run.prompt_tokens, run.max_output_tokens))
+        ):
+            self._ticket_by_run[run.run_id] = taken.pop(0)
+        return self._ticket_by_run.get(run.run_id)
 
-    def _forget(self, ticket: QueuedTicket) -> None:
-        if ticket in (taken := self._taken.get(_told(ticket), [])):
+    def _discard(self, ticket: QueuedTicket) -> None:
+        if ticket in (taken := self._unmatched.get(_matching_key(ticket), [])):
             taken.remove(ticket)
-        self._tickets = {run_id: each for run_id, each in self._tickets.items() if each is not ticket}
+        self._ticket_by_run = {run_id: each for run_id, each in self._ticket_by_run.items() if each is not ticket}
 
-    def _charge(self, ticket: QueuedTicket, output: int, emitted: int) -> None:
-        super().charge(ticket, cost_of(ticket, ticket.prompt_tokens, min(output, emitted + self._ahead)))
+    def _charge_known(self, ticket: QueuedTicket, output: int, emitted: int) -> None:
+        super().charge(ticket, cost_of(ticket, ticket.prompt_tokens, min(output, emitted + self._lookahead_tokens)))
 
 
-def _told(ticket: QueuedTicket) -> tuple[str, int, int]:
+def _matching_key(ticket: QueuedTicket) -> tuple[str, int, int]:
     return ticket.tenant_id, ticket.prompt_tokens, ticket.max_output_tokens
 
 
-def _emitted(run: Run, step: int) -> int:
-    return 0 if run.first == NEVER else step - run.first + 1
+def _emitted_tokens(run: SimRun, step: int) -> int:
+    return 0 if run.first_token_step == NO_STEP else step - run.first_token_step + 1

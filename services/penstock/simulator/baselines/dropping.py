@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.queue.policies.class_fifo import ClassFifo
-from penstock.queue.policies.order import FitFn, QueuePosition, SortKey, TicketTotals
-from penstock.queue.waiting import QueuedTicket
-from penstock.simulator.baselines.alone import Alone
+from penstock.queue.policies.policy import FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.priority_classes import ClassFifo
+from penstock.queue.ticket import QueuedTicket
+from penstock.simulator.baselines.base import SingleShardPolicy
 
 
-class Rule(Protocol):
-    def drops(self, waited: float, now: float) -> bool:
+class DropRule(Protocol):
+    def should_drop(self, waited: float, now: float) -> bool:
         """Judge the next ticket to go; asked once for each, in their order."""
 
 
@@ -19,10 +19,10 @@ class Rule(Protocol):
 class AgeDrop:
     """Drops what has waited longer than `limit` s. A plain bound on queueing time."""
 
-    limit: float
+    max_wait_s: float
 
-    def drops(self, waited: float, now: float) -> bool:
-        return waited > self.limit
+    def should_drop(self, waited: float, now: float) -> bool:
+        return waited > self.max_wait_s
 
 
 @dataclass(slots=True)
@@ -35,32 +35,34 @@ class FollyCodel:
 
     target: float = 0.005  # s
     interval: float = 0.1  # s
-    _shortest: float = 0.0  # s; wait in this interval
-    _interval_ends: float = 0.0
+    _min_wait: float = 0.0  # s; wait in this interval
+    _interval_ends_at: float = 0.0
     _is_overloaded: bool = False
 
-    def drops(self, waited: float, now: float) -> bool:
-        if now > self._interval_ends:  # the first of an interval always goes: somebody has to tell how long waits are
-            self._interval_ends = now + self.interval
-            self._is_overloaded = self._shortest > self.target
-            self._shortest = waited
+    def should_drop(self, waited: float, now: float) -> bool:
+        if (
+            now > self._interval_ends_at
+        ):  # the first of an interval always goes: somebody has to tell how long waits are
+            self._interval_ends_at = now + self.interval
+            self._is_overloaded = self._min_wait > self.target
+            self._min_wait = waited
             return False
-        self._shortest = min(self._shortest, waited)
+        self._min_wait = min(self._min_wait, waited)
         return self._is_overloaded and waited > 2 * self.target
 
 
 @dataclass(slots=True)
-class Never:
+class NeverDrop:
     """Plain FIFO."""
 
-    def drops(self, waited: float, now: float) -> bool:
+    def should_drop(self, waited: float, now: float) -> bool:
         return False
 
 
-class Dropping(Alone):
+class DroppingFifo(SingleShardPolicy):
     """A FIFO whose tickets pass `rule` as they go; what it drops is kept until the shard asks for it."""
 
-    def __init__(self, rule: Rule, clock: Callable[[], float]) -> None:
+    def __init__(self, rule: DropRule, clock: Callable[[], float]) -> None:
         self._rule = rule
         self._clock = clock
         self._fifo = ClassFifo()
@@ -70,7 +72,7 @@ class Dropping(Alone):
     def totals(self) -> TicketTotals:
         return self._fifo.totals
 
-    def dropped(self) -> list[QueuedTicket]:
+    def pop_dropped(self) -> list[QueuedTicket]:
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -83,7 +85,7 @@ class Dropping(Alone):
     def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
         now = self._clock()
         while ticket := self._fifo.pop_fitting(fit):
-            if not self._rule.drops(now - ticket.arrived, now):
+            if not self._rule.should_drop(now - ticket.arrived, now):
                 return ticket
             self._dropped.append(ticket)
         return None

@@ -8,91 +8,95 @@ those that wait. Knows no classes.
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from penstock.queue.policies.lane import RankedQueue
-from penstock.queue.policies.order import FitFn, QueuePosition, SortKey, TicketTotals
-from penstock.queue.waiting import QueuedTicket
-from penstock.simulator.baselines.alone import Alone
-from penstock.simulator.mesh.engine import NEVER, Run
+from penstock.queue.policies.policy import FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.ranked_queue import RankedQueue
+from penstock.queue.ticket import QueuedTicket
+from penstock.simulator.baselines.base import SingleShardPolicy
+from penstock.simulator.mesh.engine import NO_STEP, SimRun
 
 
-class PlainVtc(Alone):
+class PlainVtc(SingleShardPolicy):
     def __init__(
-        self, input_weight: float, output_weight: float, clock: Callable[[], float], news_every: float
+        self, input_weight: float, output_weight: float, clock: Callable[[], float], report_interval: float
     ) -> None:
-        """`news_every`: s from one time that it hears of tokens to the next; 0: it hears of each as it comes."""
+        """`report_interval`: s from one time that it hears of tokens to the next; 0: it hears of each as it comes."""
         self._clock = clock
-        self._news_every = news_every
-        self._heard_at = 0.0
-        self._unheard = Counter[str]()  # tokens by tenant
+        self._report_interval = report_interval
+        self._last_report_at = 0.0
+        self._unreported_tokens = Counter[str]()  # tokens by tenant
         self._input_weight = input_weight
         self._output_weight = output_weight
-        self._lanes: dict[str, RankedQueue] = {}  # by tenant
+        self._queues: dict[str, RankedQueue] = {}  # by tenant
         self._counters: dict[str, float] = {}
         self._weights: dict[str, float] = {}
-        self._load = TicketTotals(0, 0)
-        self._last_left = ""  # the tenant whose last ticket went most recently
-        self._charged: set[int] = set()  # arrivals of tickets that went; one may be given back
+        self._totals = TicketTotals(0, 0)
+        self._last_emptied = ""  # the tenant whose last ticket went most recently
+        self._input_charged: set[int] = set()  # arrivals of tickets that went; one may be given back
 
     @property
     def totals(self) -> TicketTotals:
-        return self._load
+        return self._totals
 
-    def dropped(self) -> list[QueuedTicket]:
+    def pop_dropped(self) -> list[QueuedTicket]:
         return []
 
     def charge(self, ticket: QueuedTicket, cost: float) -> None:
         """Predictions are nothing to it: it charges what comes, token by token."""
 
-    def stepped(self, runs: Iterable[Run], step: int) -> None:
+    def on_step(self, runs: Iterable[SimRun], step: int) -> None:
         for run in runs:
-            if run.first != NEVER and run.last in (NEVER, step) and run.tenant in self._counters:
-                self._unheard[run.tenant] += 1
+            if (
+                run.first_token_step != NO_STEP
+                and run.last_token_step in (NO_STEP, step)
+                and run.tenant in self._counters
+            ):
+                self._unreported_tokens[run.tenant] += 1
         now = self._clock()
-        if now >= self._heard_at + self._news_every:
-            self._heard_at = now
-            for tenant, tokens in self._unheard.items():
+        if now >= self._last_report_at + self._report_interval:
+            self._last_report_at = now
+            for tenant, tokens in self._unreported_tokens.items():
                 self._counters[tenant] += tokens * self._output_weight / self._weights[tenant]
-            self._unheard.clear()
+            self._unreported_tokens.clear()
 
     def push(self, ticket: QueuedTicket) -> None:
         tenant = ticket.tenant_id
-        lane = self._lanes.setdefault(tenant, RankedQueue())
+        lane = self._queues.setdefault(tenant, RankedQueue())
         self._weights[tenant] = ticket.weight
-        if ticket.arrival_number in self._charged:
-            self._charged.discard(ticket.arrival_number)
-            self._counters[tenant] -= self._input(ticket)
+        if ticket.arrival_number in self._input_charged:
+            self._input_charged.discard(ticket.arrival_number)
+            self._counters[tenant] -= self._input_cost(ticket)
         elif not lane.tickets:
             self._lift(tenant)
         lane.push(ticket)
-        self._count(ticket, 1)
+        self._adjust_totals(ticket, 1)
 
     def remove(self, ticket: QueuedTicket) -> None:
         if ticket.is_listed:
-            self._lanes[ticket.tenant_id].remove(ticket)
-            self._note_left(ticket)
+            self._queues[ticket.tenant_id].remove(ticket)
+            self._on_removed(ticket)
 
     def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
-        for tenant in self._by_counter():
-            taken = self._lanes[tenant].pop_fitting(fit)
+        for tenant in self._tenants_by_counter():
+            taken = self._queues[tenant].pop_fitting(fit)
             if ticket := taken.ticket:
                 taken.record_passes()
-                self._counters[tenant] += self._input(ticket)
-                self._charged.add(ticket.arrival_number)
-                self._note_left(ticket)
+                self._counters[tenant] += self._input_cost(ticket)
+                self._input_charged.add(ticket.arrival_number)
+                self._on_removed(ticket)
             if taken.ticket or taken.is_blocked:
                 return taken.ticket
         return None
 
     def head(self) -> tuple[QueuedTicket, SortKey] | None:
-        for tenant in self._by_counter():
-            if ticket := self._lanes[tenant].first():
+        for tenant in self._tenants_by_counter():
+            if ticket := self._queues[tenant].first():
                 return ticket, SortKey(ticket.priority, self._counters[tenant], ticket.enqueued)
         return None
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
         """Count each tenant with as much as the ticket's own has, at most: they take turns."""
-        own = self._lanes.get(ticket.tenant_id) or RankedQueue()
-        lanes = self._lanes.values()
+        own = self._queues.get(ticket.tenant_id) or RankedQueue()
+        lanes = self._queues.values()
         return QueuePosition(
             sum(min(each.tickets, own.tickets) for each in lanes), sum(min(each.work, own.work) for each in lanes)
         )
@@ -104,23 +108,23 @@ class PlainVtc(Alone):
         return None
 
     def _lift(self, tenant: str) -> None:
-        waiting = [self._counters[each] for each, lane in self._lanes.items() if lane.tickets]
-        least = min(waiting) if waiting else self._counters.get(self._last_left, 0.0)
+        waiting = [self._counters[each] for each, lane in self._queues.items() if lane.tickets]
+        least = min(waiting) if waiting else self._counters.get(self._last_emptied, 0.0)
         self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
 
-    def _by_counter(self) -> list[str]:
+    def _tenants_by_counter(self) -> list[str]:
         return sorted(
-            (tenant for tenant, lane in self._lanes.items() if lane.tickets),
+            (tenant for tenant, lane in self._queues.items() if lane.tickets),
             key=lambda tenant: (self._counters[tenant], tenant),
         )
 
-    def _input(self, ticket: QueuedTicket) -> float:
+    def _input_cost(self, ticket: QueuedTicket) -> float:
         return ticket.prompt_tokens * self._input_weight / ticket.weight
 
-    def _count(self, ticket: QueuedTicket, sign: int) -> None:
-        self._load = TicketTotals(self._load.tickets + sign, self._load.tokens + sign * ticket.tokens)
+    def _adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
+        self._totals = TicketTotals(self._totals.tickets + sign, self._totals.tokens + sign * ticket.tokens)
 
-    def _note_left(self, ticket: QueuedTicket) -> None:
-        self._count(ticket, -1)
-        if not self._lanes[ticket.tenant_id].tickets:
-            self._last_left = ticket.tenant_id
+    def _on_removed(self, ticket: QueuedTicket) -> None:
+        self._adjust_totals(ticket, -1)
+        if not self._queues[ticket.tenant_id].tickets:
+            self._last_emptied = ticket.tenant_id

@@ -6,50 +6,50 @@ robin, then the oldest of the flow; what waited for longer than its time to live
 
 from collections.abc import Callable
 
-from penstock.queue.policies.lane import RankedQueue
-from penstock.queue.policies.order import NO_TICKETS, FitFn, QueuePosition, SortKey, TicketTotals
-from penstock.queue.waiting import QueuedTicket
-from penstock.simulator.baselines.alone import Alone
+from penstock.queue.policies.policy import NO_TICKETS, FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.ranked_queue import RankedQueue
+from penstock.queue.ticket import QueuedTicket
+from penstock.simulator.baselines.base import SingleShardPolicy
 
 Flow = tuple[int, str]  # class and tenant
 
 
-class RoundRobin(Alone):
+class RoundRobin(SingleShardPolicy):
     def __init__(self, ttl: float, clock: Callable[[], float]) -> None:
-        self._ttl = ttl
+        self._ttl_s = ttl
         self._clock = clock
-        self._flows: dict[Flow, RankedQueue] = {}  # of those that wait, whose turn it is first
+        self._queues: dict[Flow, RankedQueue] = {}  # of those that wait, whose turn it is first
         self._dropped: list[QueuedTicket] = []
         self.totals = NO_TICKETS
 
-    def dropped(self) -> list[QueuedTicket]:
+    def pop_dropped(self) -> list[QueuedTicket]:
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def push(self, ticket: QueuedTicket) -> None:
-        self._flows.setdefault(_flow(ticket), RankedQueue()).push(ticket)
-        self._count(ticket, 1)
+        self._queues.setdefault(_flow_of(ticket), RankedQueue()).push(ticket)
+        self._adjust_totals(ticket, 1)
 
     def remove(self, ticket: QueuedTicket) -> None:
         if ticket.is_listed:
-            self._flows[_flow(ticket)].remove(ticket)
-            self._left(ticket)
+            self._queues[_flow_of(ticket)].remove(ticket)
+            self._on_removed(ticket)
 
     def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
-        self._evict()
-        for flow in self._in_turn():
-            taken = self._flows[flow].pop_fitting(fit)
+        self._evict_expired()
+        for flow in self._flows_in_turn():
+            taken = self._queues[flow].pop_fitting(fit)
             if taken.ticket:
                 taken.record_passes()
-                self._flows[flow] = self._flows.pop(flow)
-                self._left(taken.ticket)
+                self._queues[flow] = self._queues.pop(flow)
+                self._on_removed(taken.ticket)
             if taken.ticket or taken.is_blocked:
                 return taken.ticket
         return None
 
     def head(self) -> tuple[QueuedTicket, SortKey] | None:
-        for flow in self._in_turn():
-            if ticket := self._flows[flow].first():
+        for flow in self._flows_in_turn():
+            if ticket := self._queues[flow].first():
                 return ticket, SortKey(ticket.priority, 0.0, ticket.enqueued)
         return None
 
@@ -58,8 +58,8 @@ class RoundRobin(Alone):
 
     def position_of(self, ticket: QueuedTicket) -> QueuePosition:
         """Count each flow with as much as the ticket's own has, at most: they take turns."""
-        own = self._flows.get(_flow(ticket)) or RankedQueue()
-        lanes = self._flows.values()
+        own = self._queues.get(_flow_of(ticket)) or RankedQueue()
+        lanes = self._queues.values()
         return QueuePosition(
             sum(min(each.tickets, own.tickets) for each in lanes), sum(min(each.work, own.work) for each in lanes)
         )
@@ -70,24 +70,24 @@ class RoundRobin(Alone):
     def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
         return None
 
-    def _in_turn(self) -> list[Flow]:
-        return sorted(self._flows, key=lambda flow: flow[0])  # stable: within a class, whose turn it is
+    def _flows_in_turn(self) -> list[Flow]:
+        return sorted(self._queues, key=lambda flow: flow[0])  # stable: within a class, whose turn it is
 
-    def _evict(self) -> None:
-        oldest = self._clock() - self._ttl
-        for flow in list(self._flows):
-            while (lane := self._flows.get(flow)) and (ticket := lane.first()) and ticket.arrived < oldest:
+    def _evict_expired(self) -> None:
+        oldest = self._clock() - self._ttl_s
+        for flow in list(self._queues):
+            while (lane := self._queues.get(flow)) and (ticket := lane.first()) and ticket.arrived < oldest:
                 self.remove(ticket)
                 self._dropped.append(ticket)
 
-    def _left(self, ticket: QueuedTicket) -> None:
-        self._count(ticket, -1)
-        if not self._flows[_flow(ticket)].tickets:
-            del self._flows[_flow(ticket)]
+    def _on_removed(self, ticket: QueuedTicket) -> None:
+        self._adjust_totals(ticket, -1)
+        if not self._queues[_flow_of(ticket)].tickets:
+            del self._queues[_flow_of(ticket)]
 
-    def _count(self, ticket: QueuedTicket, sign: int) -> None:
+    def _adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
         self.totals = TicketTotals(self.totals.tickets + sign, self.totals.tokens + sign * ticket.tokens)
 
 
-def _flow(ticket: QueuedTicket) -> Flow:
+def _flow_of(ticket: QueuedTicket) -> Flow:
     return ticket.priority, ticket.tenant_id

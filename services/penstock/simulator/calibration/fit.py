@@ -8,53 +8,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.report import quantile
-from penstock.worker.engine.step_law import StepTimeModel, StepWork
+from penstock.worker.engine.simulated.step_time import StepTimeModel, StepWork
 
 FOLDS = 5
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredStep:
     """A step and how long it takes with the machine to itself."""
 
     work: StepWork
-    seconds: float
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    law: StepTimeModel  # fitted to every step
-    held_out: Sequence[float]  # of each step in s, by a law that was fitted without it
-    errors: Sequence[float]  # relative, of those
+class StepTimeFit:
+    step_time: StepTimeModel  # fitted to every step
+    held_out_predictions: Sequence[float]  # of each step in s, by a law that was fitted without it
+    relative_errors: Sequence[float]  # relative, of those
 
     @property
     def median_error(self) -> float:
-        return quantile(self.errors, 0.5)
+        return quantile(self.relative_errors, 0.5)
 
     @property
     def p95_error(self) -> float:
-        return quantile(self.errors, 0.95)
+        return quantile(self.relative_errors, 0.95)
 
 
-def fit(steps: Sequence[Measured]) -> Fit:
+def fit_with_validation(steps: Sequence[MeasuredStep]) -> StepTimeFit:
     """Cross-validated over folds that take turns, so that each has steps of every kind. Needs ten steps at least."""
     if len(steps) < 2 * FOLDS:
         raise ValueError(f"{len(steps)} steps are too few to fit a law and to test it; measure {2 * FOLDS} at least")
     held_out = [0.0] * len(steps)
     for fold in range(FOLDS):
-        law = fit_law([step for place, step in enumerate(steps) if place % FOLDS != fold])
+        law = fit_step_time([step for place, step in enumerate(steps) if place % FOLDS != fold])
         for place in range(fold, len(steps), FOLDS):
             held_out[place] = law.duration_s(steps[place].work)
-    errors = [abs(said - step.seconds) / step.seconds for said, step in zip(held_out, steps, strict=True)]
-    return Fit(law=fit_law(steps), held_out=held_out, errors=errors)
+    errors = [abs(said - step.duration_s) / step.duration_s for said, step in zip(held_out, steps, strict=True)]
+    return StepTimeFit(step_time=fit_step_time(steps), held_out_predictions=held_out, relative_errors=errors)
 
 
-def fit_law(steps: Sequence[Measured]) -> StepTimeModel:
+def fit_step_time(steps: Sequence[MeasuredStep]) -> StepTimeModel:
     """Least squares of relative errors: a decode step of 10 ms counts as much as a prefill of half a second."""
     rows = np.array([[1.0, *step.work] for step in steps])
-    seconds = np.array([step.seconds for step in steps])
-    base, prefill, decode, context, reads = _non_negative(rows / seconds[:, None], np.ones(len(steps))).tolist()
+    seconds = np.array([step.duration_s for step in steps])
+    base, prefill, decode, context, reads = _non_negative_least_squares(
+        rows / seconds[:, None], np.ones(len(steps))
+    ).tolist()
     return StepTimeModel(
         base_s=base,
         per_prefill_token_s=prefill,
@@ -64,7 +66,7 @@ def fit_law(steps: Sequence[Measured]) -> StepTimeModel:
     )
 
 
-def _non_negative(rows: Floats, wanted: Floats) -> Floats:
+def _non_negative_least_squares(rows: Floats, targets: Floats) -> Floats:
     """Least squares with no term below 0: the best of all sets of terms, which are few enough to try each.
 
     The first term is always in. rows: [steps, terms]; wanted: [steps]
@@ -76,8 +78,8 @@ def _non_negative(rows: Floats, wanted: Floats) -> Floats:
     for size in range(terms):
         for others in combinations(range(1, terms), size):
             chosen = [0, *others]
-            found = np.linalg.lstsq(rows[:, chosen] / scale[chosen], wanted, rcond=None)[0] / scale[chosen]
-            missed = float(np.square(rows[:, chosen] @ found - wanted).sum())
+            found = np.linalg.lstsq(rows[:, chosen] / scale[chosen], targets, rcond=None)[0] / scale[chosen]
+            missed = float(np.square(rows[:, chosen] @ found - targets).sum())
             if found.min() >= 0 and missed < least:
                 best, least = np.zeros(terms), missed
                 best[chosen] = found

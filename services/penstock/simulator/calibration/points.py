@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCK_SIZE = 16
-BUDGET = 1024  # tokens per step: above every point's
-SLACK = 16  # tokens that a sequence is decoded on while it is measured
+TOKEN_BUDGET = 1024  # tokens per step: above every point's
+DECODE_MARGIN_TOKENS = 16  # tokens that a sequence is decoded on while it is measured
 
 # Contexts of the decodes by how many there are, all multiples of a block. Long ones alone, as in practice: a crowd of
 # long contexts takes minutes to prefill and says nothing that a smaller one does not.
-DECODES = {
+DECODE_CONTEXTS = {
     1: (64, 512, 1024, 2048, 4096),
     2: (64, 1024, 2048),
     4: (128, 512, 2048),
@@ -17,9 +17,9 @@ DECODES = {
     16: (128, 512, 768),
     32: (32, 128, 512),
 }
-CHUNKS = (16, 32, 64, 128, 256, 512)
-STARTS = (0, 512, 1536, 3584)
-MIXED = (
+PREFILL_CHUNKS = (16, 32, 64, 128, 256, 512)
+PREFILL_STARTS = (0, 512, 1536, 3584)
+MIXED_POINTS = (
     (4, 512, 64, 0),
     (4, 2048, 256, 512),
     (8, 256, 16, 512),
@@ -32,7 +32,7 @@ MIXED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CalibrationPoint:
     """`seqs` decodes that read `context` positions each, beside `chunk` prefilled tokens after `start` cached ones."""
 
     seqs: int = 0
@@ -45,21 +45,25 @@ class Point:
         return "mixed" if self.seqs and self.chunk else "decode" if self.seqs else "prefill"
 
 
-def points_within(context_length: int, slots: int) -> list[Point]:
+def points_for(context_length: int, slots: int) -> list[CalibrationPoint]:
     """Every point for which the model's context has room and the engine slots."""
     every = [
-        *(Point(seqs=seqs, context=context) for seqs, contexts in DECODES.items() for context in contexts),
-        *(Point(chunk=chunk, start=start) for chunk in CHUNKS for start in STARTS),
-        *(Point(*mixed) for mixed in MIXED),
+        *(
+            CalibrationPoint(seqs=seqs, context=context)
+            for seqs, contexts in DECODE_CONTEXTS.items()
+            for context in contexts
+        ),
+        *(CalibrationPoint(chunk=chunk, start=start) for chunk in PREFILL_CHUNKS for start in PREFILL_STARTS),
+        *(CalibrationPoint(*mixed) for mixed in MIXED_POINTS),
     ]
     return [
         point
         for point in every
-        if max(point.context + SLACK, point.start + point.chunk) < context_length and point.seqs < slots
+        if max(point.context + DECODE_MARGIN_TOKENS, point.start + point.chunk) < context_length and point.seqs < slots
     ]
 
 
-def lengths_for(points: Sequence[Point]) -> list[int]:
+def cached_lengths(points: Sequence[CalibrationPoint]) -> list[int]:
     """How many tokens of each sequence have to be in the cache, so that no point waits for a prefill. Longest first.
 
     The first is also what chunks come after.
@@ -70,8 +74,8 @@ def lengths_for(points: Sequence[Point]) -> list[int]:
     return lengths
 
 
-def blocks_for(points: Sequence[Point]) -> int:
+def kv_blocks_for(points: Sequence[CalibrationPoint]) -> int:
     """KV blocks that hold all of it, and what one round leaves behind in the prefix cache."""
-    lengths = lengths_for(points)
-    beside = sum(point.chunk + BLOCK_SIZE for point in points) + 2 * SLACK * len(lengths)
+    lengths = cached_lengths(points)
+    beside = sum(point.chunk + BLOCK_SIZE for point in points) + 2 * DECODE_MARGIN_TOKENS * len(lengths)
     return (sum(lengths) + 2 * beside) // BLOCK_SIZE + 2 * len(lengths)

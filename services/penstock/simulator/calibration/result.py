@@ -8,11 +8,11 @@ from typing import Any
 from rich.table import Table
 
 from penstock.bench.report import quantile
-from penstock.simulator.calibration.fit import Fit, Measured
-from penstock.simulator.calibration.points import Point
-from penstock.worker.engine.law_file import FIELD_BY_KEY, SECONDS_PER_MS, MeasurementFacts
+from penstock.simulator.calibration.fit import MeasuredStep, StepTimeFit
+from penstock.simulator.calibration.points import CalibrationPoint
+from penstock.worker.engine.simulated.step_time import FIELD_BY_KEY, SECONDS_PER_MS, MeasurementFacts
 
-MEANINGS = {
+TERM_MEANINGS = {
     "base_ms": "a step, whatever is in it",
     "prefill_token_ms": "each prefilled token",
     "decode_seq_ms": "each sequence that decodes",
@@ -22,35 +22,37 @@ MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    points: list[Point]
-    steps: list[Measured]  # of each point
-    fit: Fit
+class CalibrationResult:
+    points: list[CalibrationPoint]
+    steps: list[MeasuredStep]  # of each point
+    fit: StepTimeFit
     facts: MeasurementFacts
 
     def to_json(self) -> dict[str, Any]:
-        law = {name: getattr(self.fit.law, field) / SECONDS_PER_MS for name, field in FIELD_BY_KEY.items()}
+        law = {name: getattr(self.fit.step_time, field) / SECONDS_PER_MS for name, field in FIELD_BY_KEY.items()}
         measured = [
             {
                 "kind": point.kind,
                 **step.work._asdict(),
-                "measured_ms": step.seconds / SECONDS_PER_MS,
+                "measured_ms": step.duration_s / SECONDS_PER_MS,
                 "held_out_ms": said / SECONDS_PER_MS,
             }
-            for point, step, said in zip(self.points, self.steps, self.fit.held_out, strict=True)
+            for point, step, said in zip(self.points, self.steps, self.fit.held_out_predictions, strict=True)
         ]
         return {"step_law": law, "measured": dict(self.facts), "points": measured}
 
     def law_table(self) -> Table:
         table = _table(("term", "left"), ("us", "right"), ("for", "left"))
         for name, field in FIELD_BY_KEY.items():
-            table.add_row(name.removesuffix("_ms"), f"{getattr(self.fit.law, field) * 1e6:,.5g}", MEANINGS[name])
+            table.add_row(
+                name.removesuffix("_ms"), f"{getattr(self.fit.step_time, field) * 1e6:,.5g}", TERM_MEANINGS[name]
+            )
         return table
 
     def error_table(self) -> Table:
         """Relative errors by kind of step and of all, of laws that were fitted without the step."""
         errors = defaultdict(list)
-        for point, error in zip(self.points, self.fit.errors, strict=True):
+        for point, error in zip(self.points, self.fit.relative_errors, strict=True):
             errors[point.kind].append(error)
             errors["all"].append(error)
         table = _table(("steps", "left"), ("points", "right"), ("median error", "right"), ("P95", "right"))
@@ -69,13 +71,13 @@ class Outcome:
         figure, (plain, relative) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
         for kind in ("decode", "prefill", "mixed"):
             places = [place for place, point in enumerate(self.points) if point.kind == kind]
-            measured = [self.steps[place].seconds / SECONDS_PER_MS for place in places]
-            said = [self.fit.held_out[place] / SECONDS_PER_MS for place in places]
+            measured = [self.steps[place].duration_s / SECONDS_PER_MS for place in places]
+            said = [self.fit.held_out_predictions[place] / SECONDS_PER_MS for place in places]
             plain.scatter(measured, said, s=18, label=kind)
             relative.scatter(measured, [100 * (b / a - 1) for a, b in zip(measured, said, strict=True)], s=18)
         ends = [
-            min(step.seconds for step in self.steps) / SECONDS_PER_MS,
-            max(step.seconds for step in self.steps) / SECONDS_PER_MS,
+            min(step.duration_s for step in self.steps) / SECONDS_PER_MS,
+            max(step.duration_s for step in self.steps) / SECONDS_PER_MS,
         ]
         plain.plot(ends, ends, color="grey", linewidth=1)
         plain.set(

@@ -4,24 +4,24 @@ from collections.abc import Iterable
 from random import Random
 from typing import NamedTuple, Protocol
 
-from penstock.bench.history import CANCELLED, OK, History
+from penstock.bench.transcript import CANCELLED, OK, Transcript
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.edge.links.prefix import MAX_BLOCK_HASHES
+from penstock.edge.upstreams.hashing import MAX_BLOCK_HASHES
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.queue.errors import RejectionWindow
-from penstock.queue.waiting import QueuedTicket
-from penstock.simulator.mesh.admission_filter import SimDoor
-from penstock.simulator.mesh.engine import Run, Text
-from penstock.simulator.mesh.event_queue import Events
-from penstock.simulator.mesh.request import Request
-from penstock.simulator.mesh.shard import EDGE
+from penstock.queue.ticket import QueuedTicket
+from penstock.simulator.mesh.admission_filter import SimAdmissionFilter
+from penstock.simulator.mesh.engine import PromptContent, SimRun
+from penstock.simulator.mesh.event_queue import SimEventQueue
+from penstock.simulator.mesh.request import SimRequest
+from penstock.simulator.mesh.shard import EDGE_ID
 from penstock.simulator.mesh.worker import MODEL, SimWorker
-from penstock.simulator.report.ledger import Ledger
-from penstock.simulator.scenario import Scenario, Tenant
-from penstock.simulator.traffic.demand import Ask
-from penstock.simulator.traffic.shared_prefixes import packed_hashes, salt_of
+from penstock.simulator.report.ledger import SimulationLedger
+from penstock.simulator.scenario import Scenario, SimTenant
+from penstock.simulator.traffic.demand import OfferedRequest
+from penstock.simulator.traffic.shared_prefixes import packed_block_hashes, salt_of
 
-RETRIED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
+RETRIED_CODES = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
 class EdgePeers(Protocol):
@@ -31,19 +31,19 @@ class EdgePeers(Protocol):
 
     def withdraw(self, ticket: QueuedTicket) -> None: ...
 
-    def start(self, worker: str, lease_id: str, run: Run) -> None: ...
+    def start(self, worker: str, lease_id: str, run: SimRun) -> None: ...
 
-    def cancel(self, worker: str, run: Run) -> None: ...
+    def cancel(self, worker: str, run: SimRun) -> None: ...
 
     def worker(self, name: str) -> SimWorker: ...
 
 
-class Flight(NamedTuple):
+class StartedRun(NamedTuple):
     """A run that an edge has started."""
 
-    request: Request
+    request: SimRequest
     ticket: QueuedTicket
-    run: Run
+    run: SimRun
     worker: SimWorker
 
 
@@ -56,195 +56,206 @@ class SimEdge:
     def __init__(
         self,
         scenario: Scenario,
-        events: Events,
+        events: SimEventQueue,
         peers: EdgePeers,
-        ledger: Ledger,
+        ledger: SimulationLedger,
         *,
-        door: SimDoor | None,  # None: every request is put to the queue
-        minds_clients: bool,
+        admission_filter: SimAdmissionFilter | None,  # None: every request is put to the queue
+        cancels_abandoned: bool,
     ) -> None:
-        self.open = 0  # requests that have not ended
-        self.door = door
+        self.open_requests = 0  # requests that have not ended
+        self.admission_filter = admission_filter
         self._events = events
         self._peers = peers
         self._ledger = ledger
-        self._minds_clients = minds_clients
+        self._cancels_abandoned = cancels_abandoned
         self._block_size = scenario.workers[0].block_size
-        self._salts = {each.name: salt_of(each.name) for each in scenario.tenants} if scenario.shares_prefixes else {}
+        self._salts = (
+            {each.name: salt_of(each.name) for each in scenario.tenants} if scenario.has_shared_prefixes else {}
+        )
         self._rngs = {each.name: Random(f"{scenario.seed}/{each.name}/client") for each in scenario.tenants}
-        self._waiting: dict[str, tuple[Request, QueuedTicket]] = {}  # by ticket, until a lease
-        self._flights: dict[int, Flight] = {}  # by run, until it is over
-        self._last_run = 0
-        self._refusals = 0
+        self._waiting: dict[str, tuple[SimRequest, QueuedTicket]] = {}  # by ticket, until a lease
+        self._started_runs: dict[int, StartedRun] = {}  # by run, until it is over
+        self._last_run_id = 0
+        self._rejections = 0
 
     @property
-    def refused_alone_share(self) -> float:
+    def rejected_by_edge_share(self) -> float:
         """Return the share of refusals that were decided at the door, without the queue."""
-        return self.door.refused / self._refusals if self.door and self._refusals else 0.0
+        return self.admission_filter.rejected / self._rejections if self.admission_filter and self._rejections else 0.0
 
     # What clients do.
 
-    def arrive(self, tenant: Tenant, ask: Ask) -> None:
+    def on_arrival(self, tenant: SimTenant, offered: OfferedRequest) -> None:
         now, client = self._events.now, tenant.client
-        history = History(len(self._ledger.requests), now, prompt_tokens=ask.prompt)
-        request = Request(tenant, ask.prompt, ask.output, history, self._rngs[tenant.name], ask.beginning)
-        request.declared = _declared(tenant, ask.output, request.rng)
+        history = Transcript(len(self._ledger.requests), now, prompt_tokens=offered.prompt_tokens)
+        request = SimRequest(
+            tenant, offered.prompt_tokens, offered.output_tokens, history, self._rngs[tenant.name], offered.prefix
+        )
+        request.max_output_tokens = _declared_tokens(tenant, offered.output_tokens, request.rng)
         self._ledger.requests.append(request)
-        self.open += 1
+        self.open_requests += 1
         if client.leave_share and request.rng.random() < client.leave_share:
-            self._events.at(now + request.rng.random() * client.leave_within, self._leave, request, CANCELLED, "OK")
+            self._events.schedule(
+                now + request.rng.random() * client.leave_within, self._abandon, request, CANCELLED, "OK"
+            )
         if client.deadline:
-            self._events.at(now + client.deadline, self._leave, request, "DEADLINE_PASSED", "DEADLINE_EXCEEDED")
-        self._try(request)
+            self._events.schedule(now + client.deadline, self._abandon, request, "DEADLINE_PASSED", "DEADLINE_EXCEEDED")
+        self._attempt(request)
 
-    def _try(self, request: Request) -> None:
-        if request.is_over:
+    def _attempt(self, request: SimRequest) -> None:
+        if request.has_ended:
             return
         now, client = self._events.now, request.tenant.client
-        request.tries += 1
-        request.submitted = now
-        ticket = self._ticket(request)
-        if self.door and (error := self.door.check(ticket, now)):
-            self._refused(request, error)
+        request.attempts += 1
+        request.submitted_at = now
+        ticket = self._new_ticket(request)
+        if self.admission_filter and (error := self.admission_filter.check(ticket, now)):
+            self._on_rejected(request, error)
             return
         self._enqueue(request, ticket)
         if client.patience:
-            self._events.at(now + client.patience, self._lose_patience, request, request.tries)
+            self._events.schedule(now + client.patience, self._on_patience_expired, request, request.attempts)
 
-    def _lose_patience(self, request: Request, tries: int) -> None:
-        if request.is_over or request.tries != tries or request.ticket is None or self._has_token(request):
+    def _on_patience_expired(self, request: SimRequest, attempts: int) -> None:
+        if (
+            request.has_ended
+            or request.attempts != attempts
+            or request.ticket is None
+            or self._has_first_token(request)
+        ):
             return
-        self._drop_try(request)
-        if request.tries > request.tenant.client.retries:
+        self._withdraw_attempt(request)
+        if request.attempts > request.tenant.client.retries:
             self._end(request, CANCELLED)
         else:
-            self._try_later(request, 0.0)
+            self._retry_later(request, 0.0)
 
-    def _leave(self, request: Request, outcome: str, code: str) -> None:
-        if not request.is_over:
-            self._drop_try(request)
+    def _abandon(self, request: SimRequest, outcome: str, code: str) -> None:
+        if not request.has_ended:
+            self._withdraw_attempt(request)
             self._end(request, outcome, code)
 
-    def _try_later(self, request: Request, retry_after: float) -> None:
-        backoff = request.tenant.client.backoff * 2 ** (request.tries - 1) * (0.5 + request.rng.random())
-        self._events.at(self._events.now + max(retry_after, backoff), self._try, request)
+    def _retry_later(self, request: SimRequest, retry_after: float) -> None:
+        backoff = request.tenant.client.backoff * 2 ** (request.attempts - 1) * (0.5 + request.rng.random())
+        self._events.schedule(self._events.now + max(retry_after, backoff), self._attempt, request)
 
     # What the queue says.
 
-    def queued(self, ticket_id: str, predicted_wait: float | None, first_token: float | None) -> None:
+    def on_queued(self, ticket_id: str, predicted_wait: float | None, predicted_ttft: float | None) -> None:
         if found := self._waiting.get(ticket_id):
-            found[0].predicted_wait, found[0].predicted_ttft = predicted_wait, first_token
+            found[0].predicted_wait, found[0].predicted_ttft = predicted_wait, predicted_ttft
 
-    def leased(self, lease: Lease, waited: float) -> None:
+    def on_leased(self, lease: Lease, waited: float) -> None:
         """Start the run; a lease that came after its client had left lapses or is recalled."""
         found = self._waiting.get(lease.ticket_id)
         if found is None or found[1].attempt != lease.attempt:
             return
-        request, ticket = self._no_longer_waits(lease.ticket_id)
-        self._ledger.note_wait(request, waited)
-        self._last_run += 1
-        emitted = ticket.prompt_tokens - request.prompt
-        text = self._text(request, emitted) if self._salts else None
-        lengths = ticket.prompt_tokens, request.output - emitted, ticket.max_output_tokens
-        run = Run(self._last_run, ticket.tenant_id, *lengths, text, is_express=lease.express)
+        request, ticket = self._remove_waiting(lease.ticket_id)
+        self._ledger.record_wait(request, waited)
+        self._last_run_id += 1
+        emitted = ticket.prompt_tokens - request.prompt_tokens
+        text = self._prompt_content(request, emitted) if self._salts else None
+        lengths = ticket.prompt_tokens, request.output_tokens - emitted, ticket.max_output_tokens
+        run = SimRun(self._last_run_id, ticket.tenant_id, *lengths, text, is_express=lease.express)
         worker = self._peers.worker(lease.worker_id)
-        self._ledger.note_zone(request, worker)
-        self._flights[run.run_id] = Flight(request, ticket, run, worker)
+        self._ledger.record_zone(request, worker)
+        self._started_runs[run.run_id] = StartedRun(request, ticket, run, worker)
         if request.ticket is ticket:
             request.run, request.worker = run, lease.worker_id
         else:
-            self._ledger.note_left(run, 0)
+            self._ledger.record_abandoned(run, 0)
         self._peers.start(lease.worker_id, lease.lease_id, run)
 
-    def closed_behind(self, ticket_id: str, closed: Iterable[RejectionWindow]) -> None:
+    def on_rejection_windows(self, ticket_id: str, windows: Iterable[RejectionWindow]) -> None:
         """The queue took a ticket, and says for whom there is no room behind it."""
-        if self.door and (found := self._waiting.get(ticket_id)):
-            self.door.queued(found[1], closed, self._events.now)
+        if self.admission_filter and (found := self._waiting.get(ticket_id)):
+            self.admission_filter.on_queued(found[1], windows, self._events.now)
 
-    def shed(self, ticket_id: str, error: PenstockError, closed: Iterable[RejectionWindow]) -> None:
+    def on_shed(self, ticket_id: str, error: PenstockError, windows: Iterable[RejectionWindow]) -> None:
         if ticket_id not in self._waiting:
             return
-        request, ticket = self._no_longer_waits(ticket_id)
-        if self.door and isinstance(error, Overloaded):
-            self.door.shed(ticket, closed, error, self._events.now)
+        request, ticket = self._remove_waiting(ticket_id)
+        if self.admission_filter and isinstance(error, Overloaded):
+            self.admission_filter.on_shed(ticket, windows, error, self._events.now)
         if request.ticket is ticket:
             request.ticket = None
-            self._refused(request, error)
+            self._on_rejected(request, error)
 
-    def _refused(self, request: Request, error: PenstockError) -> None:
-        self._refusals += 1
+    def _on_rejected(self, request: SimRequest, error: PenstockError) -> None:
+        self._rejections += 1
         code = error.code.name
-        if code in RETRIED and request.tries <= request.tenant.client.retries:
-            self._try_later(request, error.retry_after or 0.0)
+        if code in RETRIED_CODES and request.attempts <= request.tenant.client.retries:
+            self._retry_later(request, error.retry_after or 0.0)
         else:
             self._end(request, error.reason, code, error.retry_after)
 
     # What workers say.
 
-    def run_over(self, worker: SimWorker, run: Run) -> None:
+    def on_run_ended(self, worker: SimWorker, run: SimRun) -> None:
         """A run gave its last token, or was let go."""
-        request = self._flights.pop(run.run_id).request
-        self._ledger.close_run(request, worker, run)
+        request = self._started_runs.pop(run.run_id).request
+        self._ledger.record_run_end(request, worker, run)
         if request.run is run:
             self._ledger.deliver(request, worker, run, self._events.now)
             request.ticket = request.run = None
-            request.history.usage_tokens = request.output
+            request.transcript.usage_tokens = request.output_tokens
             self._end(request, OK)
 
-    def run_lost(self, worker: SimWorker, run: Run) -> None:
+    def on_run_lost(self, worker: SimWorker, run: SimRun) -> None:
         """Its worker is dead: have another go on where the answer broke off."""
-        request, former, *_ = self._flights.pop(run.run_id)
-        self._ledger.close_run(request, worker, run)
+        request, former, *_ = self._started_runs.pop(run.run_id)
+        self._ledger.record_run_end(request, worker, run)
         if request.run is run:
             self._ledger.deliver(request, worker, run, self._events.now)
             request.run = None
             avoided = (*former.avoid_workers, worker.name)
-            self._enqueue(request, self._ticket(request, former.attempt + 1, avoided))
+            self._enqueue(request, self._new_ticket(request, former.attempt + 1, avoided))
 
     # Moves.
 
-    def _ticket(self, request: Request, attempt: int = 1, avoided: tuple[str, ...] = ()) -> QueuedTicket:
-        tenant, emitted = request.tenant, request.history.tokens
-        deadline = request.history.started + tenant.client.deadline if tenant.client.deadline else 0.0
+    def _new_ticket(self, request: SimRequest, attempt: int = 1, avoid_workers: tuple[str, ...] = ()) -> QueuedTicket:
+        tenant, emitted = request.tenant, request.transcript.tokens
+        deadline = request.transcript.started_at + tenant.client.deadline if tenant.client.deadline else 0.0
         return QueuedTicket(
-            ticket_id=f"{request.history.number}.{request.tries}",
-            edge=EDGE,
+            ticket_id=f"{request.transcript.number}.{request.attempts}",
+            edge=EDGE_ID,
             tenant_id=tenant.name,
             model=MODEL,
             priority=tenant.priority,
             weight=tenant.weight,
-            prompt_tokens=request.prompt + emitted,
-            max_output_tokens=max(1, request.declared - emitted),
-            deadline=deadline if self._minds_clients else 0.0,
-            enqueued=request.submitted,
+            prompt_tokens=request.prompt_tokens + emitted,
+            max_output_tokens=max(1, request.max_output_tokens - emitted),
+            deadline=deadline if self._cancels_abandoned else 0.0,
+            enqueued=request.submitted_at,
             attempt=attempt,
-            prefix_hashes=self._hashes(request) if self._salts else b"",
-            avoid_workers=avoided,
+            prefix_hashes=self._block_hashes(request) if self._salts else b"",
+            avoid_workers=avoid_workers,
         )
 
-    def _text(self, request: Request, emitted: int) -> Text:
-        return Text(request.history.number, self._salts[request.tenant.name], request.beginning, emitted)
+    def _prompt_content(self, request: SimRequest, emitted: int) -> PromptContent:
+        return PromptContent(request.transcript.number, self._salts[request.tenant.name], request.prefix, emitted)
 
-    def _hashes(self, request: Request) -> bytes:
-        named = min(request.prompt, MAX_BLOCK_HASHES * self._block_size)
-        token_ids = request.beginning.token_ids(named, request.history.number)
-        return packed_hashes(token_ids, self._block_size, self._salts[request.tenant.name])
+    def _block_hashes(self, request: SimRequest) -> bytes:
+        named = min(request.prompt_tokens, MAX_BLOCK_HASHES * self._block_size)
+        token_ids = request.prefix.token_ids(named, request.transcript.number)
+        return packed_block_hashes(token_ids, self._block_size, self._salts[request.tenant.name])
 
-    def _enqueue(self, request: Request, ticket: QueuedTicket) -> None:
+    def _enqueue(self, request: SimRequest, ticket: QueuedTicket) -> None:
         request.ticket, request.predicted_wait = ticket, None
         self._waiting[ticket.ticket_id] = request, ticket
-        self._ledger.count(ticket, 1)
+        self._ledger.count_waiting(ticket, 1)
         self._peers.enqueue(ticket)
 
-    def _no_longer_waits(self, ticket_id: str) -> tuple[Request, QueuedTicket]:
+    def _remove_waiting(self, ticket_id: str) -> tuple[SimRequest, QueuedTicket]:
         request, ticket = self._waiting.pop(ticket_id)
-        self._ledger.count(ticket, -1)
+        self._ledger.count_waiting(ticket, -1)
         return request, ticket
 
-    def _has_token(self, request: Request) -> bool:
-        return bool(request.run and self._peers.worker(request.worker).emitted(request.run))
+    def _has_first_token(self, request: SimRequest) -> bool:
+        return bool(request.run and self._peers.worker(request.worker).emitted_tokens(request.run))
 
-    def _drop_try(self, request: Request) -> None:
+    def _withdraw_attempt(self, request: SimRequest) -> None:
         """Take the present try out of the mesh, wherever it is."""
         ticket, run = request.ticket, request.run
         request.ticket = request.run = None
@@ -253,30 +264,30 @@ class SimEdge:
         if run:
             worker = self._peers.worker(request.worker)
             self._ledger.deliver(request, worker, run, self._events.now)
-            self._ledger.note_left(run, worker.engine_tokens(run))
-            if self._minds_clients:
+            self._ledger.record_abandoned(run, worker.computed_tokens(run))
+            if self._cancels_abandoned:
                 self._peers.cancel(request.worker, run)
-        elif self._minds_clients:
-            self._no_longer_waits(ticket.ticket_id)
+        elif self._cancels_abandoned:
+            self._remove_waiting(ticket.ticket_id)
             self._peers.withdraw(ticket)
 
-    def _end(self, request: Request, outcome: str, code: str = "OK", retry_after: float | None = None) -> None:
-        assert not request.is_over, "a request ends once"
-        request.history.end(self._events.now, outcome, code, retry_after)
-        self.open -= 1
+    def _end(self, request: SimRequest, outcome: str, code: str = "OK", retry_after: float | None = None) -> None:
+        assert not request.has_ended, "a request ends once"
+        request.transcript.end(self._events.now, outcome, code, retry_after)
+        self.open_requests -= 1
 
     def close(self) -> None:
         """End what time ran out for, and account for what engines still have."""
-        for request, _, run, worker in self._flights.values():
-            self._ledger.close_run(request, worker, run)
+        for request, _, run, worker in self._started_runs.values():
+            self._ledger.record_run_end(request, worker, run)
             if request.run is run:
                 self._ledger.deliver(request, worker, run, self._events.now)
         for request in self._ledger.requests:
-            if not request.is_over:
+            if not request.has_ended:
                 self._end(request, "UNFINISHED", "UNFINISHED")
 
 
-def _declared(tenant: Tenant, output: int, rng: Random) -> int:
+def _declared_tokens(tenant: SimTenant, output: int, rng: Random) -> int:
     """Never below what the answer comes to."""
     noise = 1 + rng.uniform(-tenant.declare_noise, tenant.declare_noise) if tenant.declare_noise else 1.0
     return max(output, round(output * tenant.over_declare * noise))

@@ -6,93 +6,100 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from penstock.simulator.scenario import WorkerKind
-from penstock.simulator.traffic.shared_prefixes import NOTHING, Beginning
-from penstock.worker.engine.batch import Batch
-from penstock.worker.engine.blocks import BlockPool
+from penstock.simulator.traffic.shared_prefixes import NO_PREFIX, SharedPrefix
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.plan import StepPlan
 from penstock.worker.engine.interface import SequenceSpec, StepResult
-from penstock.worker.engine.plan import StepPlan
-from penstock.worker.engine.step_law import work_of
+from penstock.worker.engine.simulated.step_time import work_of
 
-NEVER = -1
-NO_NEWS: Mapping[bytes, bool] = MappingProxyType({})
-WORD, STOP = 0, 1  # the two token ids of a simulated answer: all but the last, and the last
+NO_STEP = -1
+NO_CACHE_CHANGES: Mapping[bytes, bool] = MappingProxyType({})
+WORD_ID, STOP_ID = 0, 1  # the two token ids of a simulated answer: all but the last, and the last
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class SimRun:
     """One sequence in an engine. It gets a token in each step from its first one to its last: a placed run has all
     the KV blocks it may ever need, so nothing is preempted.
     """
 
     run_id: int
     tenant: str
-    prompt: int
-    output: int  # tokens it will generate
-    declared: int  # tokens it may generate: what KV is kept for
-    text: "Text | None" = None  # None: nothing of it is kept for others
+    prompt_tokens: int
+    output_tokens: int  # tokens it will generate
+    max_output_tokens: int  # tokens it may generate: what KV is kept for
+    prompt_content: "PromptContent | None" = None  # None: nothing of it is kept for others
     is_express: bool = False  # as its lease says
-    prefilled: int = 0  # positions of the prompt that were computed
-    cached: int = 0  # positions of it that others had computed
-    first: int = NEVER  # step of its first token, from 0
-    last: int = NEVER  # step of its last token so far, once it is over
+    prefilled_tokens: int = 0  # positions of the prompt that were computed
+    cached_tokens: int = 0  # positions of it that others had computed
+    first_token_step: int = NO_STEP  # step of its first token, from 0
+    last_token_step: int = NO_STEP  # step of its last token so far, once it is over
 
     @property
-    def generated(self) -> int:
-        return 0 if NEVER in (self.first, self.last) else self.last - self.first + 1
+    def generated_tokens(self) -> int:
+        return (
+            0
+            if NO_STEP in (self.first_token_step, self.last_token_step)
+            else self.last_token_step - self.first_token_step + 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PromptContent:
     """What a run's prompt is made of, for an engine that shares what prompts have in common."""
 
-    number: int  # of its request
+    request_number: int  # of its request
     salt: bytes
-    beginning: Beginning = NOTHING
-    emitted: int = 0  # tokens at its end that are of the answer, from an earlier run
+    prefix: SharedPrefix = NO_PREFIX
+    emitted_tokens: int = 0  # tokens at its end that are of the answer, from an earlier run
 
-    def token_ids(self, prompt: int) -> list[int]:
-        return [*self.beginning.token_ids(prompt - self.emitted, self.number), *[WORD] * self.emitted]
+    def token_ids(self, prompt_tokens: int) -> list[int]:
+        return [
+            *self.prefix.token_ids(prompt_tokens - self.emitted_tokens, self.request_number),
+            *[WORD_ID] * self.emitted_tokens,
+        ]
 
 
-class Stepped(NamedTuple):
+class SimStepResult(NamedTuple):
     duration: float  # s; 0: there was nothing to compute
     prefill_tokens: int
     decode_seqs: int
-    finished: Sequence[Run]
-    cancelled: Sequence[Run]
-    cache_news: Mapping[bytes, bool] = NO_NEWS  # names of blocks that can be found, or no more
+    finished: Sequence[SimRun]
+    cancelled: Sequence[SimRun]
+    cache_changes: Mapping[bytes, bool] = NO_CACHE_CHANGES  # names of blocks that can be found, or no more
 
 
-class Quiet(NamedTuple):
+class DecodeForecast(NamedTuple):
     """Steps of which all is known."""
 
-    decodes: int = 0  # of each
+    decode_seqs: int = 0  # of each
     durations: Sequence[float] = ()  # s
 
 
-class Fill(NamedTuple):
+class EngineOccupancy(NamedTuple):
     """How full an engine is, as a worker reports it."""
 
     running: int  # runs, waiting ones among them
-    free_blocks: int  # neither used nor promised
-    prefill_backlog: int  # tokens
+    free_kv_blocks: int  # neither used nor promised
+    prefill_backlog_tokens: int  # tokens
 
 
-class SimulatedEngine(Protocol):
-    def add(self, run: Run) -> None: ...
+class EngineModel(Protocol):
+    def add(self, run: SimRun) -> None: ...
 
-    def cancel(self, run: Run) -> None:
+    def cancel(self, run: SimRun) -> None:
         """Take effect before the next step, which tells of it."""
 
-    def step(self) -> Stepped: ...
+    def step(self) -> SimStepResult: ...
 
-    def quiet(self, most: int) -> "Quiet":
+    def forecast_decodes(self, max_steps: int) -> "DecodeForecast":
         """Foresee the next steps, `most` at most, that do nothing but decode who decodes already and end no run."""
 
     def skip(self, steps: int) -> None:
         """Make the first of those."""
 
-    def fill(self) -> Fill: ...
+    def occupancy(self) -> EngineOccupancy: ...
 
     @property
     def has_work(self) -> bool: ...
@@ -104,76 +111,78 @@ class ExactEngine:
     def __init__(self, kind: WorkerKind) -> None:
         pool = BlockPool(kind.kv_blocks, kind.block_size)
         self._batch = Batch(pool=pool, policy=kind.batching, slots=kind.slots, context_length=kind.context_length)
-        self._law = kind.law
-        self._runs: dict[int, Run] = {}
+        self._step_time = kind.step_time
+        self._runs: dict[int, SimRun] = {}
 
     @property
     def has_work(self) -> bool:
         return self._batch.has_work
 
-    def add(self, run: Run) -> None:
+    def add(self, run: SimRun) -> None:
         self._batch.add(
             SequenceSpec(
                 seq_id=run.run_id,
-                token_ids=run.text.token_ids(run.prompt) if run.text else range(run.prompt),
-                cache_salt=run.text.salt if run.text else b"",
-                max_output_tokens=run.declared,
-                stop_ids=frozenset({STOP}),
+                token_ids=run.prompt_content.token_ids(run.prompt_tokens)
+                if run.prompt_content
+                else range(run.prompt_tokens),
+                cache_salt=run.prompt_content.salt if run.prompt_content else b"",
+                max_output_tokens=run.max_output_tokens,
+                stop_ids=frozenset({STOP_ID}),
                 is_express=run.is_express,
             )
         )
         self._runs[run.run_id] = run
 
-    def cancel(self, run: Run) -> None:
+    def cancel(self, run: SimRun) -> None:
         self._batch.cancel(run.run_id)
 
-    def step(self) -> Stepped:
+    def step(self) -> SimStepResult:
         plan = self._batch.plan()
-        self._note_prefill(plan)
-        self._note_cached(plan.result)
+        self._record_prefill(plan)
+        self._record_cached(plan.result)
         runs = [self._runs[each.spec.seq_id] for each in plan.sampled]
         tokens = [
-            STOP if sequence.generated + 1 == run.output else WORD
+            STOP_ID if sequence.generated + 1 == run.output_tokens else WORD_ID
             for sequence, run in zip(plan.sampled, runs, strict=True)
         ]
         result = self._batch.commit(plan, tokens, [0.0] * len(tokens))
         for run in runs:
-            if run.first == NEVER:
-                run.first = result.step - 1
+            if run.first_token_step == NO_STEP:
+                run.first_token_step = result.step - 1
         finished = [self._runs.pop(each.seq_id) for each in result.finished]
         cancelled = [self._runs.pop(each.seq_id) for each in result.cancelled]
         for run in finished:
-            run.last = result.step - 1
+            run.last_token_step = result.step - 1
         for run in cancelled:
-            run.last = NEVER if run.first == NEVER else result.step - 2
+            run.last_token_step = NO_STEP if run.first_token_step == NO_STEP else result.step - 2
         counts = result.prefill_tokens, result.decode_seqs
-        return Stepped(self._duration(plan), *counts, finished, cancelled, result.cache_changes)
+        return SimStepResult(self._step_duration(plan), *counts, finished, cancelled, result.cache_changes)
 
-    def quiet(self, most: int) -> Quiet:
-        return Quiet()
+    def forecast_decodes(self, max_steps: int) -> DecodeForecast:
+        return DecodeForecast()
 
     def skip(self, steps: int) -> None:
         for _ in range(steps):
             self.step()
 
-    def fill(self) -> Fill:
+    def occupancy(self) -> EngineOccupancy:
         capacity = self._batch.capacity()
-        return Fill(
+        return EngineOccupancy(
             capacity.running + capacity.waiting,
             max(0, capacity.blocks_free - capacity.blocks_promised),
             capacity.prefill_backlog_tokens,
         )
 
-    def _note_prefill(self, plan: StepPlan) -> None:
+    def _record_prefill(self, plan: StepPlan) -> None:
         for part in plan.slices:
             if not part.sequence.generated:
-                self._runs[part.sequence.spec.seq_id].prefilled += part.count
+                self._runs[part.sequence.spec.seq_id].prefilled_tokens += part.count
 
-    def _note_cached(self, result: StepResult) -> None:
+    def _record_cached(self, result: StepResult) -> None:
         for admitted in result.admitted:
-            self._runs[admitted.seq_id].cached = admitted.cached_tokens
+            self._runs[admitted.seq_id].cached_tokens = admitted.cached_tokens
 
-    def _duration(self, plan: StepPlan) -> float:
+    def _step_duration(self, plan: StepPlan) -> float:
         if not plan.decodes and not plan.prefills:
             return 0.0
-        return self._law.duration_s(work_of(plan.decodes, plan.prefills))
+        return self._step_time.duration_s(work_of(plan.decodes, plan.prefills))

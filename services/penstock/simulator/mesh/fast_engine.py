@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import chain
 
-from penstock.simulator.mesh.engine import NEVER, Fill, Quiet, Run, Stepped
+from penstock.simulator.mesh.engine import NO_STEP, DecodeForecast, EngineOccupancy, SimRun, SimStepResult
 from penstock.simulator.scenario import WorkerKind
-from penstock.worker.engine.step_law import StepWork, prefill_reads
+from penstock.worker.engine.simulated.step_time import StepWork, prefill_reads
 
 
 class FastEngine:
@@ -19,83 +19,90 @@ class FastEngine:
 
     def __init__(self, kind: WorkerKind) -> None:
         self._kind = kind
-        self._steps = 0
-        self._waiting: deque[Run] = deque()
-        self._prefilling: list[Run] = []  # oldest first
-        self._decoding: dict[int, Run] = {}
-        self._context = 0  # tokens known of all that decode
-        self._ends: dict[int, list[Run]] = {}  # by step
-        self._stops: list[int] = []  # those steps and some that are over, a heap
-        self._leaving: list[Run] = []
-        self._promised = 0  # blocks that all here can grow to
-        self._running_promised = 0  # and those of them that run
+        self._step_count = 0
+        self._waiting: deque[SimRun] = deque()
+        self._prefilling: list[SimRun] = []  # oldest first
+        self._decoding: dict[int, SimRun] = {}
+        self._context_tokens = 0  # tokens known of all that decode
+        self._ending_runs: dict[int, list[SimRun]] = {}  # by step
+        self._end_steps: list[int] = []  # those steps and some that are over, a heap
+        self._cancelling: list[SimRun] = []
+        self._promised_blocks = 0  # blocks that all here can grow to
+        self._running_promised_blocks = 0  # and those of them that run
 
     @property
     def has_work(self) -> bool:
-        return bool(self._decoding or self._prefilling or self._waiting or self._leaving)
+        return bool(self._decoding or self._prefilling or self._waiting or self._cancelling)
 
-    def add(self, run: Run) -> None:
-        self._promised += self._blocks(run.prompt + run.declared)
-        assert self._promised <= self._kind.kv_blocks, "a scheduler promises no more blocks than there are"
+    def add(self, run: SimRun) -> None:
+        self._promised_blocks += self._blocks_for(run.prompt_tokens + run.max_output_tokens)
+        assert self._promised_blocks <= self._kind.kv_blocks, "a scheduler promises no more blocks than there are"
         self._waiting.append(run)
 
-    def cancel(self, run: Run) -> None:
-        if run.last == NEVER and run not in self._leaving:
-            self._leaving.append(run)
+    def cancel(self, run: SimRun) -> None:
+        if run.last_token_step == NO_STEP and run not in self._cancelling:
+            self._cancelling.append(run)
 
-    def fill(self) -> Fill:
-        running, free = len(self._decoding), self._kind.kv_blocks - self._promised
+    def occupancy(self) -> EngineOccupancy:
+        running, free = len(self._decoding), self._kind.kv_blocks - self._promised_blocks
         if not self._waiting and not self._prefilling:
-            return Fill(running, free, 0)
-        left = [run.prompt - run.prefilled for run in chain(self._waiting, self._prefilling)]
-        return Fill(len(left) + running, free, sum([tokens for tokens in left if tokens > 1]))
+            return EngineOccupancy(running, free, 0)
+        left = [run.prompt_tokens - run.prefilled_tokens for run in chain(self._waiting, self._prefilling)]
+        return EngineOccupancy(len(left) + running, free, sum([tokens for tokens in left if tokens > 1]))
 
-    def step(self) -> Stepped:
-        self._steps += 1
-        cancelled = self._let_go() if self._leaving else []
+    def step(self) -> SimStepResult:
+        self._step_count += 1
+        cancelled = self._release_cancelled() if self._cancelling else []
         # To the batch, a prompt with one token left is a decode, unless it joins in this very step.
-        short = [run for run in self._prefilling if run.prompt - run.prefilled == 1]
-        decodes, context = len(self._decoding) + len(short), self._context + sum(run.prompt for run in short)
+        short = [run for run in self._prefilling if run.prompt_tokens - run.prefilled_tokens == 1]
+        decodes, context = (
+            len(self._decoding) + len(short),
+            self._context_tokens + sum(run.prompt_tokens for run in short),
+        )
         if self._waiting:
             self._admit()
         prefill, reads = self._prefill(short, decodes) if self._prefilling else (0, 0)
-        self._context += len(self._decoding)
-        finished = self._ends.pop(self._steps, [])
+        self._context_tokens += len(self._decoding)
+        finished = self._ending_runs.pop(self._step_count, [])
         for run in finished:
-            self._end(run)
+            self._end_run(run)
         if self._prefilling:
             finished = [*finished, *self._begin_decodes()]
         work = StepWork(prefill, decodes, context, reads)
-        duration = self._kind.law.duration_s(work) if decodes or prefill else 0.0
-        return Stepped(duration, prefill, decodes, finished, cancelled)
+        duration = self._kind.step_time.duration_s(work) if decodes or prefill else 0.0
+        return SimStepResult(duration, prefill, decodes, finished, cancelled)
 
-    def quiet(self, most: int) -> Quiet:
-        if self._waiting or self._prefilling or self._leaving or not self._decoding:
-            return Quiet()
-        while self._stops[0] <= self._steps:
-            heappop(self._stops)
-        count, decodes, law = min(most, self._stops[0] - self._steps - 1), len(self._decoding), self._kind.law
+    def forecast_decodes(self, max_steps: int) -> DecodeForecast:
+        if self._waiting or self._prefilling or self._cancelling or not self._decoding:
+            return DecodeForecast()
+        while self._end_steps[0] <= self._step_count:
+            heappop(self._end_steps)
+        count, decodes, law = (
+            min(max_steps, self._end_steps[0] - self._step_count - 1),
+            len(self._decoding),
+            self._kind.step_time,
+        )
         if not law.per_context_token_s:
-            return Quiet(decodes, [law.duration_s(StepWork(0, decodes, 0, 0))] * count)
-        contexts = range(self._context, self._context + count * decodes, decodes)
-        return Quiet(decodes, [law.duration_s(StepWork(0, decodes, context, 0)) for context in contexts])
+            return DecodeForecast(decodes, [law.duration_s(StepWork(0, decodes, 0, 0))] * count)
+        contexts = range(self._context_tokens, self._context_tokens + count * decodes, decodes)
+        return DecodeForecast(decodes, [law.duration_s(StepWork(0, decodes, context, 0)) for context in contexts])
 
     def skip(self, steps: int) -> None:
-        self._steps += steps
-        self._context += steps * len(self._decoding)
+        self._step_count += steps
+        self._context_tokens += steps * len(self._decoding)
 
-    def _let_go(self) -> list[Run]:
-        leaving, self._leaving = [run for run in self._leaving if run.last == NEVER], []
+    def _release_cancelled(self) -> list[SimRun]:
+        leaving, self._cancelling = [run for run in self._cancelling if run.last_token_step == NO_STEP], []
         for run in leaving:
-            self._promised -= self._blocks(run.prompt + run.declared)
+            self._promised_blocks -= self._blocks_for(run.prompt_tokens + run.max_output_tokens)
             if run in self._waiting:
                 self._waiting.remove(run)
                 continue
-            self._running_promised -= self._blocks(run.prompt + run.declared)
+            self._running_promised_blocks -= self._blocks_for(run.prompt_tokens + run.max_output_tokens)
             if run.run_id in self._decoding:
-                self._ends[run.first + run.output].remove(run)
-                run.last = self._steps - 2
-                self._forget(run, run.prompt + run.generated)
+                self._ending_runs[run.first_token_step + run.output_tokens].remove(run)
+                run.last_token_step = self._step_count - 2
+                self._remove_decoding(run, run.prompt_tokens + run.generated_tokens)
             else:
                 self._prefilling.remove(run)
         return leaving
@@ -106,64 +113,67 @@ class FastEngine:
         while self._waiting and running < self._kind.slots:
             run = self._waiting[0]
             # One block for each that runs stays free. Counting the held ones takes long; mostly the promised do.
-            keep, known = running, self._blocks(run.prompt)
+            keep, known = running, self._blocks_for(run.prompt_tokens)
             free = self._kind.kv_blocks - known - keep
-            if free < self._running_promised and free < self._held():
+            if free < self._running_promised_blocks and free < self._held_blocks():
                 return
             self._prefilling.append(self._waiting.popleft())
-            self._running_promised += self._blocks(run.prompt + run.declared)
+            self._running_promised_blocks += self._blocks_for(run.prompt_tokens + run.max_output_tokens)
             running += 1
 
-    def _held(self) -> int:
-        decoding = (self._blocks(run.prompt + self._steps - 1 - run.first) for run in self._decoding.values())
-        return sum(decoding) + sum(self._blocks(run.prompt) for run in self._prefilling)
+    def _held_blocks(self) -> int:
+        decoding = (
+            self._blocks_for(run.prompt_tokens + self._step_count - 1 - run.first_token_step)
+            for run in self._decoding.values()
+        )
+        return sum(decoding) + sum(self._blocks_for(run.prompt_tokens) for run in self._prefilling)
 
-    def _prefill(self, short: Iterable[Run], decodes: int) -> tuple[int, int]:
+    def _prefill(self, one_token_left: Iterable[SimRun], decodes: int) -> tuple[int, int]:
         """Spend the step's budget; returns what of it went to prompts, and the positions that they read."""
-        long = [run for run in self._prefilling if run not in short] if short else self._prefilling
-        left, urgent = [run.prompt - run.prefilled for run in long], [run.is_express for run in long]
+        long = [run for run in self._prefilling if run not in one_token_left] if one_token_left else self._prefilling
+        left, urgent = [run.prompt_tokens - run.prefilled_tokens for run in long], [run.is_express for run in long]
         chunks = self._kind.batching.split_prefill(left, decodes, urgent)
         reads = 0
         for run, chunk in zip(long, chunks, strict=True):
-            reads += prefill_reads(run.prefilled, chunk)
-            run.prefilled += chunk
-        for run in short:
-            run.prefilled += 1
+            reads += prefill_reads(run.prefilled_tokens, chunk)
+            run.prefilled_tokens += chunk
+        for run in one_token_left:
+            run.prefilled_tokens += 1
         return sum(chunks), reads
 
-    def _begin_decodes(self) -> list[Run]:
+    def _begin_decodes(self) -> list[SimRun]:
         """Give their first token to all whose prompt is done; returns those for whom it is the last as well."""
-        done = [run for run in self._prefilling if run.prefilled == run.prompt]
+        done = [run for run in self._prefilling if run.prefilled_tokens == run.prompt_tokens]
         if not done:
             return []
-        self._prefilling = [run for run in self._prefilling if run.prefilled < run.prompt]
+        self._prefilling = [run for run in self._prefilling if run.prefilled_tokens < run.prompt_tokens]
         for run in done:
-            run.first = self._steps - 1
+            run.first_token_step = self._step_count - 1
             self._decoding[run.run_id] = run
-            self._context += run.prompt + 1
-            if run.output > 1:
-                self._stop(run, self._steps + run.output - 1)
-        over = [run for run in done if run.output == 1]
+            self._context_tokens += run.prompt_tokens + 1
+            if run.output_tokens > 1:
+                self._schedule_end(run, self._step_count + run.output_tokens - 1)
+        over = [run for run in done if run.output_tokens == 1]
         for run in over:
-            self._end(run)
+            self._end_run(run)
         return over
 
-    def _stop(self, run: Run, step: int) -> None:
-        if step not in self._ends:
-            self._ends[step] = []
-            heappush(self._stops, step)
-        self._ends[step].append(run)
+    def _schedule_end(self, run: SimRun, step: int) -> None:
+        if step not in self._ending_runs:
+            self._ending_runs[step] = []
+            heappush(self._end_steps, step)
+        self._ending_runs[step].append(run)
 
-    def _end(self, run: Run) -> None:
-        run.last = self._steps - 1
-        blocks = self._blocks(run.prompt + run.declared)
-        self._promised -= blocks
-        self._running_promised -= blocks
-        self._forget(run, run.prompt + run.output)
+    def _end_run(self, run: SimRun) -> None:
+        run.last_token_step = self._step_count - 1
+        blocks = self._blocks_for(run.prompt_tokens + run.max_output_tokens)
+        self._promised_blocks -= blocks
+        self._running_promised_blocks -= blocks
+        self._remove_decoding(run, run.prompt_tokens + run.output_tokens)
 
-    def _forget(self, run: Run, known: int) -> None:
+    def _remove_decoding(self, run: SimRun, context_tokens: int) -> None:
         del self._decoding[run.run_id]
-        self._context -= known
+        self._context_tokens -= context_tokens
 
-    def _blocks(self, tokens: int) -> int:
+    def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._kind.block_size)

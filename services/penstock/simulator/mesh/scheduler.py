@@ -9,81 +9,81 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler import effects as out
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.leases import LeaseBook
-from penstock.simulator.mesh.event_queue import Events
-from penstock.simulator.scenario import Schedulers
+from penstock.simulator.mesh.event_queue import SimEventQueue
+from penstock.simulator.scenario import SchedulerSettings
 
-TICK = 0.1  # s, as the service has it
+TICK_S = 0.1  # s, as the service has it
 
 
 class SchedulerPeers(Protocol):
     """Whom a scheduler talks to; each hears of it a link delay later."""
 
-    def to_shards(self, scheduler: str, effect: out.ToQueue | out.CatalogUpdate) -> None: ...
+    def send_to_shards(self, scheduler: str, effect: out.ToQueue | out.CatalogUpdate) -> None: ...
 
     def revoke(self, worker: str, lease_id: str) -> None: ...
 
 
 class SimScheduler:
-    def __init__(self, name: str, kind: Schedulers, events: Events, peers: SchedulerPeers) -> None:
+    def __init__(self, name: str, settings: SchedulerSettings, events: SimEventQueue, peers: SchedulerPeers) -> None:
         self.name = name
         self.dispatcher = Dispatcher(
-            leases=LeaseBook(ttl=kind.lease_ttl, prefix=name),
-            look_ahead=kind.look_ahead,
-            express_slot_share=kind.reserve_share,
+            leases=LeaseBook(ttl=settings.lease_ttl, prefix=name),
+            look_ahead=settings.look_ahead,
+            express_slot_share=settings.express_slot_share,
         )
         self._events = events
         self._peers = peers
-        events.at(TICK, self._tick)
+        events.schedule(TICK_S, self._tick)
 
-    def queue_joined(self, shard: str) -> None:
+    def on_queue_connected(self, shard: str) -> None:
         self._perform(self.dispatcher.on_queue_connected(shard))
 
     # What shards do.
 
-    def offer(self, shard: str, ticket: Ticket, uses_express_credit: bool) -> None:
+    def on_offer(self, shard: str, ticket: Ticket, uses_express_credit: bool) -> None:
         now = self._events.now
         self._perform(self.dispatcher.on_offer(shard, ticket, now, uses_express_credit=uses_express_credit))
 
-    def head(self, shard: str, head: Head) -> None:
+    def on_head(self, shard: str, head: Head) -> None:
         self._perform(self.dispatcher.on_head(shard, head))
 
-    def recalled(self, shard: str, ticket_ids: Iterable[str]) -> None:
+    def on_offer_withdrawn(self, shard: str, ticket_ids: Iterable[str]) -> None:
         self._perform(self.dispatcher.on_offer_withdrawn(shard, ticket_ids))
 
-    def returned(self, shard: str, model: str, tickets: int) -> None:
+    def on_credit_returned(self, shard: str, model: str, tickets: int) -> None:
         self._perform(self.dispatcher.on_credit_returned(shard, model, tickets))
 
     # What workers do.
 
-    def attached(self, worker: str, profile: Profile, zone: str) -> None:
+    def on_worker_attached(self, worker: str, profile: Profile, zone: str) -> None:
         self._perform(self.dispatcher.on_worker_attached(worker, worker, worker, profile, zone=zone))
 
-    def lost(self, worker: str) -> None:
+    def on_worker_lost(self, worker: str) -> None:
         self._perform(self.dispatcher.on_worker_lost(worker))
 
-    def report(self, worker: str, report: LoadReport) -> None:
+    def on_load_report(self, worker: str, report: LoadReport) -> None:
         if worker in self.dispatcher.fleet:
             self.dispatcher.on_load_report(worker, report)
 
-    def cache_changed(self, worker: str, news: PrefixCacheUpdate) -> None:
+    def on_prefix_cache_update(self, worker: str, update: PrefixCacheUpdate) -> None:
         if worker in self.dispatcher.fleet:
-            self.dispatcher.on_prefix_cache_update(worker, news)
+            self.dispatcher.on_prefix_cache_update(worker, update)
 
-    def started(self, worker: str, lease_id: str) -> None:
+    def on_lease_started(self, worker: str, lease_id: str) -> None:
         if worker in self.dispatcher.fleet:
             self.dispatcher.on_lease_started(worker, lease_id)
 
-    def progress(self, worker: str, served: Sequence[ServedLease]) -> None:
+    def on_progress(self, worker: str, served: Sequence[ServedLease]) -> None:
         if worker in self.dispatcher.fleet:
             self.dispatcher.on_progress(worker, served)
 
-    def released(self, worker: str, served: Sequence[ServedLease]) -> None:
+    def on_leases_released(self, worker: str, served: Sequence[ServedLease]) -> None:
         if worker in self.dispatcher.fleet:
             self._perform(self.dispatcher.on_leases_released(worker, [each.lease_id for each in served], served))
 
     def _tick(self) -> None:
         self._perform(self.dispatcher.tick(self._events.now))
-        self._events.at(self._events.now + TICK, self._tick)
+        self._events.schedule(self._events.now + TICK_S, self._tick)
 
     def _perform(self, effects: Iterable[out.Effect]) -> None:
         for effect in effects:
@@ -93,4 +93,4 @@ class SimScheduler:
                 case out.Expect():
                     pass  # a simulated worker takes every START; what a revoked lease would start, its edge leaves
                 case _:
-                    self._peers.to_shards(self.name, effect)
+                    self._peers.send_to_shards(self.name, effect)

@@ -6,52 +6,54 @@ from typing import Protocol
 from penstock.mesh.v1.queue_pb2 import PoolStats, ServedTicket, VirtualTime, WorkerSteps
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue import effects as out
-from penstock.queue.book import TicketBook
-from penstock.queue.bounds import QueueLimits
+from penstock.queue.admission.limits import QueueLimits
 from penstock.queue.frames import pool_stats_of, served_tickets_of, worker_steps_of
-from penstock.queue.placed import RecentLeases
-from penstock.queue.presence import ModelAvailability
-from penstock.queue.seats import Credit
-from penstock.queue.waiting import QueuedTicket
-from penstock.simulator.baselines import POLICIES, Policy
-from penstock.simulator.baselines.policy import BaselineOrder
-from penstock.simulator.mesh.event_queue import Events
-from penstock.simulator.scenario import Queues
+from penstock.queue.models.availability import ModelAvailability
+from penstock.queue.schedulers import Credit
+from penstock.queue.ticket import QueuedTicket
+from penstock.queue.tickets.book import TicketBook
+from penstock.queue.tickets.recent_leases import RecentLeases
+from penstock.simulator.baselines import POLICIES, BaselinePolicy
+from penstock.simulator.baselines.policy import BaselineSchedulingPolicy
+from penstock.simulator.mesh.event_queue import SimEventQueue
+from penstock.simulator.scenario import QueueSettings
 
-TICK = 0.05  # s, as the service has it
-TURN = 0.0005  # s; a turn of a busy service's loop, in which heads are told once
-EDGE = "edge"
-UNBOUNDED = QueueLimits(2**60, 2**60)
+TICK_S = 0.05  # s, as the service has it
+LOOP_TURN_S = 0.0005  # s; a turn of a busy service's loop, in which heads are told once
+EDGE_ID = "edge"
+UNLIMITED = QueueLimits(2**60, 2**60)
 
 
 class ShardPeers(Protocol):
     """Whom a shard talks to; each hears of it a link delay later."""
 
-    def to_edge(self, effect: out.ToEdge) -> None: ...
+    def send_to_edge(self, effect: out.ToEdge) -> None: ...
 
-    def to_scheduler(self, shard: str, effect: out.ToScheduler) -> None: ...
+    def send_to_scheduler(self, shard: str, effect: out.ToScheduler) -> None: ...
 
 
 class SimShard:
-    def __init__(self, name: str, queues: Queues, ttft: float, events: Events, peers: ShardPeers) -> None:
+    def __init__(
+        self, name: str, queues: QueueSettings, ttft_target: float, events: SimEventQueue, peers: ShardPeers
+    ) -> None:
         """`ttft`: s to the first token, which a policy that promises one promises."""
         self.name = name
-        self.policy: Policy = POLICIES[queues.policy]
+        self.policy: BaselinePolicy = POLICIES[queues.policy]
         self._events = events
         self._peers = peers
-        self._is_telling_heads = False
-        self.order = self.policy.order(lambda: events.now, queues.policy_options)
-        bounds = QueueLimits(queues.max_depth, queues.max_tokens) if self.policy.is_bounded else UNBOUNDED
+        self._is_head_update_scheduled = False
+        self.scheduling_policy = self.policy.new_scheduling_policy(lambda: events.now, queues.policy_options)
+        bounds = QueueLimits(queues.max_depth, queues.max_tokens) if self.policy.is_bounded else UNLIMITED
         presence = ModelAvailability(timeout=10.0, warm_up=5.0, started_at=0.0)
         placed = RecentLeases(10.0)
-        if self.order is None:
-            promises = self.policy.promises(ttft, queues.policy_options, queues.let_in)
+        if self.scheduling_policy is None:
+            promises = self.policy.ttft_targets(ttft_target, queues.policy_options, queues.exempt_tickets)
             self.book = TicketBook(limits=bounds, availability=presence, recent_leases=placed, ttft_targets=promises)
         else:
-            order = self.order  # one model, so one order
+            order = self.scheduling_policy  # one model, so one order
             self.book = TicketBook(limits=bounds, availability=presence, recent_leases=placed, new_policy=lambda: order)
-        self._perform(self.book.on_edge_connected(EDGE))
-        events.at(TICK, self._tick)
+        self._perform(self.book.on_edge_connected(EDGE_ID))
+        events.schedule(TICK_S, self._tick)
 
     # What edges do.
 
@@ -59,44 +61,44 @@ class SimShard:
         self._perform(self.book.enqueue(ticket, self._events.now))
 
     def withdraw(self, ticket_id: str) -> None:
-        self._perform(self.book.withdraw(EDGE, (ticket_id,)))
+        self._perform(self.book.withdraw(EDGE_ID, (ticket_id,)))
 
     # What schedulers do.
 
-    def scheduler_joined(self, scheduler: str) -> None:
+    def on_scheduler_connected(self, scheduler: str) -> None:
         self._perform(self.book.on_scheduler_connected(scheduler, self._events.now))
 
-    def catalog(self, scheduler: str, entries: Iterable[CatalogEntry]) -> None:
+    def on_catalog(self, scheduler: str, entries: Iterable[CatalogEntry]) -> None:
         self._perform(self.book.on_catalog(scheduler, entries, self._events.now))
 
-    def credit(self, scheduler: str, model: str, given: Credit, once: bool) -> None:
-        self._perform(self.book.on_credit(scheduler, model, given, self._events.now, return_unused=once))
+    def on_credit(self, scheduler: str, model: str, given: Credit, return_unused: bool) -> None:
+        self._perform(self.book.on_credit(scheduler, model, given, self._events.now, return_unused=return_unused))
 
-    def pace(self, scheduler: str, pace: PoolStats) -> None:
-        self._perform(self.book.on_pool_stats(scheduler, pace.model, pool_stats_of(pace, self._events.now)))
+    def on_pool_stats(self, scheduler: str, stats: PoolStats) -> None:
+        self._perform(self.book.on_pool_stats(scheduler, stats.model, pool_stats_of(stats, self._events.now)))
 
-    def virtual_times(self, times: Iterable[VirtualTime]) -> None:
+    def on_virtual_times(self, times: Iterable[VirtualTime]) -> None:
         self._perform(self.book.on_virtual_times(times))
 
-    def served(self, tickets: Iterable[ServedTicket], workers: Iterable[WorkerSteps]) -> None:
+    def on_service_report(self, tickets: Iterable[ServedTicket], workers: Iterable[WorkerSteps]) -> None:
         self._perform(self.book.on_service_report(served_tickets_of(tickets), worker_steps_of(workers)))
 
-    def place(self, scheduler: str, lease: Lease) -> None:
+    def on_place(self, scheduler: str, lease: Lease) -> None:
         self._perform(self.book.on_place(scheduler, lease, self._events.now))
 
-    def decline(self, scheduler: str, ticket_id: str, reason: str) -> None:
+    def on_decline(self, scheduler: str, ticket_id: str, reason: str) -> None:
         self._perform(self.book.on_decline(scheduler, ticket_id, reason, self._events.now))
 
     # What time does.
 
     def _tick(self) -> None:
         self._perform(self.book.tick(self._events.now))
-        self._events.at(self._events.now + TICK, self._tick)
+        self._events.schedule(self._events.now + TICK_S, self._tick)
 
-    def _tell_heads(self) -> None:
-        self._is_telling_heads = False
+    def _send_heads(self) -> None:
+        self._is_head_update_scheduled = False
         for head in self.book.model_queues.head_updates():
-            self._peers.to_scheduler(self.name, head)
+            self._peers.send_to_scheduler(self.name, head)
 
     # Effects.
 
@@ -104,22 +106,22 @@ class SimShard:
         for effect in effects:
             match effect:
                 case out.Leased() | out.Shed() | out.Queued():
-                    self._peers.to_edge(effect)
+                    self._peers.send_to_edge(effect)
                 case out.Offer() | out.OfferWithdrawn() | out.CreditReturned():
-                    self._peers.to_scheduler(self.name, effect)
+                    self._peers.send_to_scheduler(self.name, effect)
                 case _:
                     pass  # models, receipts of withdrawals and the record have nobody here
-        if self.order is not None:
-            self._shed_dropped(self.order)
-        if not self._is_telling_heads:
-            self._is_telling_heads = True
-            self._events.at(self._events.now + TURN, self._tell_heads)
+        if self.scheduling_policy is not None:
+            self._shed_dropped(self.scheduling_policy)
+        if not self._is_head_update_scheduled:
+            self._is_head_update_scheduled = True
+            self._events.schedule(self._events.now + LOOP_TURN_S, self._send_heads)
 
-    def _shed_dropped(self, order: BaselineOrder) -> None:
+    def _shed_dropped(self, scheduling_policy: BaselineSchedulingPolicy) -> None:
         """Take out what a baseline's order has dropped: the book itself asks no order to do so."""
-        while dropped := order.dropped():
+        while dropped := scheduling_policy.pop_dropped():
             for ticket in dropped:
-                self._peers.to_edge(out.Shed(ticket.edge, ticket.ticket_id, self.policy.refusal()))
+                self._peers.send_to_edge(out.Shed(ticket.edge, ticket.ticket_id, self.policy.rejection()))
             gone = [ticket.ticket_id for ticket in dropped]
-            for effect in self.book.withdraw(EDGE, gone):
+            for effect in self.book.withdraw(EDGE_ID, gone):
                 assert isinstance(effect, out.TicketRemoved | out.Withdrawn), "a dropped ticket is offered to nobody"

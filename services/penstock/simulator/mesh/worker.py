@@ -7,17 +7,17 @@ from typing import Protocol
 from penstock.mesh.v1.scheduler_pb2 import LoadReport as LoadReportMessage
 from penstock.mesh.v1.scheduler_pb2 import PrefixCacheUpdate as CacheFrame
 from penstock.mesh.v1.scheduler_pb2 import Profile, ServedLease
-from penstock.simulator.mesh.engine import NEVER, ExactEngine, Run, SimulatedEngine, Stepped
-from penstock.simulator.mesh.event_queue import Events
+from penstock.simulator.mesh.engine import NO_STEP, EngineModel, ExactEngine, SimRun, SimStepResult
+from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.fast_engine import FastEngine
-from penstock.simulator.mesh.fast_forward import Leap, SteadyPace
+from penstock.simulator.mesh.fast_forward import FastForward, ForecastingThroughput
 from penstock.simulator.scenario import WorkerKind
-from penstock.worker.cache_news import PrefixCacheTracker
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.frames import lease_progress_message, report_message
-from penstock.worker.load import LoadReport
-from penstock.worker.news import PROGRESS_INTERVAL_S
-from penstock.worker.run import LeaseProgress
+from penstock.worker.runs.run import LeaseProgress
+from penstock.worker.scheduler_session.load_report import LoadReport
+from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheTracker
+from penstock.worker.scheduler_session.progress import PROGRESS_INTERVAL_S
 
 MODEL = "simulated"
 
@@ -25,71 +25,71 @@ MODEL = "simulated"
 class WorkerPeers(Protocol):
     """Whom a worker talks to; each hears of it a link delay later."""
 
-    def started(self, worker: str, lease_id: str) -> None: ...
+    def send_started(self, worker: str, lease_id: str) -> None: ...
 
-    def progress(self, worker: str, served: Sequence[ServedLease]) -> None: ...
+    def send_progress(self, worker: str, served: Sequence[ServedLease]) -> None: ...
 
-    def released(self, worker: str, served: Sequence[ServedLease]) -> None: ...
+    def send_released(self, worker: str, served: Sequence[ServedLease]) -> None: ...
 
-    def report(self, worker: str, report: LoadReportMessage) -> None: ...
+    def send_report(self, worker: str, report: LoadReportMessage) -> None: ...
 
-    def cache_changed(self, worker: str, news: CacheFrame) -> None: ...
+    def send_cache_update(self, worker: str, update: CacheFrame) -> None: ...
 
-    def run_over(self, worker: "SimWorker", run: Run) -> None:
+    def send_run_ended(self, worker: "SimWorker", run: SimRun) -> None:
         """A run has ended or was let go; its edge hears."""
 
     @property
-    def watches_steps(self) -> bool:
+    def observes_steps(self) -> bool:
         """Tell whether to be called at each single step."""
 
-    def stepped(self, worker: "SimWorker") -> None:
+    def on_step(self, worker: "SimWorker") -> None:
         """A step is over, and what it ended is still here."""
 
 
 @dataclass(slots=True)
-class Tally:
+class StepTotals:
     steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    busy: float = 0.0  # s
+    busy_s: float = 0.0  # s
 
-    def note(self, prefill_tokens: int, decodes: int, duration: float) -> None:
+    def record(self, prefill_tokens: int, decodes: int, duration: float) -> None:
         self.steps += 1
         self.prefill_tokens += prefill_tokens
         self.decode_tokens += decodes
-        self.busy += duration
+        self.busy_s += duration
 
-    def note_decodes(self, decodes: int, durations: Sequence[float]) -> None:
+    def record_decodes(self, decodes: int, durations: Sequence[float]) -> None:
         self.steps += len(durations)
         self.decode_tokens += decodes * len(durations)
         for duration in durations:
-            self.busy += duration
+            self.busy_s += duration
 
 
 class SimWorker:
     """One life of a worker: a lost one comes back as another."""
 
-    def __init__(self, name: str, kind: WorkerKind, engine: str, events: Events, peers: WorkerPeers) -> None:
+    def __init__(self, name: str, kind: WorkerKind, engine: str, events: SimEventQueue, peers: WorkerPeers) -> None:
         self.name = name
         self.kind = kind
         self.is_alive = True
-        self.engine: SimulatedEngine = FastEngine(kind) if engine == "fast" else ExactEngine(kind)
+        self.engine: EngineModel = FastEngine(kind) if engine == "fast" else ExactEngine(kind)
         self.leases: dict[int, str] = {}  # by run
-        self.runs: dict[int, Run] = {}
-        self._arrived: dict[int, float] = {}  # s, likewise
-        self.ends: list[float] = []  # when each step that computed or let go was over
-        self.tally = Tally()
+        self.runs: dict[int, SimRun] = {}
+        self._arrived_at: dict[int, float] = {}  # s, likewise
+        self.step_ends: list[float] = []  # when each step that computed or let go was over
+        self.totals = StepTotals()
         self._events = events
         self._peers = peers
-        self._is_watched = peers.watches_steps
+        self._is_observed = peers.observes_steps
         self._is_stepping = False
-        self._pace = SteadyPace()
-        self._leap: Leap | None = None
-        self._cache = PrefixCacheTracker()
-        self._shares = False  # has kept anything for others
-        self._told: LoadReport | None = None
-        self._told_at = 0.0  # s; the last progress
-        self._noted = StepResult(0)  # one for all steps: only its counts are read
+        self._throughput = ForecastingThroughput()
+        self._fast_forward: FastForward | None = None
+        self._cache_tracker = PrefixCacheTracker()
+        self._has_shared_blocks = False  # has kept anything for others
+        self._last_report: LoadReport | None = None
+        self._progress_sent_at = 0.0  # s; the last progress
+        self._step_counts = StepResult(0)  # one for all steps: only its counts are read
 
     @property
     def profile(self) -> Profile:
@@ -104,145 +104,151 @@ class SimWorker:
 
     # What edges do.
 
-    def start(self, lease_id: str, run: Run) -> None:
+    def start(self, lease_id: str, run: SimRun) -> None:
         self.leases[run.run_id], self.runs[run.run_id] = lease_id, run
-        self._arrived[run.run_id] = self._events.now
-        self._break_leap()
+        self._arrived_at[run.run_id] = self._events.now
+        self._stop_fast_forward()
         self.engine.add(run)
-        self._peers.started(self.name, lease_id)
-        self._go_on()
+        self._peers.send_started(self.name, lease_id)
+        self._start_step()
 
-    def cancel(self, run: Run) -> None:
+    def cancel(self, run: SimRun) -> None:
         if self.is_alive and run.run_id in self.runs:
-            self._break_leap()
+            self._stop_fast_forward()
             self.engine.cancel(run)
-            self._go_on()
+            self._start_step()
 
-    def die(self) -> list[Run]:
+    def die(self) -> list[SimRun]:
         """Stop for good; returns what ran, the step under way lost."""
         self.catch_up()
-        self.is_alive, self._leap = False, None
+        self.is_alive, self._fast_forward = False, None
         return list(self.runs.values())
 
     # What a run has come to.
 
-    def emitted(self, run: Run) -> int:
+    def emitted_tokens(self, run: SimRun) -> int:
         """Tokens that have left: those of steps that are over."""
-        if run.first == NEVER:
+        if run.first_token_step == NO_STEP:
             return 0
-        if self._leap:
+        if self._fast_forward:
             self.catch_up()
-        last = len(self.ends) - 1
-        if run.last != NEVER and run.last < last:
-            last = run.last
-        return last - run.first + 1 if last >= run.first else 0
+        last = len(self.step_ends) - 1
+        if run.last_token_step != NO_STEP and run.last_token_step < last:
+            last = run.last_token_step
+        return last - run.first_token_step + 1 if last >= run.first_token_step else 0
 
-    def engine_tokens(self, run: Run) -> int:
+    def computed_tokens(self, run: SimRun) -> int:
         """Positions that the engine has computed for it, the step under way included."""
-        if run.first == NEVER:
-            return run.prefilled
+        if run.first_token_step == NO_STEP:
+            return run.prefilled_tokens
         self.catch_up()
-        return run.prefilled + (self.tally.steps - 1 if run.last == NEVER else run.last) - run.first
+        return (
+            run.prefilled_tokens
+            + (self.totals.steps - 1 if run.last_token_step == NO_STEP else run.last_token_step)
+            - run.first_token_step
+        )
 
     # What time does.
 
-    def _go_on(self) -> None:
+    def _start_step(self) -> None:
         if not self._is_stepping and self.engine.has_work:
             self._is_stepping = True
-            if leap := self._foresee():
+            if leap := self._plan_fast_forward():
                 self.engine.skip(1)
-                self.tally.note_decodes(leap.decodes, leap.durations[:1])
-                self._set_out(leap)
+                self.totals.record_decodes(leap.decode_seqs, leap.durations[:1])
+                self._schedule_fast_forward(leap)
             else:
-                self._step()
+                self._run_step()
 
-    def _step(self) -> None:
+    def _run_step(self) -> None:
         stepped = self.engine.step()
-        self.tally.note(stepped.prefill_tokens, stepped.decode_seqs, stepped.duration)
-        self._events.at(self._events.now + stepped.duration, self._stepped, stepped)
+        self.totals.record(stepped.prefill_tokens, stepped.decode_seqs, stepped.duration)
+        self._events.schedule(self._events.now + stepped.duration, self._on_step_ended, stepped)
 
-    def _foresee(self) -> Leap | None:
-        if self._told is None or self._is_watched:
+    def _plan_fast_forward(self) -> FastForward | None:
+        if self._last_report is None or self._is_observed:
             return None
-        decodes, durations = self.engine.quiet(self._pace.unheard(self._told))
+        decodes, durations = self.engine.forecast_decodes(self._throughput.steps_until_report(self._last_report))
         if len(durations) < 2:
             return None
-        return self._pace.leap(decodes, durations, self._told, self._events.now, self._told_at + PROGRESS_INTERVAL_S)
+        return self._throughput.fast_forward(
+            decodes, durations, self._last_report, self._events.now, self._progress_sent_at + PROGRESS_INTERVAL_S
+        )
 
-    def _set_out(self, leap: Leap) -> None:
-        self._leap = leap
-        self._events.at(leap.ends[-1], self._arrive, leap)
+    def _schedule_fast_forward(self, fast_forward: FastForward) -> None:
+        self._fast_forward = fast_forward
+        self._events.schedule(fast_forward.ends_at[-1], self._end_fast_forward, fast_forward)
 
-    def _arrive(self, leap: Leap) -> None:
-        if leap is self._leap:
+    def _end_fast_forward(self, fast_forward: FastForward) -> None:
+        if fast_forward is self._fast_forward:
             self.catch_up()
-            self._leap = None
-            self._stepped(Stepped(leap.durations[-1], 0, leap.decodes, (), ()))
+            self._fast_forward = None
+            self._on_step_ended(SimStepResult(fast_forward.durations[-1], 0, fast_forward.decode_seqs, (), ()))
 
     def catch_up(self) -> None:
         """Let those steps of a leap be over that are by now."""
-        if (leap := self._leap) is None or not (count := leap.passed(self._events.now)):
+        if (leap := self._fast_forward) is None or not (count := leap.newly_ended(self._events.now)):
             return
-        over = leap.over
-        leap.over += count
-        self.ends += leap.ends[over : leap.over]
-        self._noted.prefill_tokens, self._noted.decode_seqs = 0, leap.decodes
-        for duration in leap.durations[over : leap.over]:
-            self._pace.record(self._noted, duration)
+        over = leap.steps_ended
+        leap.steps_ended += count
+        self.step_ends += leap.ends_at[over : leap.steps_ended]
+        self._step_counts.prefill_tokens, self._step_counts.decode_seqs = 0, leap.decode_seqs
+        for duration in leap.durations[over : leap.steps_ended]:
+            self._throughput.record(self._step_counts, duration)
         self.engine.skip(count)
-        self.tally.note_decodes(leap.decodes, leap.durations[over + 1 : leap.over + 1])
+        self.totals.record_decodes(leap.decode_seqs, leap.durations[over + 1 : leap.steps_ended + 1])
 
-    def _break_leap(self) -> None:
+    def _stop_fast_forward(self) -> None:
         """Let what comes now come before the step after the one that is under way."""
-        if self._leap:
+        if self._fast_forward:
             self.catch_up()
-            if not self._leap.is_last:
-                self._set_out(self._leap.under_way())
+            if not self._fast_forward.is_in_last_step:
+                self._schedule_fast_forward(self._fast_forward.current_step())
 
-    def _stepped(self, stepped: Stepped) -> None:
+    def _on_step_ended(self, stepped: SimStepResult) -> None:
         if not self.is_alive:
             return
-        self.ends.append(self._events.now)
-        if self._is_watched:
-            self._peers.stepped(self)
+        self.step_ends.append(self._events.now)
+        if self._is_observed:
+            self._peers.on_step(self)
         if over := [*stepped.finished, *stepped.cancelled]:
-            self._peers.released(self.name, [self._served(run) for run in over])
+            self._peers.send_released(self.name, [self._served_message(run) for run in over])
         for run in over:
-            del self.runs[run.run_id], self.leases[run.run_id], self._arrived[run.run_id]
-            self._peers.run_over(self, run)
-        self._report(stepped)
-        if self._shares or stepped.cache_news:
-            self._tell_cache(stepped)
-        if self._events.now >= self._told_at + PROGRESS_INTERVAL_S:
-            self._tell_progress()
+            del self.runs[run.run_id], self.leases[run.run_id], self._arrived_at[run.run_id]
+            self._peers.send_run_ended(self, run)
+        self._send_report(stepped)
+        if self._has_shared_blocks or stepped.cache_changes:
+            self._send_cache_changes(stepped)
+        if self._events.now >= self._progress_sent_at + PROGRESS_INTERVAL_S:
+            self._send_progress()
         self._is_stepping = False
-        self._go_on()
+        self._start_step()
 
-    def _served(self, run: Run) -> ServedLease:
-        emitted = self.emitted(run)
-        first = self.ends[run.first] - self._arrived[run.run_id] if emitted else None
-        return lease_progress_message(LeaseProgress(self.leases[run.run_id], run.prefilled, emitted, first))
+    def _served_message(self, run: SimRun) -> ServedLease:
+        emitted = self.emitted_tokens(run)
+        first = self.step_ends[run.first_token_step] - self._arrived_at[run.run_id] if emitted else None
+        return lease_progress_message(LeaseProgress(self.leases[run.run_id], run.prefilled_tokens, emitted, first))
 
-    def _tell_cache(self, stepped: Stepped) -> None:
-        self._shares = True
-        self._cache.apply(stepped.cache_news)
-        if change := self._cache.pop_delta(self._events.now, at_once=not self.runs):
-            self._peers.cache_changed(self.name, CacheFrame(**change._asdict()))
+    def _send_cache_changes(self, stepped: SimStepResult) -> None:
+        self._has_shared_blocks = True
+        self._cache_tracker.apply(stepped.cache_changes)
+        if change := self._cache_tracker.pop_delta(self._events.now, at_once=not self.runs):
+            self._peers.send_cache_update(self.name, CacheFrame(**change._asdict()))
 
-    def _tell_progress(self) -> None:
-        self._told_at = self._events.now
-        if served := [self._served(run) for run in self.runs.values() if run.prefilled]:
-            self._peers.progress(self.name, served)
+    def _send_progress(self) -> None:
+        self._progress_sent_at = self._events.now
+        if served := [self._served_message(run) for run in self.runs.values() if run.prefilled_tokens]:
+            self._peers.send_progress(self.name, served)
 
-    def _note(self, prefill_tokens: int, decodes: int, duration: float) -> None:
-        self._noted.prefill_tokens, self._noted.decode_seqs = prefill_tokens, decodes
-        self._pace.record(self._noted, duration)
+    def _record_step(self, prefill_tokens: int, decodes: int, duration: float) -> None:
+        self._step_counts.prefill_tokens, self._step_counts.decode_seqs = prefill_tokens, decodes
+        self._throughput.record(self._step_counts, duration)
 
-    def _report(self, stepped: Stepped) -> None:
-        self._note(stepped.prefill_tokens, stepped.decode_seqs, stepped.duration)
-        pace = self._pace
+    def _send_report(self, stepped: SimStepResult) -> None:
+        self._record_step(stepped.prefill_tokens, stepped.decode_seqs, stepped.duration)
+        pace = self._throughput
         load = LoadReport(
-            *self.engine.fill(),
+            *self.engine.occupancy(),
             step_time=pace.step_time,
             tokens_per_second=pace.tokens_per_second,
             prefill_tokens_per_second=pace.prefill_tokens_per_second,
@@ -251,6 +257,6 @@ class SimWorker:
             prefill_token_time=pace.prefill_token_time,
             step_tokens=pace.max_step_tokens,
         )
-        if load.differs_from(self._told):
-            self._told = load
-            self._peers.report(self.name, report_message(load))
+        if load.differs_from(self._last_report):
+            self._last_report = load
+            self._peers.send_report(self.name, report_message(load))

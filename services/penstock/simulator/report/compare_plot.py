@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.report import Slo
-from penstock.simulator.report.figures import is_good
+from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.simulation import Simulation
 
-BUCKET = 4.0  # s
+BUCKET_S = 4.0  # s
 COLORS = "tab:red", "tab:blue"
 
 
-def plot_beside(other: Simulation, own: Simulation, path: Path) -> None:
+def plot_comparison(other: Simulation, own: Simulation, path: Path) -> None:
     """Write a PNG or SVG, by the suffix of `path`; `own` is drawn over `other`."""
     import matplotlib as mpl  # half a second, for those alone who ask for a picture
 
@@ -20,7 +20,12 @@ def plot_beside(other: Simulation, own: Simulation, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (rates, firsts) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    rates.plot(*_rates([each.history.started for each in own.ledger.requests]), "--", color="grey", label="offered")
+    rates.plot(
+        *_rates_over_time([each.transcript.started_at for each in own.ledger.requests]),
+        "--",
+        color="grey",
+        label="offered",
+    )
     for run, color in zip((other, own), COLORS, strict=True):
         _draw(run, color, rates, firsts)
     firsts.axhline(own.scenario.targets.ttft, color="grey", linestyle="--", label="SLO")
@@ -37,16 +42,22 @@ def _draw(run: Simulation, color: str, rates: Any, firsts: Any) -> None:
     targets, policy = run.scenario.targets, run.scenario.queues.policy
     slo = Slo(ttft=targets.ttft, tpot=targets.tbt)
     rates.plot(
-        *_rates([each.history.started for each in run.ledger.requests if is_good(each, slo)], run.scenario.duration),
+        *_rates_over_time(
+            [each.transcript.started_at for each in run.ledger.requests if meets_slo(each, slo)], run.scenario.duration
+        ),
         color=color,
         label=policy,
     )
-    seen = [(each.history.started, first) for each in run.ledger.requests if (first := each.history.ttft) is not None]
+    seen = [
+        (each.transcript.started_at, first)
+        for each in run.ledger.requests
+        if (first := each.transcript.ttft) is not None
+    ]
     firsts.scatter([at for at, _ in seen], [first for _, first in seen], s=3, color=color, label=policy)
 
 
-def _rates(times: list[float], duration: float = 0.0) -> tuple[list[float], list[float]]:
+def _rates_over_time(times: list[float], duration: float = 0.0) -> tuple[list[float], list[float]]:
     """Return buckets and requests/s in each, empty ones among them."""
-    counts = Counter(int(at / BUCKET) for at in times)
-    last = max([int(duration / BUCKET), *counts])
-    return [place * BUCKET for place in range(last)], [counts[place] / BUCKET for place in range(last)]
+    counts = Counter(int(at / BUCKET_S) for at in times)
+    last = max([int(duration / BUCKET_S), *counts])
+    return [place * BUCKET_S for place in range(last)], [counts[place] / BUCKET_S for place in range(last)]

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from penstock.bench.history import OK
-from penstock.bench.report import Slo, quantile, report
-from penstock.simulator.mesh.request import Request
+from penstock.bench.report import Slo, quantile, report_of
+from penstock.bench.transcript import OK
+from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.report.service_accounting import INPUT_WEIGHT, OUTPUT_WEIGHT
 from penstock.simulator.simulation import Simulation
 
@@ -15,52 +15,56 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
     """
     scenario, ledger = simulation.scenario, simulation.ledger
     slo = Slo(ttft=scenario.targets.ttft, tpot=scenario.targets.tbt)
-    counted = [each for each in ledger.requests if each.history.started >= scenario.warm_up]
-    offered, gaps = scenario.duration - scenario.warm_up, ledger.served.gaps()
-    bench = report([each.history for each in counted], offered, {}, slo)
+    counted = [each for each in ledger.requests if each.transcript.started_at >= scenario.warm_up]
+    offered, gaps = scenario.duration - scenario.warm_up, ledger.service.gaps()
+    bench = report_of([each.transcript for each in counted], offered, {}, slo)
     return {
         **bench,
-        "goodput_weighted_tokens_per_s": sum(weighted(each) for each in counted if is_good(each, slo)) / offered,
-        **_work(simulation),
-        "engine_tokens_after_leaving": ledger.after_leaving,
-        **_prefixes(simulation),
-        **_predictions(ledger.waits, ledger.unpredicted),
-        **({"same_zone_share": ledger.near_leases / ledger.leases} if ledger.leases else {}),
-        "refused_by_edges_share": simulation.mesh.edge.refused_alone_share,
-        "attempts_per_request": _share(sum(each.tries for each in ledger.requests), len(ledger.requests)),
+        "goodput_weighted_tokens_per_s": sum(weighted_tokens(each) for each in counted if meets_slo(each, slo))
+        / offered,
+        **_work_figures(simulation),
+        "engine_tokens_abandoned": ledger.abandoned_tokens,
+        **_prefix_figures(simulation),
+        **_prediction_figures(ledger.waits, ledger.unpredicted_leases),
+        **({"same_zone_share": ledger.same_zone_leases / ledger.zoned_leases} if ledger.zoned_leases else {}),
+        "rejected_by_edges_share": simulation.mesh.edge.rejected_by_edge_share,
+        "attempts_per_request": _share(sum(each.attempts for each in ledger.requests), len(ledger.requests)),
         "first_tokens": ledger.first_tokens,
-        "first_tokens_late_share": _share(ledger.late, ledger.first_tokens),
-        "service_by_tenant": {name: sums[-1] for name, sums in ledger.served.sums().items()},
-        "service_over_time": {name: _thinned(sums) for name, sums in ledger.served.sums().items()},
+        "first_tokens_late_share": _share(ledger.late_first_tokens, ledger.first_tokens),
+        "service_by_tenant": {name: sums[-1] for name, sums in ledger.service.cumulative().items()},
+        "service_over_time": {name: _thinned(sums) for name, sums in ledger.service.cumulative().items()},
         "max_service_gap": gaps.widest,
         "max_service_lead": gaps.lead,
         "simulated_s": simulation.events.now,
-        "events": simulation.events.past,
+        "events": simulation.events.events_run,
         "seed": scenario.seed,
         "load": scenario.load,
         "policy": scenario.queues.policy,
     }
 
 
-def is_good(request: Request, slo: Slo) -> bool:
-    return slo.is_met_by(request.history)
+def meets_slo(request: SimRequest, slo: Slo) -> bool:
+    return slo.is_met_by(request.transcript)
 
 
-def weighted(request: Request) -> int:
+def weighted_tokens(request: SimRequest) -> int:
     """Return its tokens as they are charged."""
-    return request.prompt * INPUT_WEIGHT + request.output * OUTPUT_WEIGHT
+    return request.prompt_tokens * INPUT_WEIGHT + request.output_tokens * OUTPUT_WEIGHT
 
 
-def _work(simulation: Simulation) -> dict[str, Any]:
+def _work_figures(simulation: Simulation) -> dict[str, Any]:
     """Engine tokens are positions computed. Useful is one pass over each prompt and answer that reached its client, but
     for what was found in a cache.
     """
-    made = sum(each.tally.prefill_tokens + each.tally.decode_tokens for each in simulation.workers)
-    busy = sum(each.tally.busy for each in simulation.workers)
-    answered = [each for each in simulation.ledger.requests if each.history.outcome == OK]
-    useful = sum(each.prompt + each.output - 1 - min(each.prompt - 1, each.cached_tokens) for each in answered)
+    made = sum(each.totals.prefill_tokens + each.totals.decode_tokens for each in simulation.worker_lives)
+    busy = sum(each.totals.busy_s for each in simulation.worker_lives)
+    answered = [each for each in simulation.ledger.requests if each.transcript.outcome == OK]
+    useful = sum(
+        each.prompt_tokens + each.output_tokens - 1 - min(each.prompt_tokens - 1, each.cached_tokens)
+        for each in answered
+    )
     return {
-        "engine_steps": sum(each.tally.steps for each in simulation.workers),
+        "engine_steps": sum(each.totals.steps for each in simulation.worker_lives),
         "engine_tokens": made,
         "engine_tokens_wasted": made - useful,
         "engine_tokens_wasted_share": _share(made - useful, made),
@@ -68,25 +72,25 @@ def _work(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def _prefixes(simulation: Simulation) -> dict[str, Any]:
+def _prefix_figures(simulation: Simulation) -> dict[str, Any]:
     """Return how much of the prompts that engines took on they found in their caches, and how much of it had come
     before: what one cache that forgets nothing would find.
     """
-    if not simulation.scenario.shares_prefixes:
+    if not simulation.scenario.has_shared_prefixes:
         return {}
     taken = [each for each in simulation.ledger.requests if each.engine_tokens]
-    prompts, cached = sum(each.prompt for each in taken), sum(each.cached_tokens for each in taken)
+    prompts, cached = sum(each.prompt_tokens for each in taken), sum(each.cached_tokens for each in taken)
     seen, repeated = set[tuple[str, int]](), 0
     for each in taken:
-        names = [(each.tenant.name, name) for name in each.beginning.names]
+        names = [(each.tenant.name, name) for name in each.prefix.piece_ids]
         known = next((place for place, name in enumerate(names) if name not in seen), len(names))
-        repeated += min(each.prompt, known * each.beginning.piece)
+        repeated += min(each.prompt_tokens, known * each.prefix.piece_tokens)
         seen.update(names)
     found = {"hit_share": _share(cached, prompts), "repeated_share": _share(repeated, prompts)}
     return {"prefix_cache": {"cached_tokens": cached, **found}}
 
 
-def _predictions(waits: list[tuple[float, float]], unpredicted: int) -> dict[str, Any]:
+def _prediction_figures(waits: list[tuple[float, float]], unpredicted: int) -> dict[str, Any]:
     errors = [realised - predicted for predicted, realised in waits]
     absolute = [abs(error) for error in errors]
     found = {"count": len(errors), "without": unpredicted}
@@ -104,9 +108,9 @@ def _predictions(waits: list[tuple[float, float]], unpredicted: int) -> dict[str
     }
 
 
-def _thinned(sums: list[float], most: int = 120) -> list[float]:
+def _thinned(sums: list[float], max_points: int = 120) -> list[float]:
     """Return at most `most` points, the last among them."""
-    every = max(1, -(-len(sums) // most))
+    every = max(1, -(-len(sums) // max_points))
     return sums[::-1][::every][::-1]
 
 

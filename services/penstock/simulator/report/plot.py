@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.report import Slo, quantile
-from penstock.simulator.planning import Plan
-from penstock.simulator.report.figures import is_good
+from penstock.simulator.capacity_plan import CapacityPlan
+from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.scenario import PRIORITIES
 from penstock.simulator.simulation import Simulation
 
-BUCKETS = 120  # over the time in which requests come, none shorter than a second
+MAX_BUCKETS = 120  # over the time in which requests come, none shorter than a second
 
 
 def plot_simulations(runs: Sequence[tuple[Simulation, Mapping[str, Any]]], knee: float, path: Path) -> None:
@@ -25,12 +25,12 @@ def plot_simulations(runs: Sequence[tuple[Simulation, Mapping[str, Any]]], knee:
     last = runs[-1][0]
     figure, ((goodput, ttft), (service, depth)) = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
     if len(runs) > 1:
-        _goodput_over_load(goodput, [figures for _, figures in runs], knee)
+        _plot_goodput_over_load(goodput, [figures for _, figures in runs], knee)
     else:
-        _goodput_over_time(goodput, last)
-    _ttft(ttft, last)
-    _service(service, last)
-    _depth(depth, last)
+        _plot_goodput_over_time(goodput, last)
+    _plot_ttft(ttft, last)
+    _plot_service(service, last)
+    _plot_depth(depth, last)
     for axes in (goodput, ttft, service, depth):
         axes.grid(alpha=0.3)
         axes.legend()
@@ -39,7 +39,7 @@ def plot_simulations(runs: Sequence[tuple[Simulation, Mapping[str, Any]]], knee:
     plt.close(figure)
 
 
-def plot_plan(plan: Plan, path: Path) -> None:
+def plot_capacity_plan(plan: CapacityPlan, path: Path) -> None:
     """Write what each number of workers that was tried came to."""
     import matplotlib as mpl
 
@@ -47,11 +47,11 @@ def plot_plan(plan: Plan, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    counts = sorted(plan.tried)
+    counts = sorted(plan.trials)
     for label, name in (("answered within the SLO", "good"), ("refused", "refused"), ("slots in use", "fill")):
-        shares = [100 * getattr(plan.tried[count], name) for count in counts]
+        shares = [100 * getattr(plan.trials[count], name) for count in counts]
         axes.plot(counts, shares, marker="o", label=label)
-    axes.axhline(100 * plan.wanted, color="grey", linestyle="--", label="wanted")
+    axes.axhline(100 * plan.target_share, color="grey", linestyle="--", label="wanted")
     if plan.workers:
         axes.axvline(plan.workers, color="grey", linestyle=":", label=f"{plan.workers} workers")
     axes.set(xlabel="workers", ylabel="%", ylim=(0, 103), xticks=counts)
@@ -61,7 +61,7 @@ def plot_plan(plan: Plan, path: Path) -> None:
     plt.close(figure)
 
 
-def _goodput_over_load(axes: Any, figures: Sequence[Mapping[str, Any]], knee: float) -> None:
+def _plot_goodput_over_load(axes: Any, figures: Sequence[Mapping[str, Any]], knee: float) -> None:
     loads = [each["load"] / knee for each in figures]
     for label, name in (
         ("weighted tokens/s", "goodput_weighted_tokens_per_s"),
@@ -72,41 +72,41 @@ def _goodput_over_load(axes: Any, figures: Sequence[Mapping[str, Any]], knee: fl
     axes.set(title="Goodput", xlabel="offered load / FIFO's knee", ylabel="share of peak", ylim=(0, 1.05))
 
 
-def _goodput_over_time(axes: Any, run: Simulation) -> None:
+def _plot_goodput_over_time(axes: Any, run: Simulation) -> None:
     targets, requests = run.scenario.targets, run.ledger.requests
-    slo, width = Slo(ttft=targets.ttft, tpot=targets.tbt), _width(run)
-    good = [each.history.started for each in requests if is_good(each, slo)]
-    for label, times in (("offered", [each.history.started for each in requests]), ("within the SLO", good)):
+    slo, width = Slo(ttft=targets.ttft, tpot=targets.tbt), _bucket_s(run)
+    good = [each.transcript.started_at for each in requests if meets_slo(each, slo)]
+    for label, times in (("offered", [each.transcript.started_at for each in requests]), ("within the SLO", good)):
         counts = Counter(int(at / width) for at in times)
         places = range(math.ceil(run.scenario.duration / width))
         axes.plot([place * width for place in places], [counts[place] / width for place in places], label=label)
     axes.set(title="Requests, by arrival", xlabel="s", ylabel="requests/s", ylim=(0, None))
 
 
-def _ttft(axes: Any, run: Simulation) -> None:
-    buckets, width = dict[float, list[float]](), _width(run)
+def _plot_ttft(axes: Any, run: Simulation) -> None:
+    buckets, width = dict[float, list[float]](), _bucket_s(run)
     for each in run.ledger.requests:
-        if (wait := each.history.ttft) is not None:
-            buckets.setdefault(each.history.started // width * width, []).append(wait)
+        if (wait := each.transcript.ttft) is not None:
+            buckets.setdefault(each.transcript.started_at // width * width, []).append(wait)
     for share in (0.5, 0.9, 0.99):
         axes.plot(list(buckets), [quantile(each, share) for each in buckets.values()], label=f"P{share * 100:.0f}")
     axes.axhline(run.scenario.targets.ttft, color="grey", linestyle="--", label="SLO")
     axes.set(title="Time to first token, by arrival", xlabel="s", ylabel="s")
 
 
-def _service(axes: Any, run: Simulation) -> None:
-    for tenant, sums in run.ledger.served.sums().items():
-        axes.plot(run.samples.times[: len(sums)], sums, label=tenant)
+def _plot_service(axes: Any, run: Simulation) -> None:
+    for tenant, sums in run.ledger.service.cumulative().items():
+        axes.plot(run.depth_samples.times[: len(sums)], sums, label=tenant)
     axes.set(title="Service by tenant", xlabel="s", ylabel="weighted tokens")
 
 
-def _depth(axes: Any, run: Simulation) -> None:
+def _plot_depth(axes: Any, run: Simulation) -> None:
     names = {priority: name for name, priority in PRIORITIES.items()}
-    for priority in sorted({each for depth in run.samples.depth for each in depth}):
-        depths = [depth.get(priority, 0) for depth in run.samples.depth]
-        axes.plot(run.samples.times, depths, label=names[priority])
+    for priority in sorted({each for depth in run.depth_samples.depth for each in depth}):
+        depths = [depth.get(priority, 0) for depth in run.depth_samples.depth]
+        axes.plot(run.depth_samples.times, depths, label=names[priority])
     axes.set(title="Tickets waiting, by class", xlabel="s", ylabel="tickets")
 
 
-def _width(run: Simulation) -> float:
-    return max(1.0, run.scenario.duration / BUCKETS)
+def _bucket_s(run: Simulation) -> float:
+    return max(1.0, run.scenario.duration / MAX_BUCKETS)

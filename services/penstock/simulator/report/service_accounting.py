@@ -9,62 +9,64 @@ INPUT_WEIGHT = 1
 OUTPUT_WEIGHT = 2
 
 
-class Gaps(NamedTuple):
+class ServiceGaps(NamedTuple):
     """Differences of service between two tenants while both had a backlog, in weighted tokens."""
 
     widest: float  # over any stretch of that time: what VTC's theorem bounds
     lead: float  # since that time began: what its artifact's logs show
 
 
-class Served:
+class ServiceOverTime:
     """Counts by slices of `every` s. A tenant is backlogged in a slice in all of which a ticket of it waited."""
 
-    def __init__(self, every: float) -> None:
-        self.every = every
-        self._given: dict[str, dict[int, float]] = {}  # by tenant and slice
+    def __init__(self, slice_s: float) -> None:
+        self.slice_s = slice_s
+        self._service: dict[str, dict[int, float]] = {}  # by tenant and slice
         self._waiting: dict[str, int] = {}  # tickets
-        self._ran_dry: set[str] = set()  # in this slice
+        self._emptied: set[str] = set()  # in this slice
         self._backlogged: list[frozenset[str]] = []  # by slice
 
-    def waiting(self, tenant: str, change: int) -> None:
+    def count_waiting(self, tenant: str, change: int) -> None:
         before = self._waiting.get(tenant, 0)
         self._waiting[tenant] = before + change
         if not before or not self._waiting[tenant]:
-            self._ran_dry.add(tenant)
+            self._emptied.add(tenant)
 
     def close_slice(self) -> None:
-        self._backlogged.append(frozenset(each for each, count in self._waiting.items() if count) - self._ran_dry)
-        self._ran_dry = {each for each, count in self._waiting.items() if not count}
+        self._backlogged.append(frozenset(each for each, count in self._waiting.items() if count) - self._emptied)
+        self._emptied = {each for each, count in self._waiting.items() if not count}
 
-    def give_input(self, tenant: str, at: float, tokens: int) -> None:
-        slices = self._given.setdefault(tenant, {})
-        place = int(at / self.every)
+    def record_input(self, tenant: str, at: float, tokens: int) -> None:
+        slices = self._service.setdefault(tenant, {})
+        place = int(at / self.slice_s)
         slices[place] = slices.get(place, 0.0) + tokens * INPUT_WEIGHT
 
-    def give_output(self, tenant: str, ends: Sequence[float], first: int, count: int) -> None:
+    def record_output(self, tenant: str, step_ends: Sequence[float], first_step: int, count: int) -> None:
         """Note `count` tokens, one at each of `ends` from `first` on."""
-        slices, over = self._given.setdefault(tenant, {}), first + count
-        while first < over:
-            place = int(ends[first] / self.every)
-            upto = max(first + 1, bisect_right(ends, (place + 1) * self.every, first, over))
-            slices[place] = slices.get(place, 0.0) + (upto - first) * OUTPUT_WEIGHT
-            first = upto
+        slices, over = self._service.setdefault(tenant, {}), first_step + count
+        while first_step < over:
+            place = int(step_ends[first_step] / self.slice_s)
+            upto = max(first_step + 1, bisect_right(step_ends, (place + 1) * self.slice_s, first_step, over))
+            slices[place] = slices.get(place, 0.0) + (upto - first_step) * OUTPUT_WEIGHT
+            first_step = upto
 
-    def sums(self) -> dict[str, list[float]]:
+    def cumulative(self) -> dict[str, list[float]]:
         """Return each tenant's service up to the end of each slice."""
         slices = range(len(self._backlogged))
         return {
             tenant: list(accumulate(given.get(place, 0.0) for place in slices))
-            for tenant, given in sorted(self._given.items())
+            for tenant, given in sorted(self._service.items())
         }
 
-    def gaps(self) -> "Gaps":
+    def gaps(self) -> "ServiceGaps":
         """Return the widest over all pairs of tenants."""
-        sums = self.sums()
-        found = [self._gaps(sums[one], sums[other], {one, other}) for one, other in combinations(sums, 2)]
-        return Gaps(max((each.widest for each in found), default=0.0), max((each.lead for each in found), default=0.0))
+        sums = self.cumulative()
+        found = [self._pair_gaps(sums[one], sums[other], {one, other}) for one, other in combinations(sums, 2)]
+        return ServiceGaps(
+            max((each.widest for each in found), default=0.0), max((each.lead for each in found), default=0.0)
+        )
 
-    def _gaps(self, one: Sequence[float], other: Sequence[float], pair: set[str]) -> "Gaps":
+    def _pair_gaps(self, one: Sequence[float], other: Sequence[float], pair: set[str]) -> "ServiceGaps":
         """A stretch begins with the sums at the end of the slice before it."""
         widest = lead = 0.0
         low = high = 0.0
@@ -78,4 +80,4 @@ class Served:
             now = one[place] - other[place]
             low, high = min(low, now), max(high, now)
             widest, lead = max(widest, high - low), max(lead, abs(now - start))
-        return Gaps(widest, lead)
+        return ServiceGaps(widest, lead)

@@ -7,13 +7,13 @@ from random import Random
 from typing import Protocol
 
 
-class Arrivals(Protocol):
+class ArrivalProcess(Protocol):
     def times(self, rng: Random, load: float) -> Iterator[float]:
         """Yield ascending times; `load` multiplies the rate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RateWindow:
     """The rate is multiplied by `factor` in it: a step, a spike or a silence."""
 
     start: float
@@ -26,11 +26,11 @@ class Poisson:
     """Independent clients at `rate` per s, times the factors of the windows that hold a moment."""
 
     rate: float
-    windows: Sequence[Window] = ()
+    windows: Sequence[RateWindow] = ()
 
     def times(self, rng: Random, load: float) -> Iterator[float]:
         """Thin a process at the highest rate, so that a window needs no care at its edges."""
-        steps = _steps(self.windows)
+        steps = _rate_steps(self.windows)
         peak = self.rate * load * max(factor for _, factor in steps)
         now, place = 0.0, 0
         while peak > 0:
@@ -46,19 +46,19 @@ class Bursty:
     """On and off, each for an exponential time; Poisson at a higher rate while on, so that `rate` is the mean."""
 
     rate: float
-    on: float  # mean s
-    off: float  # mean s
+    mean_on_s: float  # mean s
+    mean_off_s: float  # mean s
 
     def times(self, rng: Random, load: float) -> Iterator[float]:
-        within = self.rate * load * (self.on + self.off) / self.on
+        within = self.rate * load * (self.mean_on_s + self.mean_off_s) / self.mean_on_s
         begin = 0.0
         while within > 0:
-            end = begin + rng.expovariate(1 / self.on)
+            end = begin + rng.expovariate(1 / self.mean_on_s)
             now = begin + rng.expovariate(within)
             while now < end:
                 yield now
                 now += rng.expovariate(within)
-            begin = end + (rng.expovariate(1 / self.off) if self.off else 0.0)
+            begin = end + (rng.expovariate(1 / self.mean_off_s) if self.mean_off_s else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class RenewalWindow:
         return rng.expovariate(self.rate)
 
 
-def _steps(windows: Sequence[Window]) -> list[tuple[float, float]]:
+def _rate_steps(windows: Sequence[RateWindow]) -> list[tuple[float, float]]:
     """Return from when on which factor holds, ascending."""
     edges = sorted({0.0, *(each.start for each in windows), *(each.end for each in windows)})
     return [(edge, math.prod(each.factor for each in windows if each.start <= edge < each.end)) for edge in edges]

@@ -5,67 +5,67 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, Protocol
 
-from penstock.simulator.traffic.arrivals import Arrivals
-from penstock.simulator.traffic.lengths import Lengths
-from penstock.simulator.traffic.shared_prefixes import NOTHING, Beginning, SharedTexts
+from penstock.simulator.traffic.arrivals import ArrivalProcess
+from penstock.simulator.traffic.lengths import LengthDistribution
+from penstock.simulator.traffic.shared_prefixes import NO_PREFIX, PrefixPool, SharedPrefix
 
 
-class Ask(NamedTuple):
+class OfferedRequest(NamedTuple):
     """One request: when, how long its prompt and its answer are in tokens, and what the prompt has in common."""
 
     at: float  # s from the start
-    prompt: int
-    output: int
-    beginning: Beginning = NOTHING
+    prompt_tokens: int
+    output_tokens: int
+    prefix: SharedPrefix = NO_PREFIX
 
 
 class Demand(Protocol):
-    def asks(self, seed: str, load: float) -> Iterator[Ask]:
+    def requests(self, seed: str, load: float) -> Iterator[OfferedRequest]:
         """Yield requests by ascending time; `load` multiplies their rate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledDemand:
     """Arrivals and lengths have generators of their own, so that a change of one leaves the other as it was."""
 
-    arrivals: Arrivals
-    prompt: Lengths
-    output: Lengths
-    shared: SharedTexts | None = None
+    arrivals: ArrivalProcess
+    prompt_lengths: LengthDistribution
+    output_lengths: LengthDistribution
+    prefix_pool: PrefixPool | None = None
 
-    def asks(self, seed: str, load: float) -> Iterator[Ask]:
+    def requests(self, seed: str, load: float) -> Iterator[OfferedRequest]:
         prompts, outputs, texts = (Random(f"{seed}/{name}") for name in ("prompt", "output", "texts"))
         for at in self.arrivals.times(Random(f"{seed}/arrivals"), load):
-            beginning = self.shared.draw(texts) if self.shared else NOTHING
-            yield Ask(at, self.prompt.draw(prompts), self.output.draw(outputs), beginning)
+            beginning = self.prefix_pool.draw(texts) if self.prefix_pool else NO_PREFIX
+            yield OfferedRequest(at, self.prompt_lengths.draw(prompts), self.output_lengths.draw(outputs), beginning)
 
 
 @dataclass(frozen=True, slots=True)
-class Phased:
+class PhasedDemand:
     """Lengths change with the time of day; each entry holds from its time on."""
 
-    arrivals: Arrivals
-    phases: Sequence[tuple[float, Lengths, Lengths]]
+    arrivals: ArrivalProcess
+    phases: Sequence[tuple[float, LengthDistribution, LengthDistribution]]
 
-    def asks(self, seed: str, load: float) -> Iterator[Ask]:
+    def requests(self, seed: str, load: float) -> Iterator[OfferedRequest]:
         lengths, place = Random(f"{seed}/lengths"), 0
         for at in self.arrivals.times(Random(f"{seed}/arrivals"), load):
             while place + 1 < len(self.phases) and self.phases[place + 1][0] <= at:
                 place += 1
             _, prompt, output = self.phases[place]
-            yield Ask(at, prompt.draw(lengths), output.draw(lengths))
+            yield OfferedRequest(at, prompt.draw(lengths), output.draw(lengths))
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TraceDemand:
     """Requests as they came somewhere, faster by `load`."""
 
-    recorded: Sequence[Ask]
+    recorded_requests: Sequence[OfferedRequest]
 
     @property
-    def shares_prefixes(self) -> bool:
-        return any(ask.beginning.names for ask in self.recorded)
+    def has_shared_prefixes(self) -> bool:
+        return any(ask.prefix.piece_ids for ask in self.recorded_requests)
 
-    def asks(self, seed: str, load: float) -> Iterator[Ask]:
-        for ask in self.recorded:
+    def requests(self, seed: str, load: float) -> Iterator[OfferedRequest]:
+        for ask in self.recorded_requests:
             yield ask._replace(at=ask.at / load)

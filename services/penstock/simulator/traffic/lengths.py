@@ -9,7 +9,7 @@ from random import Random
 from typing import Protocol
 
 
-class Lengths(Protocol):
+class LengthDistribution(Protocol):
     def draw(self, rng: Random) -> int: ...
 
 
@@ -52,14 +52,14 @@ class Empirical:
 
     shares: Mapping[int, float]
     _tokens: list[int] = field(init=False)
-    _sums: list[float] = field(init=False)
+    _cumulative: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.shares or min(self.shares.values()) < 0 or sum(self.shares.values()) <= 0:
             raise ValueError("an empirical distribution needs shares, none below 0 and some above")
         self._tokens = list(self.shares)
-        self._sums = list(accumulate(self.shares.values()))
+        self._cumulative = list(accumulate(self.shares.values()))
 
     def draw(self, rng: Random) -> int:
-        place = bisect_left(self._sums, rng.random() * self._sums[-1])
+        place = bisect_left(self._cumulative, rng.random() * self._cumulative[-1])
         return max(1, int(self._tokens[min(place, len(self._tokens) - 1)]))

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import IO
 
 from penstock.simulator.traffic.arrivals import Renewal, RenewalWindow
-from penstock.simulator.traffic.demand import Ask, Demand, Phased, Traced
+from penstock.simulator.traffic.demand import Demand, OfferedRequest, PhasedDemand, TraceDemand
 from penstock.simulator.traffic.lengths import Empirical
-from penstock.simulator.traffic.shared_prefixes import Beginning
+from penstock.simulator.traffic.shared_prefixes import SharedPrefix
 
-SERVEGEN_WINDOW = 600.0  # s
-MICROSECONDS = len("2023-11-16 18:15:46.680590")  # of an Azure time, which has one digit more
-CLIENT = re.compile(r"chunk-(\d+)-trace\.csv$")
+SERVEGEN_WINDOW_S = 600.0  # s
+TIMESTAMP_CHARS = len("2023-11-16 18:15:46.680590")  # of an Azure time, which has one digit more
+CLIENT_FILE = re.compile(r"chunk-(\d+)-trace\.csv$")
 
 
 class TraceError(Exception):
@@ -32,7 +32,7 @@ class TraceError(Exception):
 
 
 @contextmanager
-def readable(path: Path, kind: str) -> Iterator[None]:
+def trace_errors(path: Path, kind: str) -> Iterator[None]:
     """Raises TraceError for whatever goes wrong while the trace at `path` is read: the file is somebody else's."""
     try:
         yield
@@ -44,52 +44,56 @@ def readable(path: Path, kind: str) -> Iterator[None]:
         raise TraceError(f"{path} is no {kind} trace: {error}") from error
 
 
-def azure(path: Path) -> Traced:
-    with _opened(path) as lines:
+def read_azure(path: Path) -> TraceDemand:
+    with _open_text(path) as lines:
         rows = [
-            (datetime.fromisoformat(row["TIMESTAMP"][:MICROSECONDS]), row["ContextTokens"], row["GeneratedTokens"])
+            (datetime.fromisoformat(row["TIMESTAMP"][:TIMESTAMP_CHARS]), row["ContextTokens"], row["GeneratedTokens"])
             for row in csv.DictReader(lines)
         ]
     begin = min((at for at, _, _ in rows), default=None)
-    asks = [Ask((at - begin).total_seconds(), _tokens(prompt), _tokens(output)) for at, prompt, output in rows if begin]
-    return _traced(sorted(asks))
+    asks = [
+        OfferedRequest((at - begin).total_seconds(), _parse_tokens(prompt), _parse_tokens(output))
+        for at, prompt, output in rows
+        if begin
+    ]
+    return _trace_demand(sorted(asks))
 
 
-def mooncake(path: Path) -> Traced:
-    with _opened(path) as lines:
+def read_mooncake(path: Path) -> TraceDemand:
+    with _open_text(path) as lines:
         rows = [json.loads(line) for line in lines if line.strip()]
     asks = [
-        Ask(
+        OfferedRequest(
             row["timestamp"] / 1e3,
-            _tokens(row["input_length"]),
-            _tokens(row["output_length"]),
-            Beginning(tuple(row.get("hash_ids", ()))),
+            _parse_tokens(row["input_length"]),
+            _parse_tokens(row["output_length"]),
+            SharedPrefix(tuple(row.get("hash_ids", ()))),
         )
         for row in rows
     ]
-    return _traced(sorted(asks, key=lambda ask: ask.at))
+    return _trace_demand(sorted(asks, key=lambda ask: ask.at))
 
 
-def servegen(folder: Path, *, start: float, clients: int) -> Mapping[str, Demand]:
+def read_servegen(folder: Path, *, start: float, clients: int) -> Mapping[str, Demand]:
     """Return the demand of the busiest clients from `start` s of the recording on, by client number."""
-    found = {match[1]: path for path in sorted(folder.iterdir()) if (match := CLIENT.search(path.name))}
-    windows = {number: _windows(path, start) for number, path in found.items()}
+    found = {match[1]: path for path in sorted(folder.iterdir()) if (match := CLIENT_FILE.search(path.name))}
+    windows = {number: _read_windows(path, start) for number, path in found.items()}
     busiest = sorted(windows, key=lambda number: (-sum(each.rate for each in windows[number]), int(number)))
-    found_phases = ((number, _phases(folder, number, start)) for number in busiest)
+    found_phases = ((number, _read_phases(folder, number, start)) for number in busiest)
     chosen = dict(islice(((number, phases) for number, phases in found_phases if phases), clients))
     if not chosen:
         message = f"nobody's arrivals and lengths are there from {start:g} s on"
         raise ValueError(message)
-    return {number: Phased(Renewal(windows[number]), phases) for number, phases in chosen.items()}
+    return {number: PhasedDemand(Renewal(windows[number]), phases) for number, phases in chosen.items()}
 
 
-def _windows(path: Path, start: float) -> list[RenewalWindow]:
+def _read_windows(path: Path, start: float) -> list[RenewalWindow]:
     with path.open(encoding="utf-8") as lines:
-        rows = [row for row in csv.reader(lines) if float(row[0]) + SERVEGEN_WINDOW > start]
+        rows = [row for row in csv.reader(lines) if float(row[0]) + SERVEGEN_WINDOW_S > start]
     return [
         RenewalWindow(
             start=max(0.0, float(at) - start),
-            end=float(at) + SERVEGEN_WINDOW - start,
+            end=float(at) + SERVEGEN_WINDOW_S - start,
             rate=float(rate),
             family=family.lower(),
             shape=float(shape) if family else 1.0,
@@ -98,33 +102,36 @@ def _windows(path: Path, start: float) -> list[RenewalWindow]:
     ]
 
 
-def _phases(folder: Path, number: str, start: float) -> list[tuple[float, Empirical, Empirical]]:
+def _read_phases(folder: Path, number: str, start: float) -> list[tuple[float, Empirical, Empirical]]:
     """Return the lengths from `start` on; none where they were not published or the client was never there."""
     path = folder / f"chunk-{number}-dataset.json"
     recorded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    lengths = [(float(at), _shares(row["input_tokens"]), _shares(row["output_tokens"])) for at, row in recorded.items()]
+    lengths = [
+        (float(at), _parse_shares(row["input_tokens"]), _parse_shares(row["output_tokens"]))
+        for at, row in recorded.items()
+    ]
     phases = sorted((each for each in lengths if each[1] and each[2]), key=lambda each: each[0])
     begun = sum(at <= start for at, *_ in phases)
     return [(at - start, Empirical(prompt), Empirical(output)) for at, prompt, output in phases[max(0, begun - 1) :]]
 
 
-def _shares(text: str) -> dict[int, float]:
+def _parse_shares(text: str) -> dict[int, float]:
     """Read a Python dict literal; as a literal, for the file is somebody else's."""
     return {int(tokens): float(share) for tokens, share in ast.literal_eval(text).items()}
 
 
-def _traced(asks: list[Ask]) -> Traced:
+def _trace_demand(asks: list[OfferedRequest]) -> TraceDemand:
     if not asks:
         message = "it has no requests"
         raise ValueError(message)
-    return Traced(asks)
+    return TraceDemand(asks)
 
 
-def _tokens(value: object) -> int:
+def _parse_tokens(value: object) -> int:
     return max(1, int(str(value)))
 
 
-def _opened(path: Path) -> IO[str]:
+def _open_text(path: Path) -> IO[str]:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8")
     return path.open(encoding="utf-8")

@@ -1,12 +1,12 @@
 """From options to an engine: the object graph of the engine process. Loads what the chosen engine needs, no more."""
 
-from penstock.worker.engine.build_batch import build_batch
-from penstock.worker.engine.card import ModelCard
+from penstock.worker.engine.batching.build import build_batch
 from penstock.worker.engine.interface import Engine
 from penstock.worker.engine.loaders import load_card
-from penstock.worker.engine.memory import fit_context
+from penstock.worker.engine.machine.memory import fit_context
+from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.engine.options import EngineOptions
-from penstock.worker.engine.sim import SimulatedEngine
+from penstock.worker.engine.simulated.engine import SimulatedEngine
 
 SIMULATED_KV_BLOCKS = 7_500  # 120,000 tokens in blocks of 16
 
@@ -23,6 +23,6 @@ def build_engine(options: EngineOptions) -> tuple[Engine, ModelCard]:
         from penstock.worker.engine.vllm.build import build_vllm_engine  # noqa: PLC0415 - has libraries of its own
 
         return build_vllm_engine(options)
-    from penstock.worker.engine.build_torch import build_torch_engine  # noqa: PLC0415 - torch is a second and 400 MB
+    from penstock.worker.engine.torch.build import build_torch_engine  # noqa: PLC0415 - torch is a second and 400 MB
 
     return build_torch_engine(options)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import Capacity, SequenceSpec, StepResult
+from penstock.worker.engine.model_card import ModelCard
 
 
 class Add(NamedTuple):

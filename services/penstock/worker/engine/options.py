@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.worker.engine.step_law import StepTimeModel
+from penstock.worker.engine.simulated.step_time import StepTimeModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

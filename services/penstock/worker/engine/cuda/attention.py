@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.worker.engine.cuda.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
 from penstock.worker.engine.cuda.step import StepTensors
-from penstock.worker.engine.kv import LayerKv
+from penstock.worker.engine.torch.kv_cache import LayerKv
 
 MAX_SPLITS = 64  # of a row's keys; they bound the memory of the partial results
 MIN_SPLIT_KEYS = 128  # keys

@@ -7,8 +7,8 @@ from torch.nn.functional import embedding, linear
 from penstock.worker.engine.cuda.attention import attend_decodes, attend_prefills, split_length
 from penstock.worker.engine.cuda.rows import add_norm, rotate_and_write, silu_multiply
 from penstock.worker.engine.cuda.step import StepTensors
-from penstock.worker.engine.kv import LayerKv
-from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_tables
+from penstock.worker.engine.torch.kv_cache import LayerKv
+from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, rope_tables
 
 
 class Decoder:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from penstock.worker.engine.cuda.row_kernels import norm_kernel, rotate_kernel, silu_kernel
 from penstock.worker.engine.cuda.step import StepTensors
-from penstock.worker.engine.kv import LayerKv
+from penstock.worker.engine.torch.kv_cache import LayerKv
 
 _COLUMNS_PER_PROGRAM = 1024  # per program
 

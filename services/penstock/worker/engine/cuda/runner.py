@@ -6,13 +6,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from penstock.worker.engine.batching.plan import Slice, StepPlan
+from penstock.worker.engine.batching.sequence import Sequence
 from penstock.worker.engine.cuda.decoder import Decoder
 from penstock.worker.engine.cuda.step import StepPacker, StepShape, unpack
 from penstock.worker.engine.interface import SequenceSpec, StepResult
-from penstock.worker.engine.kv import allocate_kv
-from penstock.worker.engine.plan import Slice, StepPlan
-from penstock.worker.engine.sequence import Sequence
-from penstock.worker.engine.weights import ModelShape, Weights
+from penstock.worker.engine.torch.kv_cache import allocate_kv
+from penstock.worker.engine.torch.weights import ModelShape, Weights
 
 
 class CudaRunner:

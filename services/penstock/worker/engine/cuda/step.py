@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.worker.engine.plan import Slice, StepPlan
+from penstock.worker.engine.batching.plan import Slice, StepPlan
 
 _ALIGNMENT_WORDS = 4  # int32: kernels are compiled anew for pointers of another alignment than 16 bytes
 

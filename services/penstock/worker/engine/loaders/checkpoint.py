@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.loaders.errors import ModelUnsupported
-from penstock.worker.engine.weights import Layer, ModelShape, Weights, half_split_rows
+from penstock.worker.engine.model_card import ModelCard
+from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, half_split_rows
 
 
 class TensorSource(NamedTuple):

@@ -11,7 +11,7 @@ from penstock.worker.engine.loaders.dequantise import read_tensor
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.gguf_card import INTERLEAVED_ROPE, architecture_of, gguf_card
 from penstock.worker.engine.loaders.gguf_file import GgufFile, StoredTensor
-from penstock.worker.engine.weights import ModelShape, rope_frequencies
+from penstock.worker.engine.torch.weights import ModelShape, rope_frequencies
 
 _TENSOR_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",

@@ -1,9 +1,9 @@
 """The card of a GGUF file: tokenizer, chat template and what ends a text."""
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.gguf_file import GgufFile
 from penstock.worker.engine.loaders.tokenizers import byte_level_bpe, sentencepiece_bpe
+from penstock.worker.engine.model_card import ModelCard
 
 INTERLEAVED_ROPE = {"llama": True, "qwen2": False, "qwen3": False}  # architectures, as llama.cpp writes them
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types

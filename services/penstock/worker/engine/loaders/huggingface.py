@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.worker.engine.loaders.checkpoint import Checkpoint, TensorSource
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.huggingface_card import context_length, folder_card, read_config, read_optional
-from penstock.worker.engine.weights import ModelShape, rope_frequencies
+from penstock.worker.engine.torch.weights import ModelShape, rope_frequencies
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 

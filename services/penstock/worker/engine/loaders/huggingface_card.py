@@ -6,8 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.loaders.errors import ModelUnsupported
+from penstock.worker.engine.model_card import ModelCard
 
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 

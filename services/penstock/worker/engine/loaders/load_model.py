@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.loaders.checkpoint import Checkpoint
 from penstock.worker.engine.loaders.gguf import read_gguf
 from penstock.worker.engine.loaders.huggingface import read_folder
 from penstock.worker.engine.loaders.llama2c import read_llama2c
-from penstock.worker.engine.model import Model
+from penstock.worker.engine.model_card import ModelCard
+from penstock.worker.engine.torch.model import Model
 
 
 def load_model(path: Path, name: str, dtype: torch.dtype, device: torch.device) -> tuple[Model, ModelCard]:

@@ -8,6 +8,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
+from penstock.worker.engine.batching.plan import Slice, StepPlan
 from penstock.worker.engine.native import layout
 from penstock.worker.engine.native.compiler import NativeUnavailable
 from penstock.worker.engine.native.library import (
@@ -18,8 +19,7 @@ from penstock.worker.engine.native.library import (
     NativeStep,
     NativeWeights,
 )
-from penstock.worker.engine.plan import Slice, StepPlan
-from penstock.worker.engine.weights import Layer, ModelShape, Weights, rope_tables
+from penstock.worker.engine.torch.weights import Layer, ModelShape, Weights, rope_tables
 
 
 class NativeRunner:

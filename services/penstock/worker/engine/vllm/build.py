@@ -7,11 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.worker.engine.card import ModelCard
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.loaders import ModelUnsupported
 from penstock.worker.engine.loaders.huggingface_card import folder_card
-from penstock.worker.engine.memory import cpu_pool_bytes
+from penstock.worker.engine.machine.memory import cpu_pool_bytes
+from penstock.worker.engine.model_card import ModelCard
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.vllm.engine import VllmEngine
 from penstock.worker.engine.vllm.params import sampling_fields

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
-from penstock.worker.engine.masks import TokenMask, build_mask
+from penstock.worker.engine.batching.masks import TokenMask, build_mask
 from penstock.worker.engine.vllm.params import EXTRA_ARGS_KEY, ExtraParams
 
 

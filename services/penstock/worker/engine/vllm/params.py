@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from penstock.worker.engine.interface import AllowedTokens, OutputConstraint, SequenceSpec
-from penstock.worker.engine.mixing import mix64
+from penstock.worker.engine.sampling.splitmix64 import mix64
 
 _SEED_MASK = (1 << 63) - 1
 EXTRA_ARGS_KEY = "penstock"  # the name under which `Extra` travels

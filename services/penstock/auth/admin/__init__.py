@@ -1,0 +1,1 @@
+"""Admin RPCs of auth: keys and tenants as messages, and the service that changes them."""

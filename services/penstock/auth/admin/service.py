@@ -1,0 +1,108 @@
+"""Admin of auth: besides what every process has, keys and tenants. A change counts once it is in the store."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from penstock.auth.admin import messages
+from penstock.auth.authorizer import Authorizer
+from penstock.auth.identity.keys import Key, mint
+from penstock.auth.store.store import Change, PutKey, PutTenant, Store
+from penstock.chassis.errors import NotFound, Unavailable
+from penstock.chassis.server.admin import AdminService, Figures
+from penstock.v1 import admin_pb2 as pb
+
+
+class AuthAdmin(AdminService):
+    def __init__(
+        self,
+        instance_id: str,
+        authorizer: Authorizer,
+        store: Store,
+        clock: Callable[[], float],
+        figures: Figures,
+        *,
+        token: str,
+    ) -> None:
+        super().__init__("auth", instance_id, figures, self._tables, token=token)
+        self._authorizer = authorizer
+        self._store = store
+        self._clock = clock
+
+    async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
+        ttl = messages.key_ttl_of(request)
+        messages.check_display_name(request.display_name)
+        if self._authorizer.reservations.quota(request.tenant_id) is None:
+            text = f"there is no tenant {request.tenant_id!r}; make it with `penstock tenants put`"
+            raise NotFound(text, reason="TENANT_UNKNOWN")
+        key_id, secret = mint()
+        while key_id in self._authorizer.keys:
+            key_id, secret = mint()
+        now = self._clock()
+        key = Key(
+            key_id=key_id,
+            tenant_id=request.tenant_id,
+            digest=self._authorizer.keys.digest(secret),
+            created_at=now,
+            display_name=request.display_name,
+            expires_at=None if ttl is None else now + ttl,
+        )
+        await self._persist(PutKey(key))
+        self._authorizer.keys.put(key)
+        return pb.CreateKeyResponse(key=messages.key_message(key), secret=secret)
+
+    async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:
+        return pb.ListKeysResponse(
+            keys=[messages.key_message(each) for each in self._authorizer.keys.of_tenant(request.tenant_id)]
+        )
+
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
+        key = self._authorizer.keys.revoke(
+            request.key_id, self._clock()
+        )  # at once, whether or not the store can keep it
+        if not key.loopback_only:  # the dev key is not in the store
+            await self._persist(PutKey(key))
+        return pb.RevokeKeyResponse(key=messages.key_message(key))
+
+    async def PutTenant(self, request: pb.PutTenantRequest, context: Any) -> pb.PutTenantResponse:
+        tenant = messages.tenant_of(request.tenant)
+        await self._persist(PutTenant(tenant))
+        account = self._authorizer.reservations.put_tenant(tenant, self._clock())
+        return pb.PutTenantResponse(tenant=messages.tenant_message(account))
+
+    async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
+        accounts = self._authorizer.reservations.quotas
+        return pb.ListTenantsResponse(
+            tenants=[messages.tenant_message(each) for each in accounts],
+            uses=[messages.usage_message(each) for each in accounts],
+        )
+
+    async def _persist(self, change: Change) -> None:
+        """Return when `change` is in the store; raises Unavailable / STORE_UNAVAILABLE when it will not be."""
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def then(error: Exception | None) -> None:
+            if kept.done():  # the caller left
+                return
+            if error is None:
+                kept.set_result(None)
+            else:
+                text = "the books of auth cannot be written now; nothing was changed"
+                kept.set_exception(Unavailable(text, reason="STORE_UNAVAILABLE", retry_after=1.0))
+
+        self._store.write(change, then)
+        await kept
+
+    def _tables(self) -> dict[str, Any]:
+        rows = [
+            {
+                "tenant": each.tenant.tenant_id,
+                "concurrent_requests": each.concurrent_requests,
+                "reserved_tokens": each.reserved_tokens,
+                "prompt_tokens": each.prompt_tokens,
+                "output_tokens": each.output_tokens,
+                "requests": each.requests,
+            }
+            for each in self._authorizer.reservations.quotas
+        ]
+        return {"tenants": rows}

@@ -1,0 +1,1 @@
+"""Identity: tenants, their API keys and the salt of their prefix hashes."""

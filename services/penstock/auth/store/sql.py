@@ -1,0 +1,124 @@
+"""Changes as SQL and rows as values: all that is known of the tables beside their schema."""
+
+import sqlite3
+from dataclasses import replace
+from typing import Any
+
+from penstock.auth.identity.keys import Key
+from penstock.auth.identity.tenant import Tenant
+from penstock.auth.quota.answer_billing import MAX_ANSWERS
+from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Reservation, ReservationRequest
+from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
+from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.store.store import Barrier, Change, Charged, PutKey, PutTenant, Reserved, StoredState
+
+_PUT_TENANT = "INSERT OR REPLACE INTO tenants VALUES (?, ?, ?, ?, ?, ?)"
+_PUT_KEY = "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)"
+_PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
+_INSERT_RESERVATION = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_DELETE_RESERVATION = "DELETE FROM reservations WHERE reservation_id = ?"
+_PUT_CHARGE = (
+    "INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # over a lost
+)
+_RESERVATION_COLUMNS = """
+    reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
+    reserved_at, expires_at, answer_id, emitted_tokens, fingerprint
+"""
+_SELECT_LOST = f"""
+    SELECT {_RESERVATION_COLUMNS} FROM ledger WHERE outcome = 'lost'
+    ORDER BY settled_at DESC LIMIT {MAX_LOST_RESERVATIONS}
+"""  # noqa: S608 - constants of this module
+_SELECT_LATEST = f"""
+    SELECT {_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens
+    FROM ledger ORDER BY settled_at DESC LIMIT {MAX_ANSWERS}
+"""  # noqa: S608  # as above
+
+
+def apply(connection: sqlite3.Connection, change: Change) -> None:
+    match change:
+        case PutTenant(tenant):
+            connection.execute(_PUT_TENANT, _tenant_row(tenant))
+        case PutKey(key):
+            connection.execute(_PUT_KEY, _key_row(key))
+        case Reserved(reservation, balance):
+            connection.execute(_INSERT_RESERVATION, _reservation_row(reservation))
+            connection.execute(_PUT_BALANCE, balance)
+        case Charged(charge, balance):
+            connection.execute(_DELETE_RESERVATION, (charge.reservation.reservation_id,))
+            connection.execute(_PUT_CHARGE, _charge_row(charge))
+            connection.execute(_PUT_BALANCE, balance)
+        case Barrier():
+            pass
+
+
+def read(connection: sqlite3.Connection) -> StoredState:
+    lost = [_charged_reservation(row) for row in connection.execute(_SELECT_LOST)]
+    latest = [_charge(row) for row in connection.execute(_SELECT_LATEST)]
+    return StoredState(
+        tenants=[_tenant(row) for row in connection.execute("SELECT * FROM tenants")],
+        balances={row[0]: Balance(*row) for row in connection.execute("SELECT * FROM balances")},
+        keys=[_key(row) for row in connection.execute("SELECT * FROM keys")],
+        reservations=[_reservation(row) for row in connection.execute("SELECT * FROM reservations")],
+        lost=lost[::-1],
+        charged=[each for each in reversed(latest) if each.outcome != OUTCOME_LOST],
+    )
+
+
+def _tenant_row(tenant: Tenant) -> tuple[object, ...]:
+    limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent_requests)
+    return (tenant.tenant_id, tenant.priority, tenant.weight, *limits)
+
+
+def _tenant(row: tuple[Any, ...]) -> Tenant:
+    names = ("tenant_id", "priority", "weight", "requests_per_minute", "tokens_per_minute", "concurrent_requests")
+    return Tenant(**dict(zip(names, row, strict=True)))
+
+
+def _key_row(key: Key) -> tuple[object, ...]:
+    times = (key.created_at, key.display_name, key.expires_at, key.revoked_at)
+    return (key.key_id, key.tenant_id, key.digest, *times)
+
+
+def _key(row: tuple[Any, ...]) -> Key:
+    names = ("key_id", "tenant_id", "digest", "created_at", "display_name", "expires_at", "revoked_at")
+    return Key(**dict(zip(names, row, strict=True)))
+
+
+def _reservation_row(reservation: Reservation) -> tuple[object, ...]:
+    return _reservation_columns(reservation, reservation.request.max_output_tokens)
+
+
+def _reservation_columns(reservation: Reservation, output_tokens: int) -> tuple[object, ...]:
+    ask = reservation.request
+    return (
+        reservation.reservation_id,
+        *(ask.request_id, ask.tenant_id, ask.key_id, ask.edge_id, ask.model),
+        *(ask.prompt_tokens, output_tokens),
+        *(reservation.reserved_at, reservation.expires_at),
+        *(ask.answer_id, ask.emitted_tokens, ask.fingerprint),
+    )
+
+
+def _reservation(row: tuple[Any, ...]) -> Reservation:
+    names = ("request_id", "tenant_id", "key_id", "edge_id", "model", "prompt_tokens", "max_output_tokens")
+    of_answer = ("answer_id", "emitted_tokens", "fingerprint")
+    ask = ReservationRequest(**dict(zip((*names, *of_answer), (*row[1:8], *row[10:13]), strict=True)))
+    return Reservation(reservation_id=row[0], request=ask, reserved_at=row[8], expires_at=row[9])
+
+
+def _charged_reservation(row: tuple[Any, ...]) -> Reservation:
+    """The ledger says of output the most that could be charged, emitted tokens included."""
+    found = _reservation(row)
+    beyond = found.request.max_chargeable_output_tokens - found.request.max_output_tokens
+    return replace(found, request=replace(found.request, max_output_tokens=found.request.max_output_tokens - beyond))
+
+
+def _charge_row(charge: Charge) -> tuple[object, ...]:
+    reserved = _reservation_columns(charge.reservation, charge.reservation.request.max_chargeable_output_tokens)
+    spent = (charge.settled_at, charge.prompt_tokens, charge.output_tokens, charge.outcome)
+    return (*reserved[:10], *spent, *reserved[10:], charge.made_tokens)
+
+
+def _charge(row: tuple[Any, ...]) -> Charge:
+    names = ("settled_at", "prompt_tokens", "output_tokens", "outcome", "made_tokens")
+    return Charge(reservation=_charged_reservation(row), **dict(zip(names, row[13:], strict=True)))

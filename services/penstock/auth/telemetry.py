@@ -1,0 +1,38 @@
+"""The `auth.reserve` span: from a reservation's arrival to its being kept, or to its refusal."""
+
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+from opentelemetry.util.types import AttributeValue
+
+from penstock.chassis.observability import semconv
+from penstock.chassis.observability.telemetry import is_recorded, start_span
+from penstock.mesh.v1.admission_pb2 import Reserve
+
+SPAN_NAME = "auth.reserve"
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveSpan:
+    span: Span | None  # None where the caller's trace is not recorded
+
+    @classmethod
+    def start(cls, frame: Reserve) -> "ReserveSpan":
+        if not is_recorded(frame.traceparent):
+            return cls(None)
+        attributes: dict[str, AttributeValue] = {
+            semconv.PENSTOCK_REQUEST_ID: frame.request_id,
+            semconv.GEN_AI_REQUEST_MODEL: frame.model,
+            semconv.GEN_AI_REQUEST_MAX_TOKENS: frame.max_output_tokens,
+            semconv.GEN_AI_USAGE_INPUT_TOKENS: frame.prompt_tokens,
+        }
+        return cls(start_span(SPAN_NAME, frame.traceparent, attributes=attributes))
+
+    def end(self, *, tenant_id: str = "", reason: str = "") -> None:
+        if self.span is None:
+            return
+        if tenant_id:
+            self.span.set_attribute(semconv.PENSTOCK_TENANT_ID, tenant_id)
+        if reason:
+            self.span.set_attribute(semconv.PENSTOCK_REASON, reason)
+        self.span.end()

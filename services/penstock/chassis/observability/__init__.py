@@ -1,0 +1,1 @@
+"""Traces, metrics, logs and the names they use; deferred calls keep telemetry off the path of a request."""

@@ -1,0 +1,181 @@
+"""Around every handler of a server: the one place where an exception becomes a status, and a call is observed.
+
+Whatever its kind, a handler is run as one coroutine in one context: responses of a generator are written here, so
+nothing of ours is open across a `yield` that may be closed elsewhere. Read/write handlers pass through unchanged.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import structlog
+from grpc.aio import ServicerContext
+
+from penstock.chassis.errors import DeadlineExceeded, Internal, PenstockError
+from penstock.chassis.observability.telemetry import current_traceparent, trace_id_of
+from penstock.chassis.server.call_metrics import CallCounter, CallMetrics
+from penstock.chassis.server.malformed import MessageMalformed, checked
+from penstock.chassis.server.write_timeout import ABORT_TIMEOUT_S, ClientTooSlow, write_responses
+from penstock.chassis.streams.endpoint import counters
+
+log = structlog.get_logger()
+
+Context = ServicerContext[Any, Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+Body = Callable[[], Awaitable[Any]]
+Guard = Callable[[Context, Body], Awaitable[Any]]
+
+# Served for operators and probes: not counted as work, so that a watcher does not hold up a drain, and not traced.
+OPERATION_PREFIXES = ("grpc.", "penstock.v1.Admin/")
+
+_HANDLER_FACTORIES = {
+    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+}
+
+
+def guarded(handler: Any, guard: Guard) -> Any:
+    """Return `handler` with `guard(context, body)` around each call, where `await body()` runs the call.
+
+    A request that is a MessageMalformed is raised in its place.
+    """
+    kind, make = _HANDLER_FACTORIES[handler.request_streaming, handler.response_streaming]
+    method = getattr(handler, kind)
+    is_generator = inspect.isasyncgenfunction(method)
+
+    async def call(request: Any, context: Context) -> Any:
+        async def body() -> Any:
+            if isinstance(request, MessageMalformed):
+                raise request
+            if not is_generator:
+                return await method(request, context)
+            async with aclosing(method(request, context)) as responses:
+                await write_responses(context, responses)
+            return None
+
+        return await guard(context, body)
+
+    return make(call, handler.request_deserializer, handler.response_serializer)
+
+
+@dataclass(frozen=True)
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Maps exceptions to statuses, binds trace ids, counts and observes calls. The outermost interceptor."""
+
+    calls: CallCounter = field(default_factory=CallCounter)
+    _guarded: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by method: a handler, and with the guard
+
+    async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method.removeprefix("/")
+        known, found = self._guarded.get(method, (None, None))
+        if known is not handler:  # one that is made for each call, as others may do, is guarded for each
+            found = self._with_guard(method, handler)
+            self._guarded[method] = handler, found
+        return found
+
+    def _with_guard(self, method: str, handler: Any) -> Any:
+        is_operation = method.startswith(OPERATION_PREFIXES)
+        # A session that lives for days says nothing as one span; its requests have spans of their own.
+        is_session = handler.request_streaming and handler.response_streaming
+
+        async def guard(context: Context, body: Body) -> Any:
+            record = CallMetrics(method, traceparent_in(context), is_observed=not (is_operation or is_session))
+            current_traceparent.set(record.traceparent)
+            with (
+                self.calls.count(is_work=not is_operation),
+                structlog.contextvars.bound_contextvars(rpc=method, **_trace_fields(record.traceparent)),
+            ):
+                return await _run_call(record, context, body)
+
+        return guarded(_checking(handler), guard)
+
+
+def _checking(handler: Any) -> Any:
+    """Return `handler` with malformed messages as errors of their sender."""
+    kind, make = _HANDLER_FACTORIES[handler.request_streaming, handler.response_streaming]
+    deserialize = checked(handler.request_deserializer, is_stream=handler.request_streaming)
+    return make(getattr(handler, kind), deserialize, handler.response_serializer)
+
+
+async def _run_call(record: CallMetrics, context: Context, body: Body) -> Any:
+    """Run the call; its exception becomes a status here."""
+    try:
+        result = await body()
+    except asyncio.CancelledError:
+        record.end("DEADLINE_EXCEEDED" if is_past_deadline(context) else "CANCELLED")
+        raise
+    except grpc.aio.AbortError:
+        record.end(code_name(context))
+        raise
+    except Exception as error:  # noqa: BLE001  # grpc.aio would send str(error) to the caller; we never do
+        told = caller_error(error, context)
+        record.end(told.code.name, reason=told.reason)
+        with suppress(TimeoutError):  # a client that does not read may never take in that it was too slow
+            async with asyncio.timeout(ABORT_TIMEOUT_S if isinstance(told, ClientTooSlow) else None):
+                await context.abort(told.code, told.message, told.trailing_metadata())
+        raise grpc.aio.AbortError from None
+    else:
+        record.end(code_name(context))
+        return result
+
+
+def caller_error(error: Exception, context: Context) -> PenstockError:
+    """What the caller hears of `error`; one that is not meant for callers is logged and told as "internal error"."""
+    found = first_penstock_error(error)
+    if isinstance(found, MessageMalformed):
+        counters.malformed_messages += 1
+        log.warning("message_malformed", peer=context.peer(), bytes=found.size)
+    if found:
+        return found
+    if isinstance(error, TimeoutError) and is_past_deadline(context):
+        return DeadlineExceeded("the call's deadline passed before its answer was ready")
+    log.error("handler_crashed", exc_info=error)
+    return Internal("internal error")
+
+
+def first_penstock_error(error: BaseException) -> PenstockError | None:
+    """The PenstockError in `error`, looking into the groups that TaskGroups raise; None beside any other error."""
+    if isinstance(error, PenstockError):
+        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    found = [first_penstock_error(each) for each in error.exceptions]
+    return found[0] if all(found) else None
+
+
+def is_past_deadline(context: Context) -> bool:
+    remaining: float | None = context.time_remaining()
+    return remaining is not None and remaining <= DEADLINE_TOLERANCE_S
+
+
+DEADLINE_TOLERANCE_S = 0.01  # s; the client's clock ends a call a moment before ours does
+
+
+def code_name(context: Context) -> str:
+    """Name of the status a handler has set; OK when it set none."""
+    code: Any = context.code() or 0
+    return code.name if isinstance(code, grpc.StatusCode) else _CODE_NAMES.get(code, "UNKNOWN")
+
+
+_CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def traceparent_in(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value
+    return ""
+
+
+def _trace_fields(traceparent: str) -> dict[str, str]:
+    trace_id = trace_id_of(traceparent)
+    return {"trace_id": trace_id} if trace_id else {}

@@ -1,0 +1,122 @@
+"""What both ends of a stream do alike: outbox, heartbeat, silence, closing for a reason."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from penstock.chassis.streams.outbox import Outbox
+from penstock.v1.stream_pb2 import End, Heartbeat, Hello
+
+TICK_S = 0.38  # s; a heartbeat is due in a tick in which nothing else was sent
+MAX_SILENT_TICKS = 4  # dead after 1.52 to 1.9 s without a frame: within 2 s where five timers are each a little late
+FLUSH_TIMEOUT_S = 1.0  # s; for what is still in the outbox when a stream is closed on purpose
+
+Out = TypeVar("Out", bound=Message)
+In = TypeVar("In", bound=Message)
+
+
+@dataclass
+class StreamCounters:
+    """How many streams this process holds, and what it did not understand on them."""
+
+    open: int = 0
+    unknown_frames: int = 0
+    malformed_messages: int = 0  # of unary calls as well
+
+
+counters = StreamCounters()
+
+
+class StreamEndpoint(Generic[Out, In]):
+    """One end of one stream, until it is closed for a reason."""
+
+    def __init__(self, frame_type: Callable[..., Out], hello: Hello, capacity: int) -> None:
+        self._frame_type = frame_type
+        self._outbox = Outbox[Out](capacity)
+        self._outbox.put(_hello_frame(frame_type, hello))
+        self.timeout = asyncio.timeout(None)
+        self._has_received = True
+        self._sent_frames = 0
+        self.hello = Hello()
+        self.has_peer_ended = False
+        self.has_sent_end = False
+        self.close_reason = ""
+
+    def send(self, frame: Out) -> bool:
+        """Queue `frame`; False when the stream is closed, or was just closed because the peer does not read, or where
+        nothing more was to be said.
+        """
+        if self.close_reason or self.has_sent_end:
+            return False
+        self._sent_frames += 1
+        if not self._outbox.put(frame):
+            self.close("peer does not read")
+            return False
+        return True
+
+    def send_end(self, reason: str) -> None:
+        """Say that nothing more comes, and hold to it: the peer closes the stream, and a write would fail."""
+        self.send(self._frame_type(end=End(reason=reason)))
+        self.has_sent_end = True
+
+    def close(self, reason: str) -> None:
+        """Interrupt the reading side, from wherever this is called."""
+        if not self.close_reason:
+            self.mark_closed(reason)
+            with suppress(RuntimeError):  # the reader has left already
+                self.timeout.reschedule(asyncio.get_running_loop().time())
+
+    def mark_closed(self, reason: str) -> None:
+        self.close_reason = self.close_reason or reason
+        self._outbox.written.set()  # what is left is written by nobody, and not to be waited for
+
+    def data_frames(self, message: Any) -> Iterator[In]:
+        """Yield the frames of a message that are for the caller."""
+        for frame in getattr(message, "more", ()) or (message,):
+            if self.on_frame(frame):
+                yield frame
+
+    def on_frame(self, frame: Any) -> bool:
+        """Note that the peer lives; True when the frame is for the caller."""
+        self._has_received = True
+        kind = frame.WhichOneof("frame")
+        if kind is None:
+            counters.unknown_frames += 1
+        if kind == "end":
+            self.has_peer_ended = True
+        return kind not in (None, "heartbeat", "hello")
+
+    async def write(self, write: Callable[[Out], Awaitable[object]]) -> None:
+        """Write the outbox; a failing write closes the stream (the reader learns the status)."""
+        try:
+            await self._outbox.write_all(write, can_bundle=lambda: self.hello.bundles)
+        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            self.close(f"write failed: {type(error).__name__}")
+
+    async def tick(self) -> None:
+        silent, sent = 0, 0
+        while silent < MAX_SILENT_TICKS:
+            await asyncio.sleep(TICK_S)
+            silent = 0 if self._has_received else silent + 1
+            self._has_received = False
+            if sent == self._sent_frames:
+                self.send(self._frame_type(heartbeat=Heartbeat()))
+            sent = self._sent_frames
+        self.close("peer is silent")
+
+    async def flush(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                await self._outbox.written.wait()
+
+
+def _hello_frame(frame_type: Callable[..., Out], hello: Hello) -> Out:
+    """Say hello, and that frames with `more` are understood where there can be any."""
+    greeting = frame_type(hello=hello)
+    greeting.hello.bundles = "more" in greeting.DESCRIPTOR.fields_by_name  # type: ignore[attr-defined]  # a frame
+    return greeting

@@ -1,0 +1,304 @@
+"""What a caller is at this edge: worked out for every call of its own, and for a session once in a while."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import structlog
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from penstock.chassis.durations import seconds_of
+from penstock.chassis.errors import Overloaded, PenstockError, error_from_failure
+from penstock.chassis.observability import semconv
+from penstock.chassis.observability.telemetry import meter, trace_id_of
+from penstock.edge.admission.rejection_cache import RejectionCache, RejectionWindow, RequestDemand, TrafficClass
+from penstock.edge.lifecycle.context import RequestContext
+from penstock.edge.lifecycle.plan import GenerationPlan
+from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.request.estimate import AdmissionProbe, AdmissionResult, RequestEstimate, estimate_from_spec
+from penstock.mesh.v1.admission_pb2 import Credential, Identity
+from penstock.mesh.v1.queue_pb2 import Queued, Shed
+from penstock.mesh.v1.queue_pb2 import RejectionWindow as RejectionWindowMessage
+from penstock.v1.inference_pb2 import Priority
+
+CALLER_CLASS_TTL_S = 0.1  # s
+
+
+class CallerClass(NamedTuple):
+    """Of one caller that asks for one class of one model."""
+
+    traffic_class: TrafficClass
+    weight: float  # of its tenant
+    key_id: str
+    context_length: int  # tokens, of the model
+
+
+class CallerClassCache:
+    """Of one session's caller, by what it asks for; it goes with the session, as its key does."""
+
+    def __init__(self) -> None:
+        self._expires_at = 0.0  # s
+        self._classes: dict[tuple[int, str], CallerClass] = {}
+
+    def find(
+        self, priority: int, model: str, now: float, compute: Callable[[], CallerClass | None]
+    ) -> CallerClass | None:
+        """Return what was worked out a moment ago, or is now; None, which is never kept, where that cannot be."""
+        if now >= self._expires_at:
+            self._classes.clear()
+            self._expires_at = now + CALLER_CLASS_TTL_S
+        found = self._classes.get((priority, model))
+        if found is None and (found := compute()):
+            self._classes[priority, model] = found
+        return found
+
+
+log = structlog.get_logger()
+
+IdentityLookup = Callable[[Credential, "Priority.ValueType"], Identity | None]
+
+EDGE_TIER, QUEUE_TIER = "edge", "queue"  # who refused
+LOG_INTERVAL_S = 1.0  # s
+
+
+class RejectionLabels(NamedTuple):
+    """What refusals are counted by."""
+
+    reason: str
+    tier: str
+    priority: int
+
+
+class AdmissionFilter:
+    """Says to those that auth let in of late what the queue said to their like a moment ago.
+
+    Whoever is not known, or goes on with an answer that has begun, passes: auth and the queue decide.
+    """
+
+    def __init__(self, find_identity: IdentityLookup, catalog: ModelCatalog, *, default_output_tokens: int) -> None:
+        self._find_identity = find_identity
+        self._catalog = catalog
+        self._default_output_tokens = default_output_tokens
+        self._cache = RejectionCache()
+        self._rejections = Counter[RejectionLabels]()
+        self._logged_at = 0.0  # s
+        # Observed and not added to: an addition costs as much as all else that is done here.
+        meter().create_observable_counter(semconv.PENSTOCK_EDGE_REJECTED, [self._observe], unit="{request}")
+
+    def rejected(self, tier: str) -> int:
+        return sum(requests for count, requests in self._rejections.items() if count.tier == tier)
+
+    @property
+    def sheds(self) -> list[dict[str, Any]]:
+        """What was refused here, as rows like those of the queue's shards, which count what they refused."""
+        return [
+            {"class": _priority_name(count.priority), "reason": count.reason, "by": EDGE_TIER, "tickets": requests}
+            for count, requests in sorted(self._rejections.items())
+            if count.tier == EDGE_TIER
+        ]
+
+    def admit(
+        self,
+        estimate: RequestEstimate,
+        credential: Credential,
+        traceparent: str,
+        *,
+        arrived_at: float,
+        time_limit: float,
+        caller_classes: CallerClassCache | None = None,
+    ) -> AdmissionResult:
+        """Raise Overloaded for what the queue would refuse, by the fewest tokens that it can come to.
+
+        Nothing is kept of it but a count: no span, and a line in the log for one of many.
+        """
+        if not (self._cache and estimate.is_new):
+            return AdmissionResult(arrived_at, time_limit)
+        work_out = partial(self._caller_class, estimate, credential)
+        standing = (
+            caller_classes.find(estimate.priority, estimate.model, arrived_at, work_out)
+            if caller_classes
+            else work_out()
+        )
+        demand = standing and self._min_demand(estimate, standing.context_length, arrived_at, time_limit)
+        if standing is None or demand is None:
+            return AdmissionResult(arrived_at, time_limit)
+        traffic_class = standing.traffic_class
+        self._check_cached(estimate, traffic_class, demand, traceparent, standing.key_id)
+        if not self._cache.any_recent(traffic_class, arrived_at):
+            return AdmissionResult(arrived_at, time_limit)
+        return AdmissionResult(
+            arrived_at,
+            time_limit,
+            AdmissionProbe(traffic_class, demand, standing.weight, standing.key_id, estimate, traceparent),
+        )
+
+    def check_planned(self, passage: RequestContext, plan: GenerationPlan) -> None:
+        """Raise Overloaded for what the queue would refuse, now that its tokens are counted."""
+        if self._cache and _is_new(passage):
+            arrived = passage.request.arrived_at
+            demand = RequestDemand(
+                len(plan.prompt_ids), plan.max_output_tokens, arrived, passage.request.deadline - arrived
+            )
+            if passage.probed_demand and (demand.prompt_tokens, demand.max_output_tokens) == (
+                passage.probed_demand.prompt_tokens,
+                passage.probed_demand.max_output_tokens,
+            ):
+                return  # the queue has had its word, and what others were told since says less
+            if identity := self._find_identity(passage.credential, passage.spec.priority):
+                traffic_class = TrafficClass(identity.tenant_id, plan.model, identity.priority)
+                self._check_cached(
+                    estimate_from_spec(passage.spec),
+                    traffic_class,
+                    demand,
+                    passage.telemetry.traceparent,
+                    identity.key_id,
+                )
+
+    def recheck(self, knock: AdmissionProbe) -> None:
+        """Raise Overloaded for what others of the kind were told while this one waited for its turn to ask."""
+        self._check_cached(knock.estimate, knock.traffic_class, knock.demand, knock.traceparent, knock.key_id)
+
+    def on_probe_rejected(self, knock: AdmissionProbe, shed: Shed, *, sent_at: float, now: float) -> None:
+        """Raise Overloaded where a shard told it of who asked first, at `sent`; nothing is kept of it here either."""
+        error = error_from_failure(shed.failure)
+        if not isinstance(error, Overloaded):
+            return  # whatever it is, it is told to who comes
+        self._cache.add_windows(
+            knock.traffic_class,
+            knock.demand,
+            _rejection_windows(shed.rejection_windows),
+            sent_at=sent_at,
+            overload=error,
+            now=now,
+        )
+        labels = RejectionLabels(error.reason, QUEUE_TIER, knock.traffic_class.priority)
+        self._record_rejection(
+            labels, knock.estimate, knock.traffic_class, now, traceparent=knock.traceparent, key_id=knock.key_id
+        )
+        raise error
+
+    def on_queued(self, passage: RequestContext, queued: Queued, now: float) -> None:
+        """The queue took a ticket, and may have no room behind it."""
+        if (self._cache or queued.rejection_windows) and _is_new(passage):
+            self._cache.on_admitted(*_demand_of(passage))
+            self._cache_windows(passage, queued.rejection_windows, None, now)
+
+    def on_queue_rejected(self, passage: RequestContext, shed: Shed, error: PenstockError, now: float) -> None:
+        """The queue refused a ticket, or gave it up."""
+        if not isinstance(error, Overloaded):
+            return
+        self._rejections[RejectionLabels(error.reason, QUEUE_TIER, passage.request.identity.priority)] += 1
+        passage.telemetry.set_rejected_by(QUEUE_TIER)
+        if _is_new(passage):
+            self._cache_windows(passage, shed.rejection_windows, error, now)
+
+    def _cache_windows(
+        self,
+        passage: RequestContext,
+        windows: Iterable[RejectionWindowMessage],
+        overload: Overloaded | None,
+        now: float,
+    ) -> None:
+        sent = passage.request.enqueued_at
+        self._cache.add_windows(
+            *_demand_of(passage), _rejection_windows(windows), sent_at=sent, overload=overload, now=now
+        )
+
+    def _caller_class(self, estimate: RequestEstimate, credential: Credential) -> CallerClass | None:
+        """Return None where this edge cannot tell: of callers that auth has not let in of late, and of other models."""
+        model = self._catalog.get_cached(estimate.model)
+        identity = self._find_identity(credential, estimate.priority) if model else None
+        if model is None or identity is None:
+            return None
+        traffic_class = TrafficClass(identity.tenant_id, model.name, identity.priority)
+        return CallerClass(traffic_class, identity.weight, identity.key_id, model.context_length)
+
+    def _min_demand(
+        self, estimate: RequestEstimate, context_length: int, arrived_at: float, time_limit: float
+    ) -> RequestDemand | None:
+        """Return the least that a request can come to; None where it cannot be run."""
+        prompt = estimate.min_prompt_tokens()
+        output = estimate.max_output_tokens or min(self._default_output_tokens, context_length - prompt)
+        return (
+            RequestDemand(prompt, output, arrived_at, time_limit)
+            if output >= 1 and prompt + output <= context_length
+            else None
+        )
+
+    def _check_cached(
+        self,
+        estimate: RequestEstimate,
+        traffic_class: TrafficClass,
+        demand: RequestDemand,
+        traceparent: str,
+        key_id: str,
+    ) -> None:
+        if refusal := self._cache.find(traffic_class, demand):
+            labels = RejectionLabels(refusal.reason, EDGE_TIER, traffic_class.priority)
+            self._record_rejection(
+                labels, estimate, traffic_class, demand.arrived_at, traceparent=traceparent, key_id=key_id
+            )
+            raise refusal.to_error(demand.arrived_at)
+
+    def _record_rejection(
+        self,
+        labels: RejectionLabels,
+        estimate: RequestEstimate,
+        traffic_class: TrafficClass,
+        now: float,
+        *,
+        traceparent: str,
+        key_id: str,
+    ) -> None:
+        """Count a refusal at the door, and log one as an example of all since the last."""
+        self._rejections[labels] += 1
+        if now - self._logged_at < LOG_INTERVAL_S:
+            return
+        self._logged_at = now
+        log.info(
+            "requests_rejected",
+            reason=labels.reason,
+            by=labels.tier,
+            tenant=traffic_class.tenant_id,
+            key_id=key_id,
+            model=traffic_class.model,
+            request_id=estimate.request_id,
+            trace_id=trace_id_of(traceparent),
+            refused=self.rejected(EDGE_TIER),
+        )
+
+    def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
+        for count, requests in self._rejections.items():
+            labels = {semconv.PENSTOCK_REASON: count.reason, semconv.PENSTOCK_REJECTED_BY: count.tier}
+            yield Observation(requests, {**labels, semconv.PENSTOCK_PRIORITY: _priority_name(count.priority)})
+
+
+def _priority_name(priority: int) -> str:
+    name = Priority.Name(priority)  # type: ignore[arg-type]  # an int that came from this very enum
+    return name.removeprefix("PRIORITY_").lower()
+
+
+def _is_new(passage: RequestContext) -> bool:
+    spec = passage.spec
+    return passage.request.attempt == 1 and not (spec.resume_ids or spec.answer_id)
+
+
+def _rejection_windows(windows: Iterable[RejectionWindowMessage]) -> list[RejectionWindow]:
+    return [
+        RejectionWindow(
+            seconds_of(each.duration),
+            each.min_prompt_tokens,
+            each.min_output_tokens,
+            each.is_deadline_bound,
+            each.max_prompt_tokens,
+        )
+        for each in windows
+    ]
+
+
+def _demand_of(passage: RequestContext) -> tuple[TrafficClass, RequestDemand]:
+    flight = passage.request
+    traffic_class = TrafficClass(flight.identity.tenant_id, flight.plan.model, flight.identity.priority)
+    time = flight.deadline - flight.arrived_at
+    return traffic_class, RequestDemand(flight.prompt_tokens, flight.plan.max_output_tokens, flight.arrived_at, time)

@@ -1,0 +1,131 @@
+"""Between the public contract's messages and the edge's own values."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from penstock.chassis.durations import seconds_of
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge.request import limits
+from penstock.edge.request.estimate import RequestEstimate, min_tokens_of_text, min_tokens_of_turns
+from penstock.edge.request.spec import ChatInput, Message, Prompt, RequestSpec, TextInput, TokenInput
+from penstock.edge.request.validation import validate
+from penstock.v1.inference_pb2 import (
+    Accepted,
+    CountTokensRequest,
+    Delta,
+    Finished,
+    GenerateRequest,
+    GenerateResponse,
+)
+
+# How the contract calls what the spec calls otherwise.
+FIELD_PATHS: Mapping[str, str] = MappingProxyType(
+    {
+        **{
+            name: f"sampling.{name}"
+            for name in (
+                *("temperature", "top_p", "top_k", "min_p", "seed"),
+                *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+            )
+        },
+        "timeout_s": "timeout",
+        "resume_ids": "resume.token_ids",
+        "answer_id": "resume.answer_id",
+    }
+)
+
+
+def spec_of(request: GenerateRequest) -> RequestSpec:
+    """Return what is asked; raises InvalidArgument with every limit of the contract that it breaks."""
+    _check_counts(request)
+    sampling = request.sampling
+    spec = RequestSpec(
+        request_id=request.request_id,
+        model=request.model,
+        input=_prompt(request),
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        max_output_tokens=request.max_output_tokens if request.HasField("max_output_tokens") else None,
+        stop=tuple(request.stop),
+        ignore_eos=request.ignore_eos,
+        logprobs=sampling.logprobs,
+        explain=request.explain,
+        priority=request.priority,
+        timeout_s=seconds_of(request.timeout) or None,
+        resume_ids=tuple(request.resume.token_ids),
+        answer_id=request.resume.answer_id,
+    )
+    validate(spec, FIELD_PATHS)
+    return spec
+
+
+def estimate_from_message(request: GenerateRequest) -> RequestEstimate:
+    """Return what can be told of a request before it is copied or checked."""
+    return RequestEstimate(
+        request.request_id,
+        request.model,
+        request.priority,
+        lambda: _min_prompt_tokens(request),
+        request.max_output_tokens if request.HasField("max_output_tokens") else None,
+        (seconds_of(request.timeout) or None) if request.HasField("timeout") else None,
+        is_new=not request.HasField("resume"),
+    )
+
+
+def count_spec_of(request: CountTokensRequest) -> RequestSpec:
+    _check_counts(request)
+    spec = RequestSpec(request_id="", model=request.model, input=_prompt(request))
+    validate(spec, FIELD_PATHS)
+    return spec
+
+
+def response_of(event: Accepted | Delta | Finished) -> GenerateResponse:
+    if isinstance(event, Delta):
+        return GenerateResponse(delta=event)
+    if isinstance(event, Accepted):
+        return GenerateResponse(accepted=event)
+    return GenerateResponse(finished=event)
+
+
+def _min_prompt_tokens(request: GenerateRequest) -> int:
+    match request.WhichOneof("input"):
+        case "text":
+            return min_tokens_of_text(request.text)
+        case "chat":
+            return min_tokens_of_turns(request.chat.messages)
+        case _:
+            return len(request.token_ids.ids)
+
+
+def _check_counts(request: GenerateRequest | CountTokensRequest) -> None:
+    """Refuse what is too many before any of it is copied: 16 MiB of empty messages are half a gigabyte as values."""
+    counts = [("input", len(request.chat.messages), limits.MESSAGES)]
+    if isinstance(request, GenerateRequest):
+        counts += [
+            ("input", len(request.token_ids.ids), limits.PROMPT_TOKENS),
+            ("stop", len(request.stop), limits.STOP_STRINGS),
+            ("resume.token_ids", len(request.resume.token_ids), limits.OUTPUT_TOKENS),
+        ]
+    for field, count, most in counts:
+        if count > most:
+            raise InvalidArgument(f"{field} has {count} entries; at most {most} are allowed", field=field)
+
+
+def _prompt(request: GenerateRequest | CountTokensRequest) -> Prompt:
+    match request.WhichOneof("input"):
+        case "text":
+            return TextInput(request.text)
+        case "chat":
+            return ChatInput(tuple(Message(turn.role, turn.content) for turn in request.chat.messages))
+        case "token_ids" if isinstance(request, GenerateRequest):
+            return TokenInput(tuple(request.token_ids.ids))
+        case _:
+            raise InvalidArgument(
+                "set one of the inputs: there is nothing to continue", field="input", reason="INPUT_MISSING"
+            )

@@ -1,0 +1,61 @@
+"""penstock.v1.Inference: frames to calls of the gateway, and back."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+from penstock.chassis.observability.telemetry import current_traceparent
+from penstock.chassis.streams.link import accept_stream
+from penstock.edge.api.grpc.messages import count_spec_of, estimate_from_message, response_of, spec_of
+from penstock.edge.api.grpc.session import SessionHandler
+from penstock.edge.gateway import Gateway
+from penstock.edge.request.caller import credential_of
+from penstock.mesh.v1.admission_pb2 import Credential
+from penstock.v1 import inference_pb2 as pb
+from penstock.v1.inference_pb2_grpc import InferenceServicer
+from penstock.v1.stream_pb2 import Hello
+
+
+class InferenceService(InferenceServicer):
+    """The public API over gRPC."""
+
+    def __init__(self, gateway: Gateway, hello: Hello) -> None:
+        self._gateway = gateway
+        self._hello = hello
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
+        with self._gateway.naming(credential):
+            arrival = self._gateway.admit(
+                estimate_from_message(request), credential, traceparent=traceparent, time_left=context.time_remaining()
+            )
+            generating = self._gateway.generate(
+                spec_of(request),
+                credential,
+                arrival,
+                traceparent=traceparent,
+                # Before anything is waited for, or a proxy counts early cancels as an attack.
+                on_admitted=partial(context.send_initial_metadata, ()),
+            )
+            async with generating as answer:
+                async for event in answer:
+                    yield response_of(event)
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # reads and writes
+        credential = _credential(context)
+        async with accept_stream(context, pb.SessionResponse, self._hello) as peer:
+            with self._gateway.naming(credential):
+                await SessionHandler(self._gateway, peer, credential, current_traceparent.get()).run()
+
+    async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
+        spec = count_spec_of(request)
+        credential = _credential(context)
+        with self._gateway.naming(credential):
+            return await self._gateway.count_tokens(spec, credential, include_token_ids=request.include_token_ids)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=await self._gateway.list_models(_credential(context)))
+
+
+def _credential(context: Any) -> Credential:
+    return credential_of(context.invocation_metadata() or (), context.peer())

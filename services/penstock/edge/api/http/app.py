@@ -1,0 +1,140 @@
+"""The OpenAI API over HTTP: paths to calls of the gateway, and back.
+
+Plain ASGI: a framework's layers around `send` cost 2 us of every token's 10, and there are seven paths.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import orjson
+
+from penstock.chassis.errors import NotFound, PenstockError, Unavailable, error_from_failure, failure_from
+from penstock.chassis.lifecycle import background, current_stop
+from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exchange
+from penstock.edge.api.http.metrics import record_request
+from penstock.edge.api.http.responses import write_stream, write_whole
+from penstock.edge.api.openai.chat import ChatSerializer, parse_chat
+from penstock.edge.api.openai.common import ApiRequest, ResponseSerializer
+from penstock.edge.api.openai.completions import CompletionSerializer, parse_completion
+from penstock.edge.api.openai.errors import MethodNotAllowed
+from penstock.edge.api.openai.fields import Fields, parse_body, quoted
+from penstock.edge.api.openai.models import model_list, model_object
+from penstock.edge.api.openai.responses import ResponsesSerializer, parse_response
+from penstock.edge.gateway import Gateway
+from penstock.edge.request import limits
+from penstock.edge.request.estimate import estimate_from_spec
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+MODEL_PREFIX = "/v1/models/"
+MODEL_ROUTE = MODEL_PREFIX + "{name}"  # the rest of the path, slashes and all
+KEEPALIVE_INTERVAL_S = 10.0  # s; proxies and clients commonly give up on streams that say nothing for 30 to 60
+DRAIN_RETRY_AFTER_S = 0.1  # s; another edge can be tried at once
+
+
+class OpenAIApp:
+    """The ASGI application of one edge."""
+
+    def __init__(
+        self, gateway: Gateway, is_ready: Callable[[], bool], *, keepalive_interval: float = KEEPALIVE_INTERVAL_S
+    ) -> None:
+        self._gateway = gateway
+        self._is_ready = is_ready
+        self._keepalive_interval = keepalive_interval  # s, before a stream says that it lives
+        self._created = int(time.time())
+        self._body_budget = BodyBudget(limits.BODY_BUDGET_BYTES)
+        self._exchanges: set[Exchange] = set()
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/health": ("GET", self._show_health),
+            "/v1/models": ("GET", self._list_models),
+            MODEL_ROUTE: ("GET", self._show_model),
+            "/v1/responses": ("POST", partial(self._generate, parse_response, ResponsesSerializer)),
+            "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, ChatSerializer)),
+            "/v1/completions": ("POST", partial(self._generate, parse_completion, CompletionSerializer)),
+        }
+
+    def __repr__(self) -> str:
+        return f"<HttpFront {len(self._exchanges)} running>"
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        began = time.perf_counter()
+        exchange = Exchange(scope, receive, send, keepalive_interval=self._keepalive_interval)
+        self._exchanges.add(exchange)
+        has_left = False
+        try:
+            async with exchange.abortable():
+                await self._handler_of(exchange)(exchange)
+        except ClientDisconnected:
+            has_left = True
+        except PenstockError as error:
+            await exchange.fail(error)
+        except Exception as error:  # noqa: BLE001  # logged there; its text is not for callers
+            self._gateway.name_caller(error, exchange.credential)
+            await exchange.fail(error_from_failure(failure_from(error)))
+        finally:
+            self._exchanges.discard(exchange)
+            took = time.perf_counter() - began
+            record_request(exchange.method, exchange.route, exchange.status, took, is_disconnected=has_left)
+
+    @property
+    def body_bytes_held(self) -> int:
+        return self._body_budget.held_bytes
+
+    def abort(self) -> int:
+        """End what still runs, each with an error that says to ask elsewhere; return how many there were."""
+        running = list(self._exchanges)
+        for exchange in running:
+            exchange.abort(
+                Unavailable("this edge drains; ask again", reason="DRAINING", retry_after=DRAIN_RETRY_AFTER_S)
+            )
+        return len(running)
+
+    def _handler_of(self, exchange: Exchange) -> Handler:
+        path, method = exchange.path, exchange.method
+        route = MODEL_ROUTE if path.startswith(MODEL_PREFIX) else path
+        if route not in self._routes:
+            raise NotFound(f"nothing is served at {quoted(path)}; the API is below /v1", reason="PATH_UNKNOWN")
+        exchange.route = route
+        allowed, serve = self._routes[route]
+        if method != allowed and (method, allowed) != ("HEAD", "GET"):
+            raise MethodNotAllowed(path, allowed)
+        return serve
+
+    async def _generate(
+        self,
+        parse: Callable[[Fields, str], ApiRequest],
+        serializer_type: Callable[..., ResponseSerializer],
+        exchange: Exchange,
+    ) -> None:
+        body = await exchange.body(self._body_budget)
+        request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
+        credential, traceparent = exchange.credential, exchange.header("traceparent")
+        arrival = self._gateway.admit(estimate_from_spec(request.spec), credential, traceparent=traceparent)
+        shape = serializer_type(request, created=int(time.time()))
+        answer = write_stream if request.stream else write_whole
+        generating = self._gateway.generate(request.spec, credential, arrival, traceparent=traceparent)
+        async with background(exchange.watch_disconnect()), generating as events:
+            exchange.on_disconnect = events.cancel
+            await answer(exchange, shape, events)
+
+    async def _list_models(self, exchange: Exchange) -> None:
+        models = await self._gateway.list_models(exchange.credential)
+        await exchange.respond(200, model_list(models, created=self._created))
+
+    async def _show_model(self, exchange: Exchange) -> None:
+        models = await self._gateway.list_models(exchange.credential)
+        await exchange.respond(
+            200, model_object(models, exchange.path.removeprefix(MODEL_PREFIX), created=self._created)
+        )
+
+    async def _show_health(self, exchange: Exchange) -> None:
+        """For load balancers: 503 keeps requests away, whether the edge is not there yet or about to go."""
+        status = self._status()
+        await exchange.respond(200 if status == "serving" else 503, orjson.dumps({"status": status}))
+
+    def _status(self) -> str:
+        if current_stop().is_requested:
+            return "draining"
+        return "serving" if self._is_ready() else "starting"

@@ -1,0 +1,99 @@
+"""`POST /v1/chat/completions`: the body to a request."""
+
+import orjson
+
+from penstock.chassis.errors import InvalidArgument, PenstockError
+from penstock.edge.api.openai.common import (
+    ApiRequest,
+    Json,
+    extra_members,
+    finish_reason,
+    generation_options,
+    usage_flags,
+    usage_of,
+)
+from penstock.edge.api.openai.fields import Fields, wrong_type
+from penstock.edge.api.openai.messages import message_from
+from penstock.edge.api.openai.streaming import ChunkStream
+from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_CHAT, reject_format, reject_unsupported
+from penstock.edge.request.spec import ChatInput, Message, RequestSpec
+from penstock.edge.request.validation import validate
+from penstock.v1.inference_pb2 import Accepted, Delta, Finished
+
+
+def parse_chat(fields: Fields, request_id: str) -> ApiRequest:
+    """Raise InvalidArgument naming the field, in the caller's own words."""
+    reject_unsupported(fields, UNSUPPORTED_IN_CHAT)
+    reject_format(fields.object("response_format"))
+    limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
+    spec = RequestSpec(
+        request_id=request_id,
+        model=fields.text("model"),
+        input=ChatInput(_messages(fields)),
+        max_output_tokens=fields.integer(limit, None),
+        **generation_options(fields),
+    )
+    validate(spec, {"input": "messages", "max_output_tokens": limit})
+    include_usage, continuous_usage = usage_flags(fields)
+    return ApiRequest(
+        spec=spec, stream=fields.flag("stream"), include_usage=include_usage, continuous_usage=continuous_usage
+    )
+
+
+def _messages(fields: Fields) -> tuple[Message, ...]:
+    messages = fields.get("messages")
+    if messages is None:
+        raise InvalidArgument("messages is missing; give a list with at least one message", field="messages")
+    if not isinstance(messages, list):
+        raise wrong_type("messages", "a list of messages", messages)
+    return tuple([message_from(each, f"messages[{index}]") for index, each in enumerate(messages)])
+
+
+class ChatSerializer:
+    """A chat completion: the role first, the finish reason last, then usage if asked for, then [DONE]."""
+
+    __slots__ = ("_chunks", "_created", "_request")
+
+    def __init__(self, request: ApiRequest, *, created: int) -> None:  # unix s
+        self._request = request
+        self._created = created
+
+    def begin(self, accepted: Accepted) -> bytes:
+        envelope = self._envelope(accepted, "chat.completion.chunk")
+        self._chunks = ChunkStream(envelope, _content, self._request, accepted.prompt_tokens)
+        return self._chunks.choice(_choice({"role": "assistant", "content": "", "refusal": None}))
+
+    def delta(self, delta: Delta) -> bytes:
+        return self._chunks.text(delta.text, len(delta.token_ids))
+
+    def finish(self, finished: Finished) -> bytes:
+        return self._chunks.end(_choice({}, finish_reason(finished)), finished)
+
+    def fail(self, error: PenstockError) -> bytes:
+        return self._chunks.fail(error)
+
+    def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": finish_reason(finished),
+        }
+        envelope = self._envelope(accepted, "chat.completion")
+        return orjson.dumps({**envelope, "choices": [choice], "usage": usage_of(finished), **extra_members(finished)})
+
+    def _envelope(self, accepted: Accepted, kind: str) -> Json:
+        return {
+            "id": f"chatcmpl-{accepted.request_id}",
+            "object": kind,
+            "created": self._created,
+            "model": accepted.model,
+        }
+
+
+def _content(text: str) -> Json:
+    return _choice({"content": text})
+
+
+def _choice(delta: Json, reason: str | None = None) -> Json:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}

@@ -1,0 +1,108 @@
+"""`POST /v1/completions`: the body to a request."""
+
+from typing import Any
+
+import orjson
+
+from penstock.chassis.errors import InvalidArgument, PenstockError
+from penstock.edge.api.openai.common import (
+    ApiRequest,
+    Json,
+    extra_members,
+    finish_reason,
+    generation_options,
+    usage_flags,
+    usage_of,
+)
+from penstock.edge.api.openai.fields import Fields, wrong_type
+from penstock.edge.api.openai.streaming import ChunkStream
+from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_COMPLETIONS, reject_unsupported
+from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
+from penstock.edge.request.validation import validate
+from penstock.v1.inference_pb2 import Accepted, Delta, Finished
+
+_DEFAULT_MAX_TOKENS = 16  # what the API documents for this endpoint, and what its clients rely on
+
+
+def parse_completion(fields: Fields, request_id: str) -> ApiRequest:
+    """Raise InvalidArgument naming the field, in the caller's own words."""
+    reject_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS)
+    spec = RequestSpec(
+        request_id=request_id,
+        model=fields.text("model"),
+        input=_input(fields.get("prompt")),
+        max_output_tokens=fields.integer("max_tokens", _DEFAULT_MAX_TOKENS),
+        **generation_options(fields),
+    )
+    validate(spec, {"input": "prompt", "max_output_tokens": "max_tokens"})
+    include_usage, continuous_usage = usage_flags(fields)
+    return ApiRequest(
+        spec=spec, stream=fields.flag("stream"), include_usage=include_usage, continuous_usage=continuous_usage
+    )
+
+
+def _input(prompt: Any) -> TextInput | TokenInput:
+    """A string, a list of token ids, or a list of exactly one of these."""
+    match prompt:
+        case None:
+            raise InvalidArgument("prompt is missing; give a string or a list of token ids", field="prompt")
+        case str():
+            return TextInput(prompt)
+        case [str() as only]:
+            return TextInput(only)
+        case [list() as only]:
+            return TokenInput(_ids(only))
+        case [str() | list(), *_]:
+            raise InvalidArgument(f"prompt has {len(prompt)} prompts; send one request for each", field="prompt")
+        case list():
+            return TokenInput(_ids(prompt))
+        case _:
+            raise wrong_type("prompt", "a string or a list of token ids", prompt)
+
+
+def _ids(prompt: list[Any]) -> tuple[int, ...]:
+    for index, each in enumerate(prompt):
+        if isinstance(each, bool) or not isinstance(each, int):
+            raise wrong_type(f"prompt[{index}]", "a token id", each)
+    return tuple(prompt)
+
+
+class CompletionSerializer:
+    """A text completion: chunks have the shape of the whole, the last one the finish reason."""
+
+    __slots__ = ("_chunks", "_created", "_request")
+
+    def __init__(self, request: ApiRequest, *, created: int) -> None:  # unix s
+        self._request = request
+        self._created = created
+
+    def begin(self, accepted: Accepted) -> bytes:
+        self._chunks = ChunkStream(self._envelope(accepted), _choice, self._request, accepted.prompt_tokens)
+        return b""
+
+    def delta(self, delta: Delta) -> bytes:
+        return self._chunks.text(delta.text, len(delta.token_ids))
+
+    def finish(self, finished: Finished) -> bytes:
+        return self._chunks.end(_choice("", finish_reason(finished)), finished)
+
+    def fail(self, error: PenstockError) -> bytes:
+        return self._chunks.fail(error)
+
+    def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
+        choice = _choice(text, finish_reason(finished))
+        return orjson.dumps(
+            {**self._envelope(accepted), "choices": [choice], "usage": usage_of(finished), **extra_members(finished)}
+        )
+
+    def _envelope(self, accepted: Accepted) -> Json:
+        return {
+            "id": f"cmpl-{accepted.request_id}",
+            "object": "text_completion",
+            "created": self._created,
+            "model": accepted.model,
+        }
+
+
+def _choice(text: str, reason: str | None = None) -> Json:
+    return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}

@@ -1,0 +1,111 @@
+"""Errors as an HTTP status, headers and the API's body. The one place that knows how our reasons map."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import grpc
+import orjson
+
+from penstock.chassis.errors import PenstockError, QuotaExceeded, Unimplemented
+from penstock.edge.api.openai.fields import BodyStalled, BodyTooLarge
+
+_STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT: 400,
+        grpc.StatusCode.FAILED_PRECONDITION: 400,
+        grpc.StatusCode.UNAUTHENTICATED: 401,
+        grpc.StatusCode.PERMISSION_DENIED: 403,
+        grpc.StatusCode.NOT_FOUND: 404,
+        grpc.StatusCode.CANCELLED: 499,
+        grpc.StatusCode.UNIMPLEMENTED: 501,
+        grpc.StatusCode.RESOURCE_EXHAUSTED: 503,  # we are full; the caller's own limit is 429
+        grpc.StatusCode.UNAVAILABLE: 503,
+        grpc.StatusCode.ABORTED: 503,
+        grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+    }
+)
+_TYPE: Mapping[int, str] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        429: "rate_limit_error",
+        503: "service_unavailable_error",
+        504: "timeout_error",
+    }
+)
+# The codes that clients of the API branch on; every other reason of ours is a code of its own in lower case.
+_CODE: Mapping[str, str] = MappingProxyType(
+    {
+        "KEY_MISSING": "invalid_api_key",
+        "KEY_UNKNOWN": "invalid_api_key",
+        "KEY_REVOKED": "invalid_api_key",
+        "MODEL_UNKNOWN": "model_not_found",
+        "PROMPT_TOO_LONG": "context_length_exceeded",
+        "QUOTA_EXCEEDED": "rate_limit_exceeded",
+    }
+)
+
+
+class MethodNotAllowed(Unimplemented):
+    """The path is served, by another method."""
+
+    default_reason = "METHOD_NOT_ALLOWED"
+
+    def __init__(self, path: str, allowed: str) -> None:
+        super().__init__(f"{path} answers to {allowed} only")
+        self.allowed = allowed
+
+
+# Where the code alone does not say enough.
+_STATUS_OF_KIND: Mapping[type[PenstockError], int] = MappingProxyType(
+    {MethodNotAllowed: 405, BodyStalled: 408, BodyTooLarge: 413, QuotaExceeded: 429}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def http_error(error: PenstockError) -> HttpError:
+    status = http_status(error)
+    return HttpError(status, _headers(error, status), orjson.dumps(error_body(error)))
+
+
+def http_status(error: PenstockError) -> int:
+    known = (status for kind, status in _STATUS_OF_KIND.items() if isinstance(error, kind))
+    return next(known, _STATUS.get(error.code, 500))
+
+
+def error_body(error: PenstockError) -> dict[str, Any]:
+    status = http_status(error)
+    return {
+        "error": {
+            "message": error.message,
+            "type": _TYPE.get(status, "invalid_request_error" if status < 500 else "server_error"),
+            "code": _CODE.get(error.reason, error.reason.lower()),
+            "param": error.field_violations[0].field if error.field_violations else None,
+        }
+    }
+
+
+def _headers(error: PenstockError, status: int) -> dict[str, str]:
+    """`x-should-retry` is always said: left alone, clients repeat every 5xx, though only some have a chance."""
+    headers = {
+        "content-type": "application/json",
+        "x-penstock-reason": error.reason,
+        "x-should-retry": "false" if error.retry_after is None else "true",
+    }
+    if error.retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))  # whole seconds by its standard
+        headers["retry-after-ms"] = str(math.ceil(error.retry_after * 1000))
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = error.allowed
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return headers

@@ -1,0 +1,51 @@
+"""Conversations as the API writes them, to ours: role and plain text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.openai.fields import Fields, describe, wrong_type
+from penstock.edge.request.spec import Message
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_ROLES: Mapping[str, str] = {"developer": "system"}  # the newer word for it; templates know the older
+
+
+def message_from(members: Any, path: str) -> Message:
+    """One message; a path such as `messages[2]` names it in errors."""
+    if not isinstance(members, dict):
+        raise wrong_type(path, "an object with role and content", members)
+    fields = Fields(members, path)
+    if fields.get("tool_calls") or fields.get("function_call"):
+        raise InvalidArgument(f"{path} calls a tool; this server takes text only", field=f"{path}.tool_calls")
+    role = fields.text("role")
+    if not role:
+        raise InvalidArgument(f"{path}.role is missing; say user, assistant or system", field=f"{path}.role")
+    return Message(_ROLES.get(role, role), content_text(fields.get("content"), f"{path}.content"))
+
+
+def content_text(content: Any, path: str) -> str:
+    """Text of a content, whether a string or a list of parts, which are joined by newlines."""
+    if content is None:
+        raise InvalidArgument(f"{path} is missing; give a string or a list of text parts", field=path)
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join([_part_text(part, f"{path}[{index}]") for index, part in enumerate(content)])
+    raise wrong_type(path, "a string or a list of text parts", content)
+
+
+def _part_text(part: Any, path: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise wrong_type(path, "a text part", part)
+    fields = Fields(part, path)
+    kind = part.get("type")
+    if kind in _TEXT_PARTS:
+        return fields.text("text")
+    if kind == "refusal":  # an earlier answer, sent back
+        return fields.text("refusal")
+    raise InvalidArgument(
+        f"{path}.type is {describe(kind)}; this server takes text only: {', '.join(_TEXT_PARTS)}", field=f"{path}.type"
+    )

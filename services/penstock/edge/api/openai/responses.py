@@ -1,0 +1,222 @@
+"""`POST /v1/responses`: the body to a request."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from penstock.chassis.errors import InvalidArgument, Overloaded, PenstockError, QuotaExceeded
+from penstock.edge.api.openai import streaming
+from penstock.edge.api.openai.common import ApiRequest, Json, extra_members, generation_options
+from penstock.edge.api.openai.fields import Fields, describe, wrong_type
+from penstock.edge.api.openai.messages import message_from
+from penstock.edge.api.openai.unsupported import UNSUPPORTED_IN_RESPONSES, reject_format, reject_unsupported
+from penstock.edge.request import limits
+from penstock.edge.request.spec import ChatInput, Message, RequestSpec
+from penstock.edge.request.validation import validate
+from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, Accepted, Delta, Finished
+
+
+def parse_response(fields: Fields, request_id: str) -> ApiRequest:
+    """Raise InvalidArgument naming the field, in the caller's own words."""
+    reject_unsupported(fields, UNSUPPORTED_IN_RESPONSES)
+    reject_format(fields.object("text").object("format"))
+    instructions = fields.text("instructions")
+    said_first = (Message("system", instructions),) if instructions else ()
+    spec = RequestSpec(
+        request_id=request_id,
+        model=fields.text("model"),
+        input=ChatInput(said_first + _messages(fields.get("input"))),
+        max_output_tokens=fields.integer("max_output_tokens", None),
+        **generation_options(fields),
+    )
+    validate(spec)
+    return ApiRequest(
+        spec=spec, stream=fields.flag("stream"), instructions=instructions or None, metadata=_metadata(fields)
+    )
+
+
+def _messages(given: Any) -> tuple[Message, ...]:
+    match given:
+        case None | []:
+            raise InvalidArgument("input is missing; give a string or a list of messages", field="input")
+        case str():
+            return (Message("user", given),)
+        case list():
+            return tuple([_item(each, f"input[{index}]") for index, each in enumerate(given)])
+        case _:
+            raise wrong_type("input", "a string or a list of messages", given)
+
+
+def _item(item: Any, path: str) -> Message:
+    kind = item.get("type", "message") if isinstance(item, dict) else "message"
+    if kind != "message":
+        raise InvalidArgument(f"{path}.type is {describe(kind)}; this server takes messages only", field=f"{path}.type")
+    return message_from(item, path)
+
+
+def _metadata(fields: Fields) -> Mapping[str, str]:
+    """The caller's own pairs, kept to the sizes that the API documents, since each event of a life carries them."""
+    given = fields.object("metadata").members
+    if len(given) > limits.METADATA_PAIRS:
+        raise InvalidArgument(
+            f"metadata has {len(given)} pairs; at most {limits.METADATA_PAIRS} are allowed", field="metadata"
+        )
+    for key, value in given.items():
+        if not isinstance(value, str):
+            raise wrong_type("metadata", "an object of strings", value)
+        if len(key) > limits.METADATA_KEY_CHARS or len(value) > limits.METADATA_VALUE_CHARS:
+            raise InvalidArgument(
+                f"metadata has a key of {len(key)} and a value of {len(value)} characters; "
+                f"at most {limits.METADATA_KEY_CHARS} and {limits.METADATA_VALUE_CHARS} are allowed",
+                field="metadata",
+            )
+    return given
+
+
+class ResponseObject:
+    """One response: what was asked for, and so far as it is known what came of it.
+
+    An answer cut off by the caller's own `max_output_tokens` is `incomplete`, as the API has it. One cut off by a limit
+    that the caller did not set (the context, or this server's default) is `completed` with `incomplete_details` saying
+    so: the official client's final-response call fails on anything but a completed one, which nobody expects who
+    asked for no limit. Either way the message itself is `incomplete`.
+    """
+
+    __slots__ = ("_common", "_limit", "item_id")
+
+    def __init__(self, request: ApiRequest, accepted: Accepted, created: int) -> None:
+        spec = request.spec
+        self._limit = spec.max_output_tokens
+        self.item_id = f"msg_{accepted.request_id}"
+        self._common: Json = {
+            "id": f"resp_{accepted.request_id}",
+            "object": "response",
+            "created_at": created,
+            "model": accepted.model,
+            "instructions": request.instructions,
+            "max_output_tokens": self._limit,
+            "metadata": request.metadata,
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": spec.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": spec.top_p,
+            "truncation": "disabled",
+            "user": None,
+        }
+
+    def in_progress(self) -> Json:
+        return self._object("in_progress", [])
+
+    def ended(self, text: str, finished: Finished) -> Json:
+        is_cut = finished.reason == FINISH_REASON_LENGTH
+        item = self.message("incomplete" if is_cut else "completed", [text_part(text)])
+        made = self._object("incomplete" if is_cut and self._limit is not None else "completed", [item])
+        details = {"reason": "max_output_tokens"} if is_cut else None
+        return made | {"incomplete_details": details, "usage": _usage(finished)}
+
+    def failed(self, text: str, error: PenstockError) -> Json:
+        output = [self.message("incomplete", [text_part(text)])] if text else []
+        return self._object("failed", output) | {"error": {"code": _error_code(error), "message": error.message}}
+
+    def message(self, status: str, content: list[Json]) -> Json:
+        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _object(self, status: str, output: list[Json]) -> Json:
+        outcome = {"status": status, "output": output, "error": None, "incomplete_details": None, "usage": None}
+        return self._common | outcome
+
+
+def text_part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(finished: Finished) -> Json:
+    spent = finished.usage
+    return {
+        "input_tokens": spent.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": spent.cached_prompt_tokens, "cache_write_tokens": 0},
+        "output_tokens": spent.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": spent.prompt_tokens + spent.output_tokens,
+    }
+
+
+def _error_code(error: PenstockError) -> str:
+    """The API's own closed list has three that can happen here."""
+    if isinstance(error, QuotaExceeded | Overloaded):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, InvalidArgument) else "server_error"
+
+
+_MARKER = "\0delta"
+_CONTENT_POSITION: Json = {"output_index": 0, "content_index": 0}  # an answer is one message of one part
+_SEQUENCE_NUMBER_KEY = b',"sequence_number":'
+
+
+class ResponsesSerializer:
+    """A response: every event is named, typed and numbered, and the last one carries the whole response."""
+
+    __slots__ = ("_after", "_before", "_created", "_number", "_request", "_response", "_texts")
+
+    def __init__(self, request: ApiRequest, *, created: int) -> None:  # unix s
+        self._request = request
+        self._created = created
+        self._number = 0  # of the next event
+        self._texts: list[str] = []
+
+    def begin(self, accepted: Accepted) -> bytes:
+        self._response = ResponseObject(self._request, accepted, self._created)
+        item = {"output_index": 0, "item": self._response.message("in_progress", [])}
+        opening = (
+            self._event("created", {"response": self._response.in_progress()})
+            + self._event("in_progress", {"response": self._response.in_progress()})
+            + self._event("output_item.added", item)
+            + self._event("content_part.added", self._of_item({"part": text_part("")}))
+        )
+        self._prepare_deltas()
+        return opening
+
+    def delta(self, delta: Delta) -> bytes:
+        if not delta.text:
+            return b""
+        self._texts.append(delta.text)
+        number = b"%d" % self._number
+        self._number += 1
+        return b"".join((self._before, orjson.dumps(delta.text), _SEQUENCE_NUMBER_KEY, number, self._after))
+
+    def finish(self, finished: Finished) -> bytes:
+        text = "".join(self._texts)
+        response = self._response.ended(text, finished) | extra_members(finished)
+        return (
+            self._event("output_text.done", self._of_item({"text": text, "logprobs": []}))
+            + self._event("content_part.done", self._of_item({"part": text_part(text)}))
+            + self._event("output_item.done", {"output_index": 0, "item": response["output"][0]})
+            + self._event(response["status"], {"response": response})
+        )
+
+    def fail(self, error: PenstockError) -> bytes:
+        return self._event("failed", {"response": self._response.failed("".join(self._texts), error)})
+
+    def whole(self, accepted: Accepted, text: str, finished: Finished) -> bytes:
+        response = ResponseObject(self._request, accepted, self._created)
+        return orjson.dumps(response.ended(text, finished) | extra_members(finished))
+
+    def _of_item(self, members: Json) -> Json:
+        return {"item_id": self._response.item_id, **_CONTENT_POSITION, **members}
+
+    def _event(self, name: str, members: Json) -> bytes:
+        kind = f"response.{name}"
+        frame = streaming.named_sse_event(kind, {"type": kind, **members, "sequence_number": self._number})
+        self._number += 1
+        return frame
+
+    def _prepare_deltas(self) -> None:
+        kind = "response.output_text.delta"
+        payload = {"type": kind, **self._of_item({"logprobs": [], "delta": _MARKER})}
+        self._before, self._after = streaming.split_at_marker(streaming.named_sse_event(kind, payload), _MARKER)

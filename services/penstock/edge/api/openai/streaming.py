@@ -1,0 +1,85 @@
+"""Server-sent events as bytes. What is the same for every token of an answer is serialised once."""
+
+from collections.abc import Callable
+
+import orjson
+
+from penstock.chassis.errors import PenstockError
+from penstock.edge.api.openai.common import ApiRequest, Json, extra_members, usage, usage_of
+from penstock.edge.api.openai.errors import error_body
+from penstock.v1.inference_pb2 import Finished
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": waiting\n\n"  # a comment, which readers skip: shows proxies and clients that the stream lives
+
+
+def sse_event(payload: object) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+def named_sse_event(name: str, payload: object) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
+
+
+def split_at_marker(frame: bytes, marker: str) -> tuple[bytes, bytes]:
+    """Cut a frame at the JSON string `marker`: what comes before that value, and after it."""
+    before, found, after = frame.partition(orjson.dumps(marker))
+    assert found, "the marker is one of the frame's strings"
+    return before, after
+
+
+TextChoice = Callable[[str], Json]  # the one choice of a chunk that carries this text
+
+_MARKER = "\0text"
+
+
+class ChunkStream:
+    """The chunks of one answer: what is constant is serialised once, so a delta costs its text alone."""
+
+    __slots__ = (
+        "_after",
+        "_before",
+        "_envelope",
+        "_has_usage",
+        "_is_continuous",
+        "_output_tokens",
+        "_prompt_tokens",
+        "_text_choice",
+    )
+
+    def __init__(self, envelope: Json, text_choice: TextChoice, request: ApiRequest, prompt_tokens: int) -> None:
+        self._envelope = envelope
+        self._text_choice = text_choice
+        self._has_usage = request.include_usage
+        self._is_continuous = request.continuous_usage
+        self._prompt_tokens = prompt_tokens
+        self._output_tokens = 0
+        self._before, self._after = split_at_marker(self.choice(text_choice(_MARKER)), _MARKER)
+
+    def text(self, text: str, tokens: int) -> bytes:
+        """One delta; nothing while its text is held back, though its tokens count."""
+        self._output_tokens += tokens
+        if not text:
+            return b""
+        if self._is_continuous:
+            return self.choice(self._text_choice(text))
+        return self._before + orjson.dumps(text) + self._after
+
+    def choice(self, choice: Json) -> bytes:
+        return sse_event(self._chunk(choice))
+
+    def end(self, choice: Json, finished: Finished) -> bytes:
+        last = sse_event(self._chunk(choice) | extra_members(finished))
+        if self._has_usage:
+            last += sse_event({**self._envelope, "choices": [], "usage": usage_of(finished)})
+        return last + DONE
+
+    def fail(self, error: PenstockError) -> bytes:
+        """An error and no [DONE]: clients raise on the one and would take the other for success."""
+        return sse_event(error_body(error))
+
+    def _chunk(self, choice: Json) -> Json:
+        chunk = {**self._envelope, "choices": [choice]}
+        if self._has_usage:
+            chunk["usage"] = usage(self._prompt_tokens, self._output_tokens) if self._is_continuous else None
+        return chunk

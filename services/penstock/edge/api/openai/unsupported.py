@@ -1,0 +1,65 @@
+"""What the API has and this server has not: refused when asked for, and harmless when merely mentioned."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from penstock.chassis.errors import InvalidArgument
+from penstock.edge.api.openai.fields import Fields, describe
+from penstock.edge.request import limits
+
+# Each field: the values that ask for nothing, and what the caller can do instead.
+UnsupportedFields = Mapping[str, tuple[Sequence[object], str]]
+
+_UNSUPPORTED_EVERYWHERE: UnsupportedFields = MappingProxyType(
+    {
+        "n": ((limits.CHOICES,), "send the request once for each answer"),
+        "logit_bias": (({},), "leave it out"),
+        "top_logprobs": ((0,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
+        "tools": (([],), "describe the tool in the prompt and parse the answer"),
+    }
+)
+UNSUPPORTED_IN_CHAT: UnsupportedFields = MappingProxyType(
+    {
+        **_UNSUPPORTED_EVERYWHERE,
+        "logprobs": ((False,), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
+        "functions": (([],), "describe the function in the prompt and parse the answer"),
+        "modalities": ((["text"], []), "this server answers in text"),
+        "audio": ((), "this server answers in text"),
+    }
+)
+UNSUPPORTED_IN_COMPLETIONS: UnsupportedFields = MappingProxyType(
+    {
+        **_UNSUPPORTED_EVERYWHERE,
+        "logprobs": ((), "the gRPC API gives the probability of each token chosen (sampling.logprobs)"),
+        "best_of": ((1,), "send the request once for each answer"),
+        "echo": ((False,), "put the prompt before the answer yourself"),
+        "suffix": (("",), "write the suffix into the prompt"),
+    }
+)
+UNSUPPORTED_IN_RESPONSES: UnsupportedFields = MappingProxyType(
+    {
+        **_UNSUPPORTED_EVERYWHERE,
+        "background": ((False,), "stream the answer, or keep the connection open"),
+        "previous_response_id": ((), "nothing is stored here: send the earlier turns in `input`"),
+        "conversation": ((), "nothing is stored here: send the earlier turns in `input`"),
+        "prompt": ((), "no prompts are stored here: send `instructions` and `input`"),
+    }
+)
+
+
+def reject_unsupported(fields: Fields, unsupported: UnsupportedFields) -> None:
+    for name, (idle, instead) in unsupported.items():
+        value = fields.get(name)
+        if value is not None and not any(value == each and type(value) is type(each) for each in idle):
+            raise _unsupported_error(fields.path(name), value, instead)
+
+
+def reject_format(fields: Fields) -> None:
+    """An output format other than text cannot be promised, so it is not."""
+    kind = fields.get("type")
+    if kind not in (None, "text"):
+        raise _unsupported_error(fields.path("type"), kind, "ask for the format in the prompt")
+
+
+def _unsupported_error(path: str, value: object, instead: str) -> InvalidArgument:
+    return InvalidArgument(f"{path} is {describe(value)}, which is not served here; {instead}", field=path)

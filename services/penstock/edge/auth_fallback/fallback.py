@@ -1,0 +1,219 @@
+"""The edge's way on while auth is away: known callers are let in, others refused at once, and auth told afterwards."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextvars import Context
+
+import structlog
+
+from penstock.chassis.clocks import StallFreeClock
+from penstock.chassis.errors import PermissionDenied, QuotaExceeded, Unauthenticated, Unavailable, error_from_failure
+from penstock.chassis.observability import semconv
+from penstock.chassis.observability.telemetry import meter
+from penstock.edge.auth_fallback.identity_cache import IdentityCache
+from penstock.edge.auth_fallback.outage import OutageDetector
+from penstock.edge.auth_fallback.pending import AuthFallbackLimits, DeferredReservation, DeferredReservations
+from penstock.edge.lifecycle.context import EffectRunner, RequestContext
+from penstock.edge.lifecycle.effects import Settle
+from penstock.edge.upstreams import frames
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Admitted, Credential, Identity, Rejected
+from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
+
+log = structlog.get_logger()
+
+RETRY_AFTER_S = 1.0  # s; auth starts within one or two
+MAX_COUNTED_STEP_S = 0.25  # s of silence that count at once; more than that the edge did not hear, as it stood still
+
+_decisions = meter().create_counter(
+    semconv.PENSTOCK_AUTH_FALLBACK_DECISIONS,
+    unit="{request}",
+    description="Made by the edge while auth was away, by outcome.",
+)
+
+
+class AuthFallback:
+    """Decides only while auth `is_away`. `overdue` is called when it has become so, for all who wait already."""
+
+    def __init__(
+        self,
+        limits: AuthFallbackLimits,
+        runner: EffectRunner,
+        *,
+        send: Callable[[AdmitRequest], object],
+        on_unreachable: Callable[[], None],
+    ) -> None:
+        self._limits = limits
+        self._runner = runner
+        self._send = send
+        self._on_unreachable = on_unreachable
+        self._outage = OutageDetector(outage_after=limits.outage_after)
+        self._step = min(MAX_COUNTED_STEP_S, limits.outage_after / 4) or MAX_COUNTED_STEP_S
+        self._clock = StallFreeClock(self._step)
+        self._identities = IdentityCache(
+            max_entries=limits.max_identities, ttl=limits.identity_ttl, pepper=secrets.token_bytes(32)
+        )
+        self._deferred = DeferredReservations(max_entries=limits.max_deferred)
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_reported = False  # `overdue`, of the present silence
+        self.admitted = 0
+        self.rejected = 0
+
+    @property
+    def is_unreachable(self) -> bool:
+        return self._outage.is_unreachable(self._running_time())
+
+    @property
+    def cached_identities(self) -> int:
+        return len(self._identities)
+
+    @property
+    def deferred(self) -> int:
+        return len(self._deferred)
+
+    def close(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    # What the link tells.
+
+    def on_connected(self) -> None:
+        """Auth can be told: first of all what was let in without it, so that what it grants next counts that."""
+        self._outage.on_connected(self._running_time())
+        self._is_reported = False
+        self.resend(set(self._deferred.frames))
+
+    def on_disconnected(self, *, on_purpose: bool = False) -> None:
+        self._outage.on_disconnected(self._running_time(), on_purpose=on_purpose)
+        self.close()  # it may be due earlier now
+        self._schedule_check()
+
+    def on_request_sent(self, request_id: str) -> None:
+        self._outage.on_request_sent(request_id, self._running_time())
+        self._schedule_check()
+
+    def on_response(self, request_id: str = "") -> None:
+        self._outage.on_response(self._running_time(), request_id)
+        self._is_reported = False
+        self._schedule_check()
+
+    def resend(self, ticket_ids: set[str]) -> None:
+        """Say again what of these is still not booked."""
+        for ticket_id, frame in self._deferred.frames.items():
+            if ticket_id in ticket_ids:
+                self._send(frame)
+
+    @property
+    def deferred_ticket_ids(self) -> set[str]:
+        return set(self._deferred.frames)
+
+    # What auth says.
+
+    def cache_identity(self, admitted: Admitted, passage: RequestContext | None) -> None:
+        """Remember who was let in, and what may be spent without asking."""
+        if passage:
+            self._identities.record_admitted(
+                passage.credential, admitted.identity, passage.spec.priority, self._runner.now()
+            )
+        tenant_id = admitted.identity.tenant_id
+        self._identities.grant(tenant_id, admitted.fallback_tokens - self._deferred.tokens_of(tenant_id))
+
+    def invalidate_identity(self, rejected: Rejected, credential: Credential) -> None:
+        error = error_from_failure(rejected.failure)
+        if isinstance(error, Unauthenticated | PermissionDenied):
+            self._identities.invalidate(credential)
+        elif isinstance(error, QuotaExceeded):
+            self._identities.revoke_grant(credential)
+
+    def pop_deferred(self, ticket_id: str) -> DeferredReservation | None:
+        """Take out what auth has booked; what was spent of it is to be settled now, or later like anything else."""
+        return self._deferred.pop(ticket_id)
+
+    def on_rejected(self, rejected: Rejected) -> bool:
+        """Whether it was let in already; then it is said again later, unless auth can never book it."""
+        if rejected.request_id not in self._deferred:
+            return False
+        error = error_from_failure(rejected.failure)
+        if error.reason == "KEY_UNKNOWN":
+            entry = self._deferred.pop(rejected.request_id)
+            names = (
+                {"tenant": entry.tenant_id, "key_id": entry.frame.reserve.fallback_admission.key_id} if entry else {}
+            )
+            log.error("deferred_reservation_rejected", ticket_id=rejected.request_id, **names, because=error.message)
+        return True
+
+    def settle_deferred(self, ticket_id: str, settlement: Settle) -> None:
+        """A request that was let in is over before auth could book it, or after auth said that it never can."""
+        if ticket_id not in self._deferred:
+            return
+        self._identities.release(*self._deferred.settle(ticket_id, settlement))
+
+    def find_identity(self, credential: Credential, priority: "Priority.ValueType") -> Identity | None:
+        return self._identities.find(credential, priority, self._runner.now())
+
+    # What is decided here.
+
+    def identify(self, credential: Credential, priority: "Priority.ValueType" = PRIORITY_UNSPECIFIED) -> Identity:
+        """Return who it is; raises Unavailable / AUTH_LOST for who is not known, and when the grace is over."""
+        identity = self._identities.find(credential, priority, self._runner.now())
+        if identity is None:
+            raise self._rejection("unknown", "auth is away, and did not let this caller in of late")
+        if self._outage.outage_duration(self._running_time()) >= self._limits.max_duration:
+            raise self._rejection("over", f"auth has been away for more than {self._limits.max_duration:g} s")
+        return identity
+
+    def decide(self, passage: RequestContext, *, is_pending: bool = False) -> None:
+        """Let a request in or refuse it; auth may hold a reservation for it that `was_asked` for."""
+        flight = passage.request
+        if not flight.is_waiting_for_auth:
+            return
+        try:
+            identity = self._admit(passage)
+        except Unavailable as error:
+            now = self._runner.now()
+            self._runner.apply(passage, flight.fail(error, now) if is_pending else flight.on_auth_rejected(error, now))
+            return
+        now = self._runner.now()
+        passage.telemetry.on_admitted(now, by_fallback=True)
+        self._runner.apply(passage, flight.on_admitted(identity, "", now))
+
+    def _admit(self, passage: RequestContext) -> Identity:
+        identity = self.identify(passage.credential, passage.spec.priority)
+        flight = passage.request
+        tokens = flight.prompt_tokens + max(0, flight.output.tokens_left)
+        if self._deferred.is_full or not self._identities.acquire(identity.tenant_id, tokens):
+            raise self._rejection("exhausted", "auth is away, and what it let this tenant spend meanwhile is spent")
+        frame = frames.reserve_admitted(passage, identity.key_id)
+        self._deferred.add(flight.ticket_id, DeferredReservation(identity.tenant_id, tokens, frame))
+        self._send(frame)
+        self.admitted += 1
+        _decisions.add(1, {"outcome": "admitted"})
+        return identity
+
+    def _rejection(self, outcome: str, why: str) -> Unavailable:
+        self.rejected += 1
+        _decisions.add(1, {"outcome": outcome})
+        return Unavailable(f"{why}; retry in {RETRY_AFTER_S:g} s", reason="AUTH_LOST", retry_after=RETRY_AFTER_S)
+
+    # The timer.
+
+    def _running_time(self) -> float:
+        return self._clock.at(self._runner.now())
+
+    def _schedule_check(self) -> None:
+        if self._timer is None and self._outage.is_timing:
+            often, left = self._step / 2, self._outage.outage_at - self._running_time()
+            delay = left if 0 < left < often else often
+            # Not on behalf of the request that happens to have asked last.
+            self._timer = asyncio.get_running_loop().call_later(delay, self._check, context=Context())
+
+    def _check(self) -> None:
+        self._timer = None
+        now = self._running_time()
+        self._outage.check(now)
+        if self._outage.is_unreachable(now) and not self._is_reported:
+            self._is_reported = True
+            log.warning("auth_unreachable", silent_s=round(self._outage.outage_duration(now), 3))
+            self._on_unreachable()
+        self._schedule_check()

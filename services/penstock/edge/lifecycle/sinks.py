@@ -1,0 +1,196 @@
+"""What one client has not read yet of its answer."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.chassis.errors import PenstockError
+from penstock.edge.lifecycle.effects import AcknowledgeCancel, Emit
+from penstock.v1 import inference_pb2 as pb
+from penstock.v1.inference_pb2 import Accepted, Delta, Finished
+
+
+class ResponseBuffer:
+    """Pieces of an answer, run together into one when they are taken. Whoever adds to it looks at `size`."""
+
+    def __init__(self) -> None:
+        self._deltas: list[Emit] = []
+        self.size_bytes = 0  # bytes, about
+
+    def __bool__(self) -> bool:
+        return self.size_bytes > 0
+
+    def add(self, piece: Emit) -> None:
+        self._deltas.append(piece)
+        self.size_bytes += 4 * len(piece.token_ids) + len(piece.text)
+
+    def pop(self) -> Emit:
+        """Return all of it as one piece, but for text after the last token: that is taken next.
+
+        A client that has all tokens is sent that text again, and can only pass it by as a piece of its own.
+        """
+        pieces, self._deltas, self.size_bytes = self._deltas, [], 0
+        if len(pieces) > 1 and not pieces[-1].token_ids:
+            self.add(pieces.pop())
+        if len(pieces) == 1:
+            return pieces[0]
+        return Emit(
+            "".join(piece.text for piece in pieces),
+            [token_id for piece in pieces for token_id in piece.token_ids],
+            pieces[0].first_index,
+            [logprob for piece in pieces for logprob in piece.logprobs],
+        )
+
+
+class ResponseSink(Protocol):
+    """Takes what a flight tells its client; never waits."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes given and not yet taken."""
+
+    def send_accepted(self, accepted: Accepted) -> None: ...
+
+    def send_delta(self, piece: Emit) -> None: ...
+
+    def send_finished(self, finished: Finished) -> None: ...
+
+    def send_failed(self, error: PenstockError) -> None: ...
+
+    def send_cancelled(self, receipt: AcknowledgeCancel) -> None: ...
+
+
+class ResponseStream:
+    """An answer as one reader iterates it: what came while the reader was busy comes as one delta.
+
+    `leave` cancels the request at once; a reader that is left by its client may take turns of the loop to unwind.
+    """
+
+    def __init__(self) -> None:
+        self.cancel: Callable[[], None] = lambda: None
+        self._buffer = ResponseBuffer()
+        self._accepted: deque[Accepted] = deque()
+        self._ending: Finished | PenstockError | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def unread_bytes(self) -> int:
+        return self._buffer.size_bytes
+
+    def send_accepted(self, accepted: Accepted) -> None:
+        self._accepted.append(accepted)
+        self._ready.set()
+
+    def send_delta(self, piece: Emit) -> None:
+        self._buffer.add(piece)
+        self._ready.set()
+
+    def send_finished(self, finished: Finished) -> None:
+        self._end(finished)
+
+    def send_failed(self, error: PenstockError) -> None:
+        self._end(error)
+
+    def send_cancelled(self, receipt: AcknowledgeCancel) -> None:
+        """The reader left; nobody is there to be told."""
+
+    def _end(self, ending: Finished | PenstockError) -> None:
+        self._ending = ending
+        self._ready.set()
+
+    def __aiter__(self) -> "ResponseStream":
+        return self
+
+    async def __anext__(self) -> Accepted | Delta | Finished:
+        """Return the next event; raises the flight's error after all that came before it."""
+        await self._ready.wait()
+        if self._accepted:
+            event: Accepted | Delta | Finished = self._accepted.popleft()
+        elif self._buffer:
+            event = delta_of(self._buffer.pop())
+        elif isinstance(self._ending, PenstockError):
+            raise self._ending
+        elif self._ending is None:
+            raise StopAsyncIteration
+        else:
+            event, self._ending = self._ending, None
+            return event  # `_ready` stays set: the next call ends the iteration
+        if not (self._accepted or self._buffer or self._ending):
+            self._ready.clear()
+        return event
+
+
+def delta_of(piece: Emit) -> Delta:
+    return Delta(text=piece.text, token_ids=piece.token_ids, first_index=piece.first_index, logprobs=piece.logprobs)
+
+
+class SessionStream(Protocol):
+    """What a request knows of the stream it shares."""
+
+    def send(self, frame: pb.SessionResponse) -> None: ...
+
+    def on_output(self, outlet: "SessionSink") -> None: ...
+
+    def on_request_over(self, outlet: "SessionSink") -> None: ...
+
+
+class SessionSink:
+    """Collects pieces until the stream's next step frame; other news go at once, after the pieces before them."""
+
+    def __init__(self, stream: SessionStream, handle: int) -> None:
+        self.handle = handle
+        self.buffer = ResponseBuffer()
+        self._stream = stream
+
+    @property
+    def unread_bytes(self) -> int:
+        return self.buffer.size_bytes
+
+    def send_accepted(self, accepted: pb.Accepted) -> None:
+        self._stream.send(pb.SessionResponse(accepted=pb.SessionAccepted(handle=self.handle, accepted=accepted)))
+
+    def send_delta(self, piece: Emit) -> None:
+        self.buffer.add(piece)
+        self._stream.on_output(self)
+
+    def send_finished(self, finished: pb.Finished) -> None:
+        self._end(pb.SessionResponse(finished=pb.SessionFinished(handle=self.handle, finished=finished)))
+
+    def send_failed(self, error: PenstockError) -> None:
+        self._end(failed_frame(self.handle, error))
+
+    def send_cancelled(self, receipt: AcknowledgeCancel) -> None:
+        told = pb.SessionCancelled(
+            handle=self.handle, output_tokens=receipt.output_tokens, kv_blocks_freed=receipt.kv_blocks_freed
+        )
+        self._end(pb.SessionResponse(cancelled=told))
+
+    def _end(self, frame: pb.SessionResponse) -> None:
+        while self.buffer:
+            self._stream.send(step_frame([self]))
+        self._stream.on_request_over(self)
+        self._stream.send(frame)
+
+
+def failed_frame(handle: int, error: PenstockError) -> pb.SessionResponse:
+    frame = pb.SessionResponse()
+    frame.failed.handle = handle
+    error.write_to(frame.failed.failure)
+    return frame
+
+
+def step_frame(outlets: list[SessionSink]) -> pb.SessionResponse:
+    """Take what is waiting of all `outlets` into one frame of parallel arrays."""
+    step = pb.SessionStep()
+    pieces = [outlet.buffer.pop() for outlet in outlets]
+    step.handles.extend([outlet.handle for outlet in outlets])
+    step.texts.extend([piece.text for piece in pieces])
+    step.first_indexes.extend([piece.first_index for piece in pieces])
+    step.counts.extend([len(piece.token_ids) for piece in pieces])
+    has_logprobs = any(piece.logprobs for piece in pieces)
+    for piece in pieces:
+        step.token_ids.extend(piece.token_ids)
+        if has_logprobs:
+            step.logprobs.extend(piece.logprobs or [0.0] * len(piece.token_ids))
+    return pb.SessionResponse(step=step)

@@ -1,0 +1,187 @@
+"""What is told of one request to operators: its spans, its measurements, its one line in the log."""
+
+import math
+from functools import partial
+
+import structlog
+from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from penstock.chassis.errors import PenstockError
+from penstock.chassis.observability import semconv
+from penstock.chassis.observability.deferred import defer
+from penstock.chassis.observability.telemetry import meter, start_span, trace_id_of, traceparent_of
+from penstock.edge.lifecycle.active_request import ActiveRequest
+from penstock.edge.lifecycle.effects import AcknowledgeCancel
+from penstock.edge.request.spec import ChatInput, RequestSpec
+
+log = structlog.get_logger()
+
+PROVIDER = "penstock"
+SPAN_TOKENIZE = "edge.tokenize"
+SERVER_FAULT_CODES = frozenset(
+    {"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "UNKNOWN"}
+)  # ours, not the caller's
+
+_time_to_first_token = meter().create_histogram(
+    semconv.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN,
+    unit="s",
+    description="From arrival to the first token.",
+    explicit_bucket_boundaries_advisory=list(semconv.TIME_TO_FIRST_TOKEN_BUCKETS),
+)
+_time_per_output_token = meter().create_histogram(
+    semconv.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN,
+    unit="s",
+    description="Between tokens after the first.",
+    explicit_bucket_boundaries_advisory=list(semconv.TIME_PER_OUTPUT_TOKEN_BUCKETS),
+)
+_request_duration = meter().create_histogram(
+    semconv.GEN_AI_SERVER_REQUEST_DURATION,
+    unit="s",
+    description="From arrival to the end of the answer.",
+    explicit_bucket_boundaries_advisory=list(semconv.REQUEST_DURATION_BUCKETS),
+)
+_cancel_acknowledged = meter().create_histogram(
+    semconv.PENSTOCK_CANCEL_ACKNOWLEDGED,
+    unit="s",
+    description="From a client's leaving to its worker's receipt.",
+    explicit_bucket_boundaries_advisory=list(semconv.TIME_TO_FIRST_TOKEN_BUCKETS),
+)
+
+
+class RequestTelemetry:
+    """Spans of one request, from the traceparent it came with. `traceparent` is what other tiers hang theirs under."""
+
+    def __init__(self, spec: RequestSpec, ticket_id: str, request_id: str, traceparent: str, arrived: float) -> None:
+        self._operation = "chat" if isinstance(spec.input, ChatInput) else "text_completion"
+        self._request_id = request_id
+        self._error: PenstockError | None = None
+        self._root_span = start_span(
+            semconv.SPAN_EDGE_GENERATE,
+            traceparent,
+            start_time=round(arrived * 1e9),
+            attributes=_request_attributes(spec, self._operation, ticket_id, request_id),
+        )
+        self.traceparent = traceparent_of(self._root_span)
+        self.trace_id = trace_id_of(self.traceparent)
+        self._stage_span: Span | None = start_span(SPAN_TOKENIZE, self.traceparent, start_time=round(arrived * 1e9))
+
+    def on_tokenized(self, now: float) -> None:
+        self._end_stage_span(now)
+        self._stage_span = start_span(semconv.SPAN_ADMISSION, self.traceparent, start_time=round(now * 1e9))
+
+    def on_admitted(self, now: float, *, by_fallback: bool = False) -> None:
+        self._end_stage_span(now)
+        if by_fallback:
+            self._root_span.set_attribute(semconv.PENSTOCK_AUTH_FALLBACK, by_fallback)
+
+    def on_failed(self, error: PenstockError) -> None:
+        self._error = error
+
+    def set_rejected_by(self, tier: str) -> None:
+        self._root_span.set_attribute(semconv.PENSTOCK_REJECTED_BY, tier)
+
+    def on_cancelled(self, receipt: AcknowledgeCancel) -> None:
+        self._root_span.set_attribute("penstock.kv_blocks_freed", receipt.kv_blocks_freed)
+        if receipt.is_acknowledged:
+            defer(partial(_cancel_acknowledged.record, receipt.waited_s))
+
+    def end(self, flight: ActiveRequest, now: float) -> None:
+        """Write the line at once, which is to outlive the process, and the rest later; the flight is over."""
+        log.info("ticket_done", **self._log_fields(flight, now))
+        defer(partial(self._end_spans, flight, now))
+
+    def _end_spans(self, flight: ActiveRequest, now: float) -> None:
+        self._end_stage_span(now)  # with its request, however much later this is done
+        self._root_span.set_attributes(_result_attributes(flight))
+        if self._error:
+            code = self._error.code.name
+            self._root_span.set_attributes({semconv.ERROR_TYPE: code, semconv.PENSTOCK_REASON: self._error.reason})
+            if code in SERVER_FAULT_CODES:
+                self._root_span.set_status(Status(StatusCode.ERROR, self._error.reason))
+        self._root_span.end(round(now * 1e9))
+        self._record_metrics(flight, now)
+
+    def _end_stage_span(self, now: float) -> None:
+        if self._stage_span:
+            self._stage_span.end(round(now * 1e9))
+            self._stage_span = None
+
+    def _record_metrics(self, flight: ActiveRequest, now: float) -> None:
+        labels: dict[str, AttributeValue] = {
+            semconv.GEN_AI_OPERATION_NAME: self._operation,
+            semconv.GEN_AI_PROVIDER_NAME: PROVIDER,
+            semconv.GEN_AI_REQUEST_MODEL: flight.model,
+        }
+        failed = {semconv.ERROR_TYPE: self._error.reason} if self._error else {}
+        _request_duration.record(now - flight.arrived_at, {**labels, **failed})
+        if self._error or math.isnan(flight.first_token_at):
+            return
+        _time_to_first_token.record(flight.first_token_at - flight.arrived_at, labels)
+        if flight.output_tokens > 1:
+            _time_per_output_token.record(_time_per_token(flight), labels)
+
+    def _log_fields(self, flight: ActiveRequest, now: float) -> dict[str, object]:
+        return {
+            "ticket_id": flight.ticket_id,
+            "request_id": self._request_id,
+            "trace_id": self.trace_id,
+            "tenant": flight.identity.tenant_id,
+            "key_id": flight.identity.key_id,
+            "model": flight.model,
+            "outcome": flight.outcome,
+            "reason": self._error.reason if self._error else "",
+            "prompt_tokens": flight.prompt_tokens,
+            "output_tokens": flight.output_tokens,
+            "cached_tokens": flight.cached_prompt_tokens,
+            "attempts": flight.attempt,
+            "worker_id": flight.worker_id,
+            "queue_s": round(flight.timeline.seconds("queue", "wait"), 6),
+            "ttft_s": _rounded(flight.first_token_at - flight.arrived_at),
+            "tpot_s": _rounded(_time_per_token(flight)),
+            "total_s": round(now - flight.arrived_at, 6),
+            "cancelled_at": _rounded(flight.cancelled_at),
+        }
+
+
+def _time_per_token(flight: ActiveRequest) -> float:
+    if flight.output_tokens < 2:
+        return math.nan
+    return (flight.last_token_at - flight.first_token_at) / (flight.output_tokens - 1)
+
+
+def _rounded(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else round(seconds, 6)
+
+
+def _request_attributes(
+    spec: RequestSpec, operation: str, ticket_id: str, request_id: str
+) -> dict[str, AttributeValue]:
+    asked: dict[str, AttributeValue] = {
+        semconv.GEN_AI_OPERATION_NAME: operation,
+        semconv.GEN_AI_PROVIDER_NAME: PROVIDER,
+        semconv.GEN_AI_REQUEST_TEMPERATURE: spec.temperature,
+        semconv.GEN_AI_REQUEST_TOP_P: spec.top_p,
+        semconv.PENSTOCK_TICKET_ID: ticket_id,
+        semconv.PENSTOCK_REQUEST_ID: request_id,
+    }
+    if spec.model:
+        asked[semconv.GEN_AI_REQUEST_MODEL] = spec.model
+    if spec.max_output_tokens is not None:
+        asked[semconv.GEN_AI_REQUEST_MAX_TOKENS] = spec.max_output_tokens
+    if spec.top_k:
+        asked[semconv.GEN_AI_REQUEST_TOP_K] = spec.top_k
+    return asked
+
+
+def _result_attributes(flight: ActiveRequest) -> dict[str, AttributeValue]:
+    return {
+        semconv.GEN_AI_RESPONSE_MODEL: flight.model,
+        semconv.GEN_AI_RESPONSE_FINISH_REASONS: [flight.outcome],
+        semconv.GEN_AI_USAGE_INPUT_TOKENS: flight.prompt_tokens,
+        semconv.GEN_AI_USAGE_OUTPUT_TOKENS: flight.output_tokens,
+        semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: flight.cached_prompt_tokens,
+        semconv.PENSTOCK_TENANT_ID: flight.identity.tenant_id,
+        semconv.PENSTOCK_ATTEMPT: flight.attempt,
+        semconv.PENSTOCK_WORKER_ID: flight.worker_id,
+    }

@@ -1,0 +1,186 @@
+"""The edge's sessions with the shards of the queue."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from penstock.chassis.channels import PeerSet, channel
+from penstock.chassis.errors import error_from_failure
+from penstock.chassis.streams.link import Link
+from penstock.edge.admission import probes
+from penstock.edge.admission.filter import AdmissionFilter
+from penstock.edge.admission.probes import AdmissionProbes
+from penstock.edge.lifecycle.context import EffectRunner, RequestContext
+from penstock.edge.lifecycle.state import RequestState
+from penstock.edge.lifecycle.table import ActiveRequests
+from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.request.estimate import AdmissionProbe
+from penstock.edge.upstreams import frames
+from penstock.edge.upstreams.hashing import shard_for
+from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
+from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
+from penstock.v1.stream_pb2 import Hello
+
+ShardStream = Link[SubmitRequest, SubmitResponse]
+DRAINING = "DRAINING"
+SUSPECT = "SUSPECT"
+
+
+class QueueClient:
+    """One stream to every shard. A ticket goes to its tenant's shard, or to the next best one while that is away."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        hello: Hello,
+        requests: ActiveRequests,
+        runner: EffectRunner,
+        *,
+        catalog: ModelCatalog,
+        admission: AdmissionFilter,
+    ) -> None:
+        self._hello = hello
+        self._requests = requests
+        self._runner = runner
+        self._catalog = catalog
+        self._admission = admission
+        self._streams: dict[str, ShardStream] = {}
+        self._draining: set[str] = set()
+        self._probes = AdmissionProbes()
+        self._peers = PeerSet(addresses, self._open)
+
+    @property
+    def links_up(self) -> int:
+        return sum(link.is_up for link in self._streams.values())
+
+    @property
+    def _available_shards(self) -> set[str]:
+        return {address for address, link in self._streams.items() if link.is_up} - self._draining
+
+    @property
+    def pending_probes(self) -> int:
+        """Count the requests that asked first and wait to hear."""
+        return len(self._probes)
+
+    async def run(self) -> None:
+        await self._peers.run()
+
+    def enqueue(self, passage: RequestContext) -> bool:
+        """Give the ticket to a shard; False when none is there."""
+        passage.shard = ""
+        takers = self._available_shards
+        while shard := shard_for(takers, passage.request.plan.model, passage.request.identity.tenant_id):
+            if self._streams[shard].send(frames.enqueue(passage)):
+                passage.shard = shard
+                return True
+            takers.discard(shard)
+        return False
+
+    async def probe(self, knock: AdmissionProbe) -> None:
+        """Ask a shard first whether it would take a request in; raises what it says of load.
+
+        Of those that come together few ask, and the others hear what these were told. Who is not told in time goes on.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(probes.PROBE_TIMEOUT_S), self._probes.slot(knock.traffic_class) as had_to_wait:
+                if had_to_wait:
+                    self._admission.recheck(knock)
+                await self._send_probe(knock)
+
+    async def _send_probe(self, knock: AdmissionProbe) -> None:
+        shard, sent = (
+            shard_for(self._available_shards, knock.traffic_class.model, knock.traffic_class.tenant_id),
+            self._runner.now(),
+        )
+        ticket_id = self._probes.next_id()
+        if shard and self._streams[shard].send(frames.probe(ticket_id, knock, sent)):
+            shed = await self._probes.wait_result(shard, ticket_id)
+            if shed:
+                self._admission.on_probe_rejected(knock, shed, sent_at=sent, now=self._runner.now())
+
+    def withdraw(self, passage: RequestContext) -> None:
+        if passage.shard:
+            self._withdraw(passage.shard, passage.ticket_id)
+
+    def _withdraw(self, shard: str, ticket_id: str) -> None:
+        if link := self._streams.get(shard):
+            link.send(frames.withdraw(ticket_id, self._runner.now()))
+
+    async def _open(self, address: str) -> None:
+        async with channel(address) as to_shard:
+            link = self._streams[address] = ShardStream(
+                f"queue {address}",
+                lambda: QueueServiceStub(to_shard).Submit(),
+                SubmitRequest,
+                self._hello,
+                on_frame=lambda frame: self._on_frame(address, frame),
+                on_up=lambda _: self._on_up(address),
+                on_down=lambda _: self._on_down(address),
+                # A peer that comes back hears of every flight at once; a stalled one of two frames each at most.
+                capacity=2 * self._requests.max_active_requests,
+            )
+            try:
+                await link.run()
+            finally:
+                del self._streams[address]
+                self._catalog.on_shard_removed(address)
+
+    def _on_up(self, address: str) -> None:
+        self._draining.discard(address)
+        self._reenqueue("")
+        self._runner.on_upstream_connected()
+
+    def _on_down(self, address: str) -> None:
+        self._probes.on_shard_lost(address)
+        self._catalog.on_shard_unreachable(address)
+        self._reenqueue(address)
+
+    def _reenqueue(self, shard: str) -> None:
+        """Move what waits at `shard`, or nowhere, to a shard that is there."""
+        for passage in self._requests.in_state(RequestState.QUEUED):
+            if passage.shard == shard:
+                self._runner.apply(passage, passage.request.on_queue_lost())
+
+    def _on_frame(self, shard: str, frame: SubmitResponse) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "catalog":
+            self._catalog.on_catalog(shard, frame.catalog)
+        elif kind == "queued":
+            if passage := self._context_at(shard, frame.queued.ticket_id):
+                self._admission.on_queued(passage, frame.queued, self._runner.now())
+                self._runner.apply(passage, passage.request.on_queued())
+        elif kind == "leased":
+            lease = frame.leased.lease
+            if passage := self._requests.get(lease.ticket_id):
+                self._runner.apply(passage, passage.request.on_leased(lease, self._runner.now()))
+            else:
+                self._withdraw(shard, lease.ticket_id)
+        elif kind == "shed":
+            self._on_shed(shard, frame.shed)
+        elif kind == "would_admit":
+            self._probes.on_result(shard, frame.would_admit.ticket_id, None)
+        elif kind == "end":
+            self._draining.add(shard)
+
+    def _context_at(self, shard: str, ticket_id: str) -> RequestContext | None:
+        """Return whose ticket it is, unless the ticket has moved to another shard since."""
+        passage = self._requests.get(ticket_id)
+        return passage if passage and passage.shard == shard else None
+
+    def _on_shed(self, shard: str, shed: Shed) -> None:
+        passage = self._context_at(shard, shed.ticket_id)
+        if passage is None:
+            self._probes.on_result(shard, shed.ticket_id, shed)
+            return
+        if shed.failure.reason == DRAINING:
+            self._draining.add(shard)
+            self._runner.apply(passage, passage.request.on_queue_lost())
+        else:
+            error = error_from_failure(shed.failure)
+            self._admission.on_queue_rejected(passage, shed, error, self._runner.now())
+            # A shard that started a moment ago has not heard of every model yet.
+            is_new_there = error.reason == "MODEL_UNKNOWN" and self._catalog.contains(passage.request.model)
+            is_passing = is_new_there or error.reason == SUSPECT
+            self._runner.apply(
+                passage, passage.request.on_queue_rejected(error, self._runner.now(), is_transient=is_passing)
+            )

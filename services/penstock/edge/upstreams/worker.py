@@ -1,0 +1,191 @@
+"""The edge's session with one worker: runs by handle, one frame per engine step for all of them."""
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import error_from_failure
+from penstock.chassis.streams.link import Link
+from penstock.edge.lifecycle.context import EffectRunner, RequestContext
+from penstock.edge.lifecycle.effects import Effect
+from penstock.edge.upstreams import frames
+from penstock.mesh.v1.ticket_pb2 import Lease
+from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse, Step
+from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
+from penstock.v1.stream_pb2 import Hello
+
+WorkerStream = Link[ExecuteRequest, ExecuteResponse]
+
+
+class WorkerRunHandle:
+    """One run of one flight on this stream."""
+
+    def __init__(self, link: "WorkerConnection", handle: int) -> None:
+        self._link = link
+        self._handle = handle
+
+    def cancel(self) -> None:
+        self._link.cancel(self._handle)
+
+    def discard(self) -> None:
+        self._link.discard(self._handle)
+
+
+class WorkerConnection:
+    """Starts wait here for the stream to come up; whoever gave the lease bounds that wait by its ttl."""
+
+    def __init__(self, address: str, hello: Hello, runner: EffectRunner) -> None:
+        self.address = address
+        self._hello = hello
+        self._runner = runner
+        self._contexts: dict[int, RequestContext] = {}
+        self._unsent_leases: dict[int, Lease] = {}
+        self._last_handle = 0
+        self._is_draining = False
+        self._link: WorkerStream | None = None
+        self.last_used_at = runner.now()
+
+    @property
+    def is_up(self) -> bool:
+        return self._link is not None and self._link.is_up
+
+    @property
+    def runs(self) -> int:
+        return len(self._contexts)
+
+    async def run(self) -> None:
+        async with channel(self.address) as to_worker:
+            self._link = WorkerStream(
+                f"worker {self.address}",
+                lambda: WorkerServiceStub(to_worker).Execute(),
+                ExecuteRequest,
+                self._hello,
+                on_frame=self._on_frame,
+                on_up=lambda _: self._on_up(),
+                on_down=lambda _: self._on_down(),
+            )
+            await self._link.run()
+
+    def start(self, passage: RequestContext, lease: Lease) -> None:
+        self._last_handle += 1
+        handle = self._last_handle
+        self._contexts[handle] = passage
+        self._unsent_leases[handle] = lease
+        passage.run = WorkerRunHandle(self, handle)
+        if self.is_up:
+            self._send_start(handle)
+
+    def cancel(self, handle: int) -> None:
+        if self._link:
+            self._link.send(frames.cancel(handle))
+
+    def discard(self, handle: int) -> None:
+        """Ignore what is still said of a run."""
+        self._unsent_leases.pop(handle, None)
+        if self._contexts.pop(handle, None):
+            self.last_used_at = self._runner.now()
+
+    def _send_start(self, handle: int) -> None:
+        passage, lease = self._contexts[handle], self._unsent_leases[handle]
+        if self._link and self._link.send(frames.start(passage, handle, lease)):
+            del self._unsent_leases[handle]
+            self._runner.apply(passage, passage.request.on_run_started())
+
+    def _on_up(self) -> None:
+        self._is_draining = False
+        for handle in list(self._unsent_leases):
+            self._send_start(handle)
+
+    def _on_down(self) -> None:
+        """Lose what was started; what was not waits for the stream to come back within its lease."""
+        now = self._runner.now()
+        for handle, passage in list(self._contexts.items()):
+            if handle not in self._unsent_leases:
+                self.discard(handle)
+                self._runner.apply(passage, passage.request.on_worker_lost(now, died=not self._is_draining))
+
+    def _on_frame(self, frame: ExecuteResponse) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "step":
+            self._on_step(frame.step)
+        elif kind == "finished":
+            finished = frame.finished
+            self._on_run_over(
+                finished.handle,
+                lambda passage, now: passage.request.on_run_finished(
+                    finished.reason, finished.output_tokens, finished.cached_prompt_tokens, finished.times, now
+                ),
+            )
+        elif kind == "cancelled":
+            cancelled = frame.cancelled
+            self._on_run_over(
+                cancelled.handle,
+                lambda passage, now: passage.request.on_run_stopped(
+                    cancelled.output_tokens, cancelled.kv_blocks_freed, cancelled.times, now
+                ),
+            )
+        elif kind == "failed":
+            error, never_ran = error_from_failure(frame.failed.failure), frame.failed.never_ran
+            self._on_run_over(
+                frame.failed.handle,
+                lambda passage, now: passage.request.on_run_rejected(error, now, never_ran=never_ran),
+            )
+        elif kind == "end":
+            self._is_draining = True
+
+    def _on_step(self, step: Step) -> None:
+        now, runs, apply, logprobs = self._runner.now(), self._contexts, self._runner.apply, step.logprobs
+        for at, (handle, token_id, index) in enumerate(zip(step.handles, step.token_ids, step.indexes, strict=True)):
+            passage = runs.get(handle)
+            if passage is not None:
+                logprob = logprobs[at] if logprobs and passage.spec.logprobs else None
+                apply(passage, passage.request.on_token(index, token_id, logprob, now))
+
+    def _on_run_over(self, handle: int, end: Callable[[RequestContext, float], list[Effect]]) -> None:
+        passage = self._contexts.get(handle)
+        if passage is not None:
+            self.discard(handle)
+            self._runner.apply(passage, end(passage, self._runner.now()))
+
+
+SWEEPS_PER_IDLE_TIMEOUT = 4  # looks for idle streams within the time one may be idle
+
+
+class WorkerClient:
+    """Opens a stream with the first lease of a worker, and closes it when nothing ran there for a while."""
+
+    def __init__(self, hello: Hello, runner: EffectRunner, *, idle_timeout: float) -> None:
+        self._hello = hello
+        self._runner = runner
+        self._idle_timeout = idle_timeout  # s
+        self._connections: dict[str, WorkerConnection] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def links_up(self) -> int:
+        return sum(link.is_up for link in self._connections.values())
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as self._group:
+            while True:
+                await asyncio.sleep(self._idle_timeout / SWEEPS_PER_IDLE_TIMEOUT)
+                self._close_idle()
+
+    def start(self, passage: RequestContext, lease: Lease) -> None:
+        address = lease.worker_address
+        if address not in self._connections:
+            self._open(address)
+        self._connections[address].start(passage, lease)
+
+    def _open(self, address: str) -> None:
+        assert self._group is not None, "a lease came before the links ran"
+        self._connections[address] = WorkerConnection(address, self._hello, self._runner)
+        self._tasks[address] = self._group.create_task(self._connections[address].run(), name=f"worker {address}")
+
+    def _close_idle(self) -> None:
+        now = self._runner.now()
+        for address, link in list(self._connections.items()):
+            if not link.runs and now - link.last_used_at > self._idle_timeout:
+                del self._connections[address]
+                self._tasks.pop(address).cancel()

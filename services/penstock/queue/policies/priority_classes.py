@@ -1,0 +1,234 @@
+"""Classes, the higher first, each with its own line; a lower one keeps a small share so that nothing starves."""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from penstock.queue.policies.burst_credit import ExpressLane
+from penstock.queue.policies.cost import running_cost
+from penstock.queue.policies.lazy_heap import LazyHeap
+from penstock.queue.policies.policy import FitFn, QueuePosition, SortKey, TicketTotals
+from penstock.queue.policies.ranked_queue import RankedQueue, TakeResult, is_current, record_passes
+from penstock.queue.policies.tenant_queue import SharedQueue, TenantQueue
+from penstock.queue.ticket import QueuedTicket
+
+NewestEntry = tuple[float, int, int, QueuedTicket]  # minus first enqueue, minus arrival, listing, ticket
+
+
+class PriorityClass:
+    """One class: work that resumes, then what is urgent, then the others in their line; once asked for, the newest."""
+
+    def __init__(self, priority: int, tenant_queue: TenantQueue) -> None:
+        self.priority = priority
+        self.tenant_queue = tenant_queue
+        self.resumed = RankedQueue()
+        self.express = ExpressLane()
+        self.tickets = self.tokens = 0  # all
+        self._evictable_tickets = self._evictable_tokens = 0  # what does not resume
+        self.owed_tokens = 0.0  # tokens of work that its share has come to while others were served
+        self._newest: LazyHeap[NewestEntry] | None = None
+
+    @property
+    def evictable(self) -> TicketTotals:
+        return TicketTotals(self._evictable_tickets, self._evictable_tokens)
+
+    @property
+    def work(self) -> int:
+        return self.resumed.work + self.express.work + self.tenant_queue.work
+
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition:
+        """Return what of the class goes before one of its tickets that comes now."""
+        tickets, work = self.resumed.tickets, self.resumed.work
+        if ticket.is_resumed:
+            return QueuePosition(tickets, work)
+        tickets, work = tickets + self.express.tickets, work + self.express.work
+        if ticket.is_express:
+            return QueuePosition(tickets, work)
+        ahead = self.tenant_queue.position_of(ticket)
+        return QueuePosition(tickets + ahead.tickets, work + ahead.work) if tickets else ahead
+
+    def push(self, ticket: QueuedTicket) -> None:
+        assert not ticket.is_listed, "a ticket stands in one place"
+        self._adjust_totals(ticket, 1)
+        if ticket.is_expedited and ticket.charged_cost:
+            self.tenant_queue.charge(ticket, 0.0)
+        elif ticket.is_express and not self.express.has_tenant(ticket.tenant_id):
+            self.tenant_queue.on_tenant_arrived(ticket.tenant_id)
+        self.queue_of(ticket).push(ticket)
+        if not ticket.is_resumed and self._newest is not None:
+            self._newest.push(_newest_entry(ticket))
+
+    def remove(self, ticket: QueuedTicket) -> None:
+        if ticket.is_listed:
+            self.queue_of(ticket).remove(ticket)
+            self._adjust_totals(ticket, -1)
+
+    def is_express(self, ticket: QueuedTicket) -> bool:
+        if ticket.is_resumed:
+            return False
+        return self.express.queued_cost_with(ticket) <= self.tenant_queue.burst_credit(
+            ticket.tenant_id, self.express.max_credit(ticket)
+        )
+
+    def head(self) -> tuple[QueuedTicket, SortKey] | None:
+        if ticket := self.resumed.first() or self.express.first():
+            return ticket, SortKey(self.priority, 0.0, ticket.enqueued)
+        if ticket := self.tenant_queue.first():
+            return ticket, SortKey(
+                self.priority, self.tenant_queue.virtual_tokens, ticket.enqueued, self.tenant_queue.lifted_tokens
+            )
+        return None
+
+    def pop_fitting(self, fit: FitFn) -> TakeResult:
+        found, late = TakeResult(), list[QueuedTicket]()
+        for place in (self.resumed, self.express, self.tenant_queue):
+            if not place.tickets:
+                continue
+            found = place.pop_fitting(fit)
+            found.passed_over += late
+            late = found.passed_over
+            if found.ticket or found.is_blocked:
+                break
+        if found.ticket:
+            if found.ticket.is_expedited:
+                self.tenant_queue.charge(found.ticket, running_cost(found.ticket, 0))
+                self.tenant_queue.on_expedited_taken(found.ticket.tenant_id)
+            self.express.record_size(found.ticket)
+            self._adjust_totals(found.ticket, -1)
+            found.record_passes()
+        return found
+
+    def newest(self) -> QueuedTicket | None:
+        if self._newest is None:
+            self._newest = LazyHeap(is_current)
+            for ticket in chain(self.express, self.tenant_queue):
+                self._newest.push(_newest_entry(ticket))
+        entry = self._newest.first()
+        return entry[-1] if entry else None
+
+    def queue_of(self, ticket: QueuedTicket) -> RankedQueue | TenantQueue:
+        if ticket.is_resumed:
+            return self.resumed
+        return self.express if ticket.is_express else self.tenant_queue
+
+    def _adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
+        tokens = sign * ticket.tokens
+        self.tickets += sign
+        self.tokens += tokens
+        if not ticket.is_resumed:
+            self._evictable_tickets += sign
+            self._evictable_tokens += tokens
+        if not self.tickets:
+            self.owed_tokens = 0.0
+
+
+class PriorityClasses:
+    """One `ClassLine` per priority.
+
+    A class is served when those above it are empty, or when `floor` of the tokens that went while it waited come to
+    its first ticket: of any W tokens that go while it waits it gets floor * W, less two tickets.
+    """
+
+    def __init__(self, new_tenant_queue: Callable[[], TenantQueue], min_share: float) -> None:
+        self._new_tenant_queue = new_tenant_queue
+        self._min_share = min_share
+        self._classes: dict[int, PriorityClass] = {}  # by priority, ascending
+
+    @property
+    def totals(self) -> TicketTotals:
+        tickets = tokens = 0
+        for each in self._classes.values():
+            tickets += each.tickets
+            tokens += each.tokens
+        return TicketTotals(tickets, tokens)
+
+    def __getitem__(self, priority: int) -> PriorityClass:
+        if priority not in self._classes:
+            added = PriorityClass(priority, self._new_tenant_queue())
+            self._classes = dict(sorted([*self._classes.items(), (priority, added)]))
+        return self._classes[priority]
+
+    def push(self, ticket: QueuedTicket) -> None:
+        own = self[ticket.priority]
+        if ticket.charged_cost:
+            self._record_served(own, -ticket.work)
+        own.push(ticket)
+
+    def remove(self, ticket: QueuedTicket) -> None:
+        if own := self._classes.get(ticket.priority):
+            own.remove(ticket)
+
+    def pop_fitting(self, fit: FitFn) -> QueuedTicket | None:
+        late: list[QueuedTicket] = []
+        for each in self._classes_in_turn():
+            found = each.pop_fitting(fit)
+            if found.ticket:
+                record_passes(late)
+                self._record_served(each, found.ticket.work)
+            if found.ticket or found.is_blocked:
+                return found.ticket
+            late += found.passed_over
+        return None
+
+    def charge(self, ticket: QueuedTicket, cost: float) -> None:
+        self[ticket.priority].tenant_queue.charge(ticket, cost)
+
+    def head(self) -> tuple[QueuedTicket, SortKey] | None:
+        """Return the best by class even while a lower class has its turn: the shard is as urgent as its best ticket."""
+        return next((found for each in self._classes.values() if (found := each.head())), None)
+
+    def is_express(self, ticket: QueuedTicket) -> bool:
+        return self[ticket.priority].is_express(ticket)
+
+    def advance_virtual_time(self, priority: int, virtual_tokens: float) -> None:
+        self[priority].tenant_queue.advance_virtual_time(virtual_tokens)
+
+    def position_of(self, ticket: QueuedTicket) -> QueuePosition:
+        tickets = work = 0.0
+        for each in self._classes.values():
+            if each.priority > ticket.priority:
+                break
+            if each.priority == ticket.priority:
+                own = each.position_of(ticket)
+                return QueuePosition(tickets + own.tickets, work + own.work) if tickets else own
+            tickets += each.tickets
+            work += each.work
+        return QueuePosition(tickets, work)
+
+    def evictable(self, priority: int) -> TicketTotals:
+        lower = [each.evictable for each in self._classes.values() if each.priority > priority]
+        return TicketTotals(sum(each.tickets for each in lower), sum(each.tokens for each in lower))
+
+    def next_victim(self, priority: int) -> tuple[QueuedTicket, SortKey] | None:
+        for each in reversed(self._classes.values()):
+            if each.priority > priority and (ticket := each.newest()):
+                return ticket, SortKey(each.priority, 0.0, ticket.enqueued)
+        return None
+
+    def _classes_in_turn(self) -> list[PriorityClass]:
+        waiting = [each for each in self._classes.values() if each.tickets]
+        owed = [each for each in waiting[1:] if self._is_owed(each)]
+        return [*owed, *waiting] if owed else waiting
+
+    def _is_owed(self, each: PriorityClass) -> bool:
+        head = each.head()
+        return head is not None and each.owed_tokens >= head[0].work
+
+    def _record_served(self, served: PriorityClass, work: int) -> None:
+        """Note what went, or with a negative sign came back."""
+        for each in self._classes.values():
+            if each.tickets:
+                each.owed_tokens = max(0.0, each.owed_tokens + work * self._min_share)
+        if work > 0 or any(each.tickets for each in self._above(served)):
+            served.owed_tokens = max(0.0, served.owed_tokens - work)
+
+    def _above(self, other: PriorityClass) -> Iterator[PriorityClass]:
+        return (each for each in self._classes.values() if each.priority < other.priority)
+
+
+def _newest_entry(ticket: QueuedTicket) -> NewestEntry:
+    return (-ticket.enqueued, -ticket.arrival_number, ticket.listing_version, ticket)
+
+
+class ClassFifo(PriorityClasses):
+    def __init__(self) -> None:
+        super().__init__(SharedQueue, min_share=0.0)

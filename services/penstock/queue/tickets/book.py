@@ -1,0 +1,284 @@
+"""The ticket book: who waits, who is offered to whom, who must go. Plain calls in, effects out; `now` is unix time.
+
+A ticket is waiting, or offered to one scheduler; with a lease, a refusal or a withdrawal the book forgets it, but for
+the few seconds in which a withdrawal still has to find the scheduler that placed it. What waits is listed in the
+order of its model, except for a short pause once every scheduler has declined it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from penstock.chassis.errors import PenstockError
+from penstock.mesh.v1.queue_pb2 import VirtualTime
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease, PoisonReport
+from penstock.queue.accounting import ServedTicket, ServiceAccounting
+from penstock.queue.admission.admission import Admission
+from penstock.queue.admission.limits import QueueLimits, TtftTargets
+from penstock.queue.effects import (
+    CatalogUpdate,
+    CreditReturned,
+    Effect,
+    Leased,
+    OfferWithdrawn,
+    Queued,
+    Shed,
+    TicketRemoved,
+    Withdrawn,
+    WouldAdmit,
+)
+from penstock.queue.errors import Evicted, RejectionWindowsFn
+from penstock.queue.models.availability import ModelAvailability
+from penstock.queue.models.model_queue import ModelQueues
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.queue.policies.policy import SchedulingPolicy
+from penstock.queue.prediction.estimators import OutputLengthPredictor
+from penstock.queue.prediction.forecast import Prediction
+from penstock.queue.prediction.pool_stats import PoolStats
+from penstock.queue.schedulers import Credit, SchedulerSessions
+from penstock.queue.ticket import QueuedTicket
+from penstock.queue.tickets.recent_leases import RecentLeases
+from penstock.queue.tickets.transitions import TicketTransitions
+
+DEFAULT_POLICY = PolicyConfig()
+NO_WORKER_STEPS: Mapping[str, int] = MappingProxyType({})
+
+
+class TicketBook:
+    """All tickets of one shard."""
+
+    def __init__(
+        self,
+        *,
+        limits: QueueLimits,
+        availability: ModelAvailability,
+        recent_leases: RecentLeases,
+        ttft_targets: TtftTargets = TtftTargets(),  # noqa: B008  # a value
+        new_policy: Callable[[], SchedulingPolicy] = DEFAULT_POLICY,
+    ) -> None:
+        self.schedulers = SchedulerSessions(availability.clock)
+        self.model_queues = ModelQueues(self.schedulers, new_policy)
+        self.recent_leases = recent_leases
+        self.output_lengths = OutputLengthPredictor()
+        self.accounting = ServiceAccounting()
+        self._availability = availability
+        self._admission = Admission(limits, availability, ttft_targets, self.model_queues)
+        self._transitions = TicketTransitions(
+            self.schedulers, self.model_queues, recent_leases, availability, self._admission
+        )
+        self.tickets, self.counters = self._transitions.tickets, self._transitions.counters
+        self._models: tuple[CatalogEntry, ...] = ()
+        self._arrivals = 0
+
+    def __repr__(self) -> str:
+        waiting = self.model_queues.waiting.tickets
+        return f"<TicketBook {waiting} waiting, {self.offered} offered, {len(self.recent_leases)} placed>"
+
+    @property
+    def offered(self) -> int:
+        return len(self.tickets) - self.model_queues.waiting.tickets
+
+    # What edges do.
+
+    def on_edge_connected(self, edge: str) -> list[Effect]:
+        return [CatalogUpdate(edge, self._models)]
+
+    def on_edge_disconnected(self, edge: str) -> list[Effect]:
+        """Forget what the edge waited for: it owns its tickets and enqueues them again, with what it may not have
+        heard a lease was granted for.
+
+        Nothing is recorded of each: there may be very many, and whoever follows them died with the edge.
+        """
+        owned = [ticket.ticket_id for ticket in self.tickets.values() if ticket.edge == edge]
+        effects = self._transitions.withdraw([*owned, *self.recent_leases.of_edge(edge)], "EDGE_LOST")
+        return [each for each in effects if not isinstance(each, TicketRemoved)]
+
+    def enqueue(self, ticket: QueuedTicket, now: float) -> list[Effect]:
+        """Take a ticket in, or refuse it.
+
+        The same attempt again on the same stream changes nothing; on a new stream, which may come before the old
+        one's loss is noticed, it moves over, and a newer attempt replaces an older.
+        """
+        known = self.tickets.get(ticket.ticket_id)
+        if known and known.edge == ticket.edge and known.attempt >= ticket.attempt:
+            return [_queued_effect(known, self.model_queues.predict(known, now))]
+        effects = self._transitions.withdraw([ticket.ticket_id], "REPLACED")
+        refusal = self.schedulers.poison.rejection(ticket.fingerprint, now) or self._admission.rejection(ticket, now)
+        if refusal is None:
+            prediction = self._predict(ticket, now)
+            refusal = self._admission.check_slo(ticket, prediction, now)
+        if refusal is None:
+            effects += self._evict_for(ticket, now)
+            if self._admission.has_room(ticket):
+                return [*effects, *self._admit(ticket, prediction, now)]
+            refusal = self._admission.queue_full(ticket, now)
+        return [*effects, self._shed(ticket, refusal)]
+
+    def probe(self, ticket: QueuedTicket, now: float) -> list[Shed | WouldAdmit]:
+        """Say whether a ticket that is new would be taken in; nothing changes but the count of what was refused."""
+        refusal = self._admission.rejection(ticket, now)
+        if refusal is None:
+            refusal = self._admission.check_slo(ticket, self._predict(ticket, now), now)
+        if refusal is None and not (self._admission.has_room(ticket) or self._admission.can_make_room(ticket)):
+            refusal = self._admission.queue_full(ticket, now)
+        return [self._shed(ticket, refusal) if refusal else WouldAdmit(ticket.edge, ticket.ticket_id)]
+
+    def withdraw(self, edge: str, ticket_ids: Iterable[str]) -> list[Effect]:
+        gone = tuple(ticket_ids)
+        for ticket_id in gone:
+            if self.recent_leases.contains(ticket_id) and (run := self.accounting.revoke(ticket_id)):
+                self.model_queues.charge(run.ticket, 0.0)  # its edge stops what was started at the worker, and not here
+        return [*self._transitions.withdraw(gone, "WITHDRAWN"), Withdrawn(edge, gone)]
+
+    # What schedulers do.
+
+    def on_scheduler_connected(self, scheduler: str, now: float) -> list[Effect]:
+        self.schedulers.on_connected(scheduler, now)
+        return []
+
+    def on_scheduler_disconnected(self, scheduler: str, now: float) -> list[Effect]:
+        """Put back into its place what it was offered; leases it gave stand or lapse without it."""
+        seat = self.schedulers.on_disconnected(scheduler, now)
+        offered = [self.tickets[ticket_id] for ticket_id in seat.offered]
+        for ticket in offered:
+            self._transitions.return_offer(ticket, now)
+        effects = self._on_catalog_changed(now)
+        for model in sorted({ticket.model for ticket in offered}):
+            effects += self._transitions.dispatch(model, now)
+        return effects
+
+    def on_catalog(
+        self, scheduler: str, entries: Iterable[CatalogEntry], now: float, poison_reports: Iterable[PoisonReport] = ()
+    ) -> list[Effect]:
+        seat = self.schedulers[scheduler]
+        effects = self._transitions.quarantine(self.schedulers.poison.apply(scheduler, poison_reports))
+        seat.catalog = {entry.model: entry for entry in entries}
+        for model in seat.catalog:
+            self.model_queues.mark_head_dirty(model)
+        return [*effects, *self._transitions.retry_refused(scheduler, now), *self._on_catalog_changed(now)]
+
+    def on_credit(self, scheduler: str, model: str, given: Credit, now: float, *, return_unused: bool) -> list[Effect]:
+        credit = self.schedulers[scheduler].credits.setdefault(model, Credit())
+        credit.add(given)
+        effects = self._transitions.dispatch(model, now)
+        if return_unused:
+            effects.append(CreditReturned(scheduler, model, credit.return_unused()))
+        return effects
+
+    def on_pool_stats(self, scheduler: str, model: str, stats: PoolStats) -> list[Effect]:
+        self.model_queues.record_pool_stats(scheduler, model, stats)
+        return []
+
+    def on_virtual_times(self, times: Iterable[VirtualTime]) -> list[Effect]:
+        for each in times:
+            self.model_queues.advance_virtual_time(each.model, each.priority, each.virtual_tokens)
+        return []
+
+    def on_service_report(
+        self, served_tickets: Iterable[ServedTicket], steps: Mapping[str, int] = NO_WORKER_STEPS
+    ) -> list[Effect]:
+        """Put right what tickets were charged, and learn how long answers are; `steps`: done by now, by worker."""
+        for service in served_tickets:
+            if run := self.accounting.apply_report(service):
+                self.model_queues.charge(run.ticket, run.cost)
+                if service.first_token_after and not run.is_ttft_known:
+                    run.is_ttft_known = True
+                    self.model_queues.record_first_token(run.ticket, service.first_token_after)
+                if run.is_complete_answer:
+                    ticket = run.ticket
+                    self.output_lengths.record(
+                        ticket.model, ticket.tenant_id, ticket.max_output_tokens, run.output_tokens
+                    )
+        for worker_id, done in steps.items():
+            for run in self.accounting.apply_worker_steps(worker_id, done):
+                self.model_queues.charge(run.ticket, run.cost)
+        return []
+
+    def on_place(self, scheduler: str, lease: Lease, now: float) -> list[Effect]:
+        if not self.schedulers[scheduler].on_answer(lease.ticket_id):
+            return []
+        ticket = self.tickets[lease.ticket_id]
+        if self.schedulers.poison.is_blocked(ticket, now):  # since it was offered
+            self._transitions.return_offer(ticket, now)
+            return [OfferWithdrawn(scheduler, (ticket.ticket_id,)), *self._transitions.dispatch(ticket.model, now)]
+        waited = max(0.0, now - ticket.arrived)
+        self.model_queues.record_lease(ticket, now)
+        self.accounting.start(ticket, now, lease.worker_id)
+        self.counters.record_lease(ticket.model)
+        self.recent_leases.record(ticket, scheduler, now)
+        return [Leased(ticket.edge, lease, waited), self._transitions.discard(ticket, "")]
+
+    def on_decline(self, scheduler: str, ticket_id: str, reason: str, now: float) -> list[Effect]:
+        """Give an offer back. Without capacity the scheduler's other credit for the model is void as well."""
+        seat = self.schedulers[scheduler]
+        if not seat.on_answer(ticket_id):
+            return []
+        ticket = self.tickets[ticket_id]
+        if reason == "NO_WORKER":
+            ticket.refused_by = (*ticket.refused_by, scheduler)
+            self._transitions.refused_tickets[ticket_id] = ticket
+        else:
+            ticket.decline_count += 1
+            seat.credits[ticket.model].void()
+        self._transitions.return_offer(ticket, now)
+        return self._transitions.drop_refused([ticket]) or self._transitions.dispatch(ticket.model, now)
+
+    # What time does.
+
+    def tick(self, now: float) -> list[Effect]:
+        """Drop what ran out of time, end pauses; to be called several times a second."""
+        effects = self._transitions.tick(now)
+        for run in self.accounting.expire(now):
+            self.model_queues.charge(run.ticket, run.cost)
+        return effects
+
+    # Who is let in.
+
+    def _predict(self, ticket: QueuedTicket, now: float) -> Prediction:
+        ticket.predicted_output = self.output_lengths.predict(ticket.model, ticket.tenant_id, ticket.max_output_tokens)
+        ticket.is_express = self.model_queues[ticket.model].policy.is_express(ticket)
+        prediction = self.model_queues.predict(ticket, now)
+        ticket.predicted_wait = prediction.wait or 0.0
+        ticket.raw_wait, ticket.raw_ttft = prediction.raw_wait, prediction.raw_ttft
+        return prediction
+
+    def _shed(self, ticket: QueuedTicket, rejection: PenstockError) -> Shed:
+        self.counters.record_shed(ticket.priority, rejection)
+        return Shed(ticket.edge, ticket.ticket_id, rejection)
+
+    def _evict_for(self, ticket: QueuedTicket, now: float) -> list[Effect]:
+        """Evict from lower classes what a ticket needs, and nothing where that would not be enough."""
+        effects: list[Effect] = []
+        if not self._admission.has_room(ticket) and self._admission.can_make_room(ticket):
+            while not self._admission.has_room(ticket):
+                victim = self.model_queues.next_victim(ticket.priority)
+                effects += self._transitions.drop(victim, Evicted(self.model_queues.retry_after(victim, now)))
+        return effects
+
+    def _admit(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> list[Effect]:
+        self._arrivals += 1
+        ticket.arrived, ticket.arrival_number = now, self._arrivals
+        self.tickets[ticket.ticket_id] = ticket
+        self._transitions.expirations.schedule_expiration(ticket)
+        self._admission.on_admitted(ticket, prediction, now)
+        self.model_queues.adjust_totals(ticket, 1)
+        self._transitions.enlist(ticket, now)
+        queued = _queued_effect(ticket, prediction, partial(self._admission.rejection_windows, ticket, now))
+        return [queued, *self._transitions.dispatch(ticket.model, now)]
+
+    def _on_catalog_changed(self, now: float) -> list[Effect]:
+        models = self.schedulers.catalog()
+        self._availability.update({entry.model for entry in models}, now)
+        effects = self._transitions.drop_refused(self._transitions.refused_tickets.values())
+        if models != self._models:
+            self._models = models
+            effects.append(CatalogUpdate("", models))
+        return effects
+
+
+def _queued_effect(
+    ticket: QueuedTicket, prediction: Prediction, rejection_windows: RejectionWindowsFn = tuple
+) -> Queued:
+    return Queued(
+        ticket.edge, ticket.ticket_id, prediction.tickets_ahead, prediction.wait, prediction.ttft, rejection_windows
+    )

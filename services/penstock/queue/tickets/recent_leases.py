@@ -1,0 +1,48 @@
+"""Tickets that got a lease a moment ago, so that a withdrawal still finds the scheduler that placed them."""
+
+from collections import OrderedDict
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.queue.ticket import QueuedTicket
+
+
+class RecentLease(NamedTuple):
+    scheduler: str
+    edge: str
+    expires_at: float
+    fingerprint: int
+
+
+@dataclass(slots=True)
+class RecentLeases:
+    """Forgets each after `memory` seconds: by then its lease was started or has lapsed."""
+
+    ttl: float  # s; above the schedulers' lease ttl
+    _leases: OrderedDict[str, RecentLease] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def record(self, ticket: QueuedTicket, scheduler: str, now: float) -> None:
+        self._leases[ticket.ticket_id] = RecentLease(scheduler, ticket.edge, now + self.ttl, ticket.fingerprint)
+        self._leases.move_to_end(ticket.ticket_id)
+
+    def contains(self, ticket_id: str) -> bool:
+        return ticket_id in self._leases
+
+    def pop(self, ticket_id: str) -> str:
+        """Forget a ticket and return the scheduler that placed it; empty when none is remembered."""
+        found = self._leases.pop(ticket_id, None)
+        return found.scheduler if found else ""
+
+    def of_edge(self, edge: str) -> list[str]:
+        return [ticket_id for ticket_id, each in self._leases.items() if each.edge == edge]
+
+    def with_fingerprints(self, fingerprints: Container[int]) -> dict[str, RecentLease]:
+        return {key: each for key, each in self._leases.items() if each.fingerprint in fingerprints}
+
+    def expire(self, now: float) -> None:
+        while self._leases and next(iter(self._leases.values())).expires_at <= now:
+            self._leases.popitem(last=False)

@@ -1,0 +1,1 @@
+"""The edges that proxies route to: parsing an operator's list and resolving its names."""

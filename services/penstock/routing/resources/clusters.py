@@ -1,0 +1,121 @@
+"""Cluster resources: how a proxy dials, checks and gives up on the edges."""
+
+from datetime import timedelta
+
+from betterproto2 import Message
+from envoy_data_plane.envoy.config.cluster import v3 as cluster
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
+from envoy_data_plane.envoy.type import v3 as units
+from envoy_data_plane.google.protobuf import Any
+
+from penstock.routing.resources.types import Resource, ResourceType
+
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+CONNECT_TIMEOUT = timedelta(seconds=1)
+HEALTH_CHECK_INTERVAL = timedelta(seconds=1)
+CONNECTION_IDLE_TIMEOUT = timedelta(hours=1)
+UNBOUNDED = 2**31 - 1  # Envoy's own default of 1024 requests would refuse the 1025th stream; the edge is what sheds
+
+
+def grpc_cluster(name: str, *, keepalive_interval: timedelta) -> Resource:
+    """HTTP/2 to the edges' gRPC port, pinged so that a frozen edge does not hold its streams for ever."""
+    ping = core.KeepaliveSettings(interval=keepalive_interval, timeout=keepalive_interval)
+    http2 = core.Http2ProtocolOptions(connection_keepalive=ping)
+    check = _check(grpc=core.HealthCheckGrpcHealthCheck())
+    return _cluster(name, check, upstreams.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2))
+
+
+def http_cluster(name: str) -> Resource:
+    """HTTP/1.1 to the edges' OpenAI port."""
+    check = _check(http=core.HealthCheckHttpHealthCheck(path="/health"))
+    http1 = core.Http1ProtocolOptions()
+    return _cluster(name, check, upstreams.HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=http1))
+
+
+def _cluster(name: str, check: core.HealthCheck, protocol: upstreams.HttpProtocolOptionsExplicitHttpConfig) -> Resource:
+    options = upstreams.HttpProtocolOptions(
+        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=CONNECTION_IDLE_TIMEOUT),
+        explicit_http_config=protocol,
+    )
+    message = cluster.Cluster(
+        name=name,
+        type=cluster.ClusterDiscoveryType.EDS,
+        eds_cluster_config=cluster.ClusterEdsClusterConfig(eds_config=ads_config_source()),
+        connect_timeout=CONNECT_TIMEOUT,
+        lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,  # streams differ in length: turns would pile them up
+        health_checks=[check],
+        circuit_breakers=_limits(),
+        outlier_detection=_outliers(),
+        common_lb_config=_balancing(),
+        ignore_health_on_host_removal=True,  # else an edge taken out goes on getting calls while its check passes
+        typed_extension_protocol_options={HTTP_OPTIONS: pack_any(options)},
+    )
+    return Resource(
+        type=ResourceType.CLUSTER,
+        name=name,
+        body=bytes(message),
+        references=frozenset({(ResourceType.ENDPOINT, name)}),
+    )
+
+
+def ads_config_source() -> core.ConfigSource:
+    return core.ConfigSource(ads=core.AggregatedConfigSource(), resource_api_version=core.ApiVersion.V3)
+
+
+def pack_any(message: Message) -> Any:
+    return Any.pack(message)
+
+
+def _check(
+    *, grpc: core.HealthCheckGrpcHealthCheck | None = None, http: core.HealthCheckHttpHealthCheck | None = None
+) -> core.HealthCheck:
+    return core.HealthCheck(
+        grpc_health_check=grpc,
+        http_health_check=http,
+        timeout=HEALTH_CHECK_INTERVAL,
+        interval=HEALTH_CHECK_INTERVAL,
+        unhealthy_threshold=2,
+        healthy_threshold=1,
+        # Without these two an idle cluster is checked once a minute.
+        no_traffic_interval=HEALTH_CHECK_INTERVAL,
+        no_traffic_healthy_interval=HEALTH_CHECK_INTERVAL,
+    )
+
+
+def _balancing() -> cluster.ClusterCommonLbConfig:
+    return cluster.ClusterCommonLbConfig(
+        healthy_panic_threshold=units.Percent(value=0.0),  # no healthy edge: say so at once, do not try the dead
+        ignore_new_hosts_until_first_hc=True,  # else new edges count as unhealthy and push calls to the next region
+        update_merge_window=timedelta(0),  # else a health change waits a second
+    )
+
+
+def _outliers() -> cluster.OutlierDetection:
+    """Eject on what the network did, never on what an edge answered: one poisoned call must not cost a healthy edge."""
+    return cluster.OutlierDetection(
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=3,
+        enforcing_consecutive_local_origin_failure=100,
+        enforcing_local_origin_success_rate=0,
+        enforcing_consecutive_5xx=0,
+        enforcing_consecutive_gateway_failure=0,
+        enforcing_success_rate=0,
+        interval=timedelta(seconds=1),
+        base_ejection_time=timedelta(seconds=2),
+        max_ejection_time=timedelta(seconds=30),
+        max_ejection_percent=50,
+    )
+
+
+def _limits() -> cluster.CircuitBreakers:
+    budget = cluster.CircuitBreakersThresholdsRetryBudget(
+        budget_percent=units.Percent(value=20.0), min_retry_concurrency=3
+    )
+    thresholds = cluster.CircuitBreakersThresholds(
+        max_connections=UNBOUNDED,
+        max_pending_requests=UNBOUNDED,
+        max_requests=UNBOUNDED,
+        retry_budget=budget,
+    )
+    return cluster.CircuitBreakers(thresholds=[thresholds])

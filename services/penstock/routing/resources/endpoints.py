@@ -1,0 +1,42 @@
+"""Endpoint resources: the edges behind one cluster, by priority and locality."""
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
+
+from penstock.routing.edges.edge_spec import Address, Edge, Locality
+from penstock.routing.resources.types import Resource, ResourceType
+
+
+def endpoints(cluster: str, edges: Iterable[Edge], port: Callable[[Edge], Address]) -> Resource:
+    """One endpoint per edge; equal for equal sets of edges, whatever order they come in."""
+    groups = groupby(sorted(set(edges), key=lambda edge: (_locality_key(edge), port(edge))), key=_locality_key)
+    assignment = endpoint.ClusterLoadAssignment(
+        cluster_name=cluster,
+        endpoints=[
+            endpoint.LocalityLbEndpoints(
+                locality=core.Locality(region=locality.region, zone=locality.zone),
+                priority=priority,
+                lb_endpoints=[_endpoint(port(edge), is_draining=edge.is_draining) for edge in members],
+            )
+            for (priority, locality), members in groups
+        ],
+    )
+    return Resource(type=ResourceType.ENDPOINT, name=cluster, body=bytes(assignment))
+
+
+def socket_address(address: Address) -> core.Address:
+    return core.Address(socket_address=core.SocketAddress(address=address.host, port_value=address.port))
+
+
+def _locality_key(edge: Edge) -> tuple[int, Locality]:
+    return edge.priority, edge.locality
+
+
+def _endpoint(address: Address, *, is_draining: bool) -> endpoint.LbEndpoint:
+    return endpoint.LbEndpoint(
+        endpoint=endpoint.Endpoint(address=socket_address(address)),
+        health_status=core.HealthStatus.DRAINING if is_draining else core.HealthStatus.UNKNOWN,
+    )

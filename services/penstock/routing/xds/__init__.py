@@ -1,0 +1,3 @@
+"""The xDS protocol: aggregated streams, subscriptions in the state-of-the-world and the incremental variant, and
+their wire messages.
+"""

@@ -1,0 +1,132 @@
+"""All workers of one model at one scheduler: their sums, and the few that a ticket may go to."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
+from penstock.scheduler.fleet.placement import Placement
+from penstock.scheduler.fleet.prefix_index import PrefixIndex
+from penstock.scheduler.fleet.tournament_tree import TournamentTree
+from penstock.scheduler.fleet.worker import CapacityTotals, Worker, max_tokens_of
+
+EMPTY_TOTALS = CapacityTotals()
+MAX_CANDIDATES = 4  # least loaded workers that are compared for a ticket, and as many of its own zone
+
+
+class Pool:
+    """Sums and ranks follow what changed at the workers when they are next asked for."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._workers: dict[str, Worker] = {}  # by stream, newest last
+        self._counted_totals: dict[str, CapacityTotals] = {}
+        self._tree = TournamentTree()
+        self._zone_trees: dict[str, TournamentTree] = {}  # of workers that say where they are
+        self._changed: list[Worker] = []
+        self._totals = CapacityTotals()
+        self.prefix_index = PrefixIndex()
+        self.max_supported_tokens = 0  # tokens of the largest ticket that could run on any of them, were it empty
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def add(self, worker: Worker) -> None:
+        self._workers[worker.key] = worker
+        worker.changed_workers, worker.is_marked_changed = self._changed, False
+        worker.mark_changed()
+        self.max_supported_tokens = max(self.max_supported_tokens, worker.max_supported_tokens)
+
+    def remove(self, worker: Worker) -> None:
+        self._refresh()
+        del self._workers[worker.key]
+        self._tree.remove(worker.key)
+        if worker.zone:
+            self._zone_trees[worker.zone].remove(worker.key)
+            if not self._zone_trees[worker.zone]:
+                del self._zone_trees[worker.zone]
+        self.prefix_index.remove_worker(worker.key)
+        self._totals.replace(self._counted_totals.pop(worker.key), EMPTY_TOTALS)
+        worker.changed_workers = []
+        self.max_supported_tokens = max((each.max_supported_tokens for each in self), default=0)
+
+    @property
+    def totals(self) -> CapacityTotals:
+        self._refresh()
+        return self._totals
+
+    @property
+    def max_ticket_tokens(self) -> int:
+        """Tokens of the largest ticket that any can take."""
+        self._refresh()
+        return self._tree.max_free_tokens
+
+    def next_worker(self) -> Worker | None:
+        """Return the worker that comes next, be it full at the moment."""
+        self._refresh()
+        found = next(self._tree.search(1), None) or next(self._tree.search(0), None)
+        return self._workers[found] if found else None
+
+    def choose_worker(self, ticket: Ticket) -> Worker | None:
+        """Return the worker for a ticket; None when none can take it now."""
+        self._refresh()
+        hashes = ticket.prefix_hashes
+        found = [*islice(self._with_capacity(ticket, self._tree), MAX_CANDIDATES)]
+        if hashes:
+            found += islice(self._with_cached_prefix(ticket), MAX_CANDIDATES)
+        if len(self._zone_trees) > 1 and (near := self._zone_trees.get(ticket.zone)):
+            found += islice(self._with_capacity(ticket, near), MAX_CANDIDATES)
+        if not found:
+            return None
+        return self._placement.choose(
+            found, ticket, lambda worker: self._cached_tokens(worker, hashes) if hashes else 0
+        )
+
+    def cached_tokens(self, worker: Worker, ticket: Ticket) -> int:
+        """Tokens at the beginning of a ticket's prompt that a worker has in its cache."""
+        return self._cached_tokens(worker, ticket.prefix_hashes) if ticket.prefix_hashes else 0
+
+    def _cached_tokens(self, worker: Worker, hashes: Sequence[int]) -> int:
+        return self.prefix_index.cached_blocks(worker.key, hashes) * worker.block_size
+
+    def _with_capacity(self, ticket: Ticket, tree: TournamentTree) -> Iterator[Worker]:
+        """Yield those that can take it now, least loaded first."""
+        avoided = ticket.avoid_workers
+        for key in tree.search(max_tokens_of(ticket)):
+            worker = self._workers[key]
+            if not avoided or worker.worker_id not in avoided:
+                yield worker
+
+    def _with_cached_prefix(self, ticket: Ticket) -> Iterator[Worker]:
+        """Yield those that can take it now, of those that have most of its prompt in their caches."""
+        tokens = max_tokens_of(ticket)
+        for key in self.prefix_index.workers_with_longest_prefix(ticket.prefix_hashes):
+            worker = self._workers[key]
+            if tokens <= worker.max_ticket_tokens and worker.worker_id not in ticket.avoid_workers:
+                yield worker
+
+    def can_ever_run(self, ticket: Ticket) -> bool:
+        return any(worker.can_ever_run(ticket) for worker in self)
+
+    def catalog_entry(self, model: str) -> CatalogEntry:
+        newest = next(reversed(self._workers.values()))
+        return CatalogEntry(
+            model=model,
+            card_digest=newest.profile.card_digest,
+            worker_address=newest.address,
+            workers_hint=len(self),
+        )
+
+    def _refresh(self) -> None:
+        for worker in self._changed:
+            worker.refresh_rates()
+            key, share = worker.key, worker.capacity
+            self._totals.replace(self._counted_totals.get(key, EMPTY_TOTALS), share)
+            self._counted_totals[key] = share
+            load = self._placement.load(worker)
+            self._tree.put(key, load, worker.max_ticket_tokens)
+            if worker.zone:
+                self._zone_trees.setdefault(worker.zone, TournamentTree()).put(key, load, worker.max_ticket_tokens)
+        self._changed.clear()

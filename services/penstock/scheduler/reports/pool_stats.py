@@ -1,0 +1,135 @@
+"""How fast the workers of each model get work done, as the shards' predictions need it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import ceil
+
+from penstock.chassis.durations import seconds_of, set_seconds
+from penstock.mesh.v1.queue_pb2 import PoolStats, SlotRelease
+from penstock.scheduler.effects import SendPoolStats
+from penstock.scheduler.fleet.pool import Pool
+from penstock.scheduler.fleet.worker import Worker
+from penstock.scheduler.leases import LeaseEntry
+
+MAX_SAMPLED_WORKERS = 8  # that are looked at; more are taken to be like them
+POINT_GROWTH_FACTOR = 1.3  # from one point's leases to the next one's: fine where the next tickets wait, coarse beyond
+DEFAULT_OUTPUT_TOKENS = 256  # tokens of an answer of which nothing is known
+OVERDUE_OUTPUT_SHARE = (
+    0.5  # of what an answer has, when it has more than was predicted: long answers tend to go on for long
+)
+UNKNOWN_LEASE = LeaseEntry("", "", 0, "", "", "", 0)  # a lease that came along with its worker
+
+
+def steps_left(entry: LeaseEntry, steps: int) -> float:
+    """Return the steps that a lease has to go on, where its worker has done `steps` by now."""
+    expected = entry.predicted_output_tokens or DEFAULT_OUTPUT_TOKENS
+    if not entry.served_output_tokens:
+        return expected + 1.0  # a step at least in which it prefills
+    made = entry.served_output_tokens + (steps - entry.served_at_step if steps > entry.served_at_step else 0)
+    return expected - made if expected > made else 1 + OVERDUE_OUTPUT_SHARE * (made - 1)
+
+
+def slot_releases_of(workers: Sequence[Worker], leases: Mapping[str, LeaseEntry], turn: int = 0) -> list[SlotRelease]:
+    """Return the curve without what prefill adds; `turn` says who is looked at where there are many workers."""
+    every = max(1, len(workers) // MAX_SAMPLED_WORKERS)
+    seen = list(islice(workers, turn % every, None, every))
+    ends = sorted(end for worker in seen for end in _lease_ends(worker, leases))
+    scale = len(workers) / max(1, len(seen))
+    found = []
+    for count in _point_counts(len(ends)):
+        release = SlotRelease(ended_leases=round(count * scale))
+        set_seconds(release.after, ends[count - 1])
+        found.append(release)
+    return found
+
+
+def _point_counts(max_count: int) -> Iterator[int]:
+    count = 1
+    while count < max_count:
+        yield count
+        count = max(count + 1, ceil(count * POINT_GROWTH_FACTOR))
+    if max_count:
+        yield max_count
+
+
+def _lease_ends(worker: Worker, leases: Mapping[str, LeaseEntry]) -> list[float]:
+    """Return s for each lease."""
+    step, steps = seconds_of(worker.report.decode_step_time), worker.report.steps
+    if not step:
+        return []
+    return [step * steps_left(leases.get(lease_id, UNKNOWN_LEASE), steps) for lease_id in worker.promised]
+
+
+RESEND_INTERVAL_S = 1.0  # s; an unchanged pace is told again, as an old one is not believed for ever
+SIGNIFICANT_DIGITS = 3  # of a rate; its noise is no news
+
+
+@dataclass(slots=True)
+class PoolStatsReports:
+    """What each shard was told last."""
+
+    _last_sent: dict[tuple[str, str], tuple[PoolStats, float]] = field(
+        default_factory=dict
+    )  # by shard and model: what, when
+    _turn: int = 0
+
+    def updates(
+        self, queues: Iterable[str], pools: Mapping[str, Pool], leases: Mapping[str, LeaseEntry], now: float
+    ) -> list[SendPoolStats]:
+        """Return what is news; models without workers are told once to have none."""
+        self._turn += 1
+        gone = {model: PoolStats(model=model) for _, model in self._last_sent if model not in pools}
+        paces = gone | {model: pool_stats_of(model, pool, leases, self._turn) for model, pool in pools.items()}
+        found = [
+            SendPoolStats(queue, pace)
+            for queue in queues
+            for pace in paces.values()
+            if self._is_update_due(queue, pace, now)
+        ]
+        self._last_sent |= {(each.queue, each.stats.model): (each.stats, now) for each in found}
+        return found
+
+    def discard(self, queue: str) -> None:
+        self._last_sent = {key: told for key, told in self._last_sent.items() if key[0] != queue}
+
+    def _is_update_due(self, queue: str, stats: PoolStats, now: float) -> bool:
+        told, at = self._last_sent.get((queue, stats.model), (None, 0.0))
+        return stats != told or (stats.slots > 0 and at + RESEND_INTERVAL_S <= now)
+
+
+def pool_stats_of(model: str, pool: Pool, leases: Mapping[str, LeaseEntry], turn: int = 0) -> PoolStats:
+    totals, following, workers = pool.totals, pool.next_worker(), list(pool)
+    reports = [each.report for each in workers]
+    pace = PoolStats(
+        model=model,
+        tokens_per_second=_rounded(totals.tokens_per_second),
+        prefill_tokens_per_second=_mean([each.prefill_tokens_per_second for each in reports]),
+        running=totals.running,
+        slots=totals.slots,
+        leases=sum([len(each.promised) for each in workers]),
+        available_leases=totals.available_leases,
+        workers=len(workers),
+        pending_prefill_tokens=sum([each.prefill_backlog_tokens for each in workers]),
+        seconds_per_prefill_token=_mean([each.seconds_per_prefill_token for each in reports]),
+        slot_releases=slot_releases_of(workers, leases, turn),
+        max_step_tokens=max([each.max_step_tokens for each in reports], default=0),
+        leased_tokens=sum([each.promised_blocks * each.block_size for each in workers]),
+        free_tokens=sum([each.free_blocks * each.block_size for each in workers]),
+    )
+    if decode_step := _mean([seconds_of(each.decode_step_time) for each in reports]):
+        set_seconds(pace.decode_step_time, decode_step)
+    if following:
+        pace.next_worker_backlog_tokens = following.prefill_backlog_tokens
+        set_seconds(pace.step_time, _rounded(following.step_s))
+    return pace
+
+
+def _mean(measured: Sequence[float]) -> float:
+    """Of those that have measured anything."""
+    found = [each for each in measured if each]
+    return _rounded(sum(found) / len(found)) if found else 0.0
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.{SIGNIFICANT_DIGITS}g}") if rate else 0.0

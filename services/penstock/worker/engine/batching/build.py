@@ -1,0 +1,20 @@
+"""From options to the batch that every engine with a KV pool of ours runs."""
+
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.policy import BatchingPolicy, ContinuousBatching, StaticBatching
+from penstock.worker.engine.model_card import ModelCard
+from penstock.worker.engine.options import EngineOptions
+
+
+def build_batch(options: EngineOptions, card: ModelCard, blocks: int) -> Batch:
+    policy: BatchingPolicy = (
+        StaticBatching() if options.batching == "naive" else ContinuousBatching(token_budget=options.token_budget)
+    )
+    return Batch(
+        pool=BlockPool(blocks, options.block_size),
+        policy=policy,
+        slots=options.slots,
+        context_length=card.context_length,
+        eos_ids=frozenset(card.eos_ids),
+    )

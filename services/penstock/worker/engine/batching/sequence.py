@@ -1,0 +1,64 @@
+"""One sequence inside the engine: its tokens, its KV blocks, how far both have come."""
+
+from collections.abc import Sequence as Values
+from dataclasses import dataclass, field
+
+from penstock.worker.engine.batching.block_hash import chain_hash, root_hash
+from penstock.worker.engine.batching.masks import TokenMask
+from penstock.worker.engine.interface import SequenceSpec
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Changed by `Batch` alone.
+
+    `ids` are all tokens known, `computed` is how many of them need no computing any more: their K and V are in the
+    pool, or in the `shared` blocks that another sequence is about to fill. Decode is the state in which one is
+    missing; a preempted sequence has lost its KV and prefills prompt and output alike.
+    """
+
+    spec: SequenceSpec
+    end_ids: frozenset[int]
+    mask: TokenMask | None = None
+    ids: list[int] = field(init=False)
+    prompt_tokens: int = field(init=False)  # tokens the client sent, what earlier runs emitted not among them
+    max_total_tokens: int = field(init=False)  # most tokens it can come to hold
+    table: list[int] = field(default_factory=list)  # block table: KV block of each `block_size` positions
+    computed: int = 0  # positions
+    shared_blocks: int = 0  # leading blocks found under their names when it was admitted
+    filled_blocks: int = 0  # how many of those are known to have their content
+    cached_tokens: int | None = None  # of the prompt, at first admission; None before it
+    block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, for prefix sharing
+    published_blocks: int = 0  # leading blocks that others can find filled
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.spec.token_ids)
+        self.prompt_tokens = len(self.ids) - self.spec.emitted
+        self.max_total_tokens = len(self.ids) + self.spec.max_output_tokens
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.spec.seq_id}: {self.computed}/{len(self.ids)} computed, {self.generated} generated>"
+
+    @property
+    def remaining(self) -> int:
+        return len(self.ids) - self.computed
+
+    @property
+    def generated(self) -> int:
+        return len(self.ids) - len(self.spec.token_ids)
+
+    @property
+    def allowed(self) -> Values[int] | None:
+        """Ids that may come next, ascending; None: any."""
+        return self.mask.allowed(self.ids[self.prompt_tokens :]) if self.mask else None
+
+    @property
+    def can_share(self) -> bool:
+        return bool(self.spec.cache_salt)
+
+    def hash_blocks(self, count: int, block_size: int) -> list[bytes]:
+        """Names of the first `count` blocks, all full of known tokens. Each is hashed once."""
+        for block in range(len(self.block_hashes), count):
+            parent = self.block_hashes[-1] if self.block_hashes else root_hash(self.spec.cache_salt)
+            self.block_hashes.append(chain_hash(parent, self.ids[block * block_size : (block + 1) * block_size]))
+        return self.block_hashes[:count]

@@ -1,0 +1,135 @@
+"""The draw of one row: penalties, then what is allowed, then temperature, truncation and chance.
+
+Tokens are drawn by the Gumbel-max trick rather than by inverting the cumulated probabilities: rounding that differs
+between batches shifts every later border of a cumulated sum, but changes an argmax only where two scores all but tie.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.worker.engine.interface import SamplingParams
+from penstock.worker.engine.sampling.gumbel import MAX_GUMBEL_NOISE, gumbel_noise, noise_key
+
+MIN_TEMPERATURE = 1e-5  # below it scores would leave float32; it is greedy but for ties long before
+
+Scores = NDArray[np.float32]  # [candidates]
+Ids = NDArray[np.uint32]  # [candidates]
+
+
+class RowDraw(NamedTuple):
+    """One row's draw: how, the tokens before it, and which may follow."""
+
+    params: SamplingParams
+    seed: int
+    ids: Sequence[int]
+    min_prompt_tokens: int  # leading `ids` that are not output
+    allowed: Sequence[int] | None = None  # token ids, ascending; None: all
+
+    @property
+    def key(self) -> int:
+        return noise_key(self.seed, len(self.ids))
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether it is not drawn from the model's own logits of the whole vocabulary."""
+        return self.allowed is not None or _has_penalties(self.params)
+
+
+def draw_token(logits: Scores, draw: RowDraw) -> int:
+    """Token of one row: the penalties first, then what is allowed, then temperature, truncation and chance."""
+    scores, ids = _penalised(logits, draw), _all_ids(len(logits))
+    if draw.allowed is not None:
+        ids = np.array(draw.allowed, dtype=np.uint32)
+        scores = scores[ids]
+    best = int(scores.argmax())
+    # A broken model's logits may be no numbers: then nothing compares, and which token comes is all one.
+    if draw.params.temperature == 0 or not np.isfinite(scores[best]):
+        return int(ids[best])
+    scores = scores / np.float32(max(draw.params.temperature, MIN_TEMPERATURE))
+    kept = _kept(scores, ids, draw)
+    return int(ids[kept[(scores[kept] + gumbel_noise(draw.key, ids[kept])).argmax()]])
+
+
+@cache
+def _all_ids(vocab_size: int) -> Ids:
+    return np.arange(vocab_size, dtype=np.uint32)
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return bool(
+        params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty not in {0.0, 1.0}
+        or params.logit_bias
+    )
+
+
+def _penalised(logits: Scores, draw: RowDraw) -> Scores:
+    """Logits after penalties and biases; the same array where there are none.
+
+    Repetition: CTRL, Keskar et al. 2019, section 4.1.
+    """
+    params = draw.params
+    if not _has_penalties(params):
+        return logits
+    scores = logits.copy()
+    if params.repetition_penalty not in {0.0, 1.0}:
+        seen = np.array(draw.ids)  # one that comes twice is written the same value twice
+        values, penalty = logits[seen], np.float32(params.repetition_penalty)
+        scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+    output = draw.ids[draw.min_prompt_tokens :]
+    if output and (params.presence_penalty or params.frequency_penalty):
+        seen, counts = np.unique(np.array(output), return_counts=True)
+        scores[seen] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
+    for token, bias in params.logit_bias:
+        scores[token] += np.float32(bias)
+    return scores
+
+
+def _kept(scores: Scores, ids: Ids, draw: RowDraw) -> NDArray[np.intp]:
+    """Places in `scores` among which chance decides: what truncation leaves, or all that could win at all."""
+    params, best = draw.params, scores.argmax()
+    if params.top_k == 0 and params.top_p == 1.0:
+        if params.min_p > 0:
+            return np.flatnonzero(scores >= scores[best] + np.float32(math.log(params.min_p)))
+        to_beat = scores[best] + gumbel_noise(draw.key, ids[best : best + 1])[0]
+        return np.flatnonzero(scores >= to_beat - np.float32(MAX_GUMBEL_NOISE))
+    head = _head(scores, params)
+    if params.min_p > 0:
+        head = head[scores[head] >= scores[best] + np.float32(math.log(params.min_p))]
+    return head
+
+
+def _head(scores: Scores, params: SamplingParams) -> NDArray[np.intp]:
+    """Places of what top-k leaves, and of that what top-p leaves after renormalising, the likeliest first."""
+    count = len(scores)
+    if 0 < params.top_k < count:
+        head = np.flatnonzero(scores >= np.partition(scores, count - params.top_k)[count - params.top_k])
+        head = _descending(scores, head)[: params.top_k]
+        return head[: _nucleus(scores[head], params.top_p)]
+    weights = np.exp(scores - scores.max())
+    total = float(weights.sum())
+    # All tokens that are each below this share have less than 1 - top_p together, so no token of the nucleus is.
+    head = _descending(scores, np.flatnonzero(weights >= total * (1 - params.top_p) / count))
+    return head[: _nucleus(scores[head], params.top_p, total)]
+
+
+def _descending(scores: Scores, places: NDArray[np.intp]) -> NDArray[np.intp]:
+    """`places` by score, the likeliest first, equal ones by id."""
+    return places[np.argsort(-scores[places], kind="stable")]
+
+
+def _nucleus(scores: Scores, top_p: float, total: float | None = None) -> int:
+    """How many of the likeliest it takes until the mass before the last one stays below top_p: at least one.
+
+    scores: descending; total: mass of all that is truncated, in units of the first one's; None: that of `scores`.
+    """
+    if top_p == 1.0:
+        return len(scores)
+    mass = np.exp(scores - scores[0]).cumsum(dtype=np.float64)
+    return int(np.searchsorted(mass, top_p * (mass[-1] if total is None else total))) + 1

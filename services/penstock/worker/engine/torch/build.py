@@ -1,0 +1,119 @@
+"""From options to the engine that computes. Whoever imports this loads torch."""
+
+import structlog
+import torch
+
+from penstock.worker.engine.batching.batch import Batch
+from penstock.worker.engine.batching.build import build_batch
+from penstock.worker.engine.cuda import CudaUnavailable, check_cuda
+from penstock.worker.engine.interface import SequenceSpec
+from penstock.worker.engine.loaders.load import locate_model
+from penstock.worker.engine.loaders.load_model import read_checkpoint
+from penstock.worker.engine.machine.cpu_limits import available_cores
+from penstock.worker.engine.machine.memory import cpu_pool_bytes, fit_context, gpu_pool_bytes
+from penstock.worker.engine.model_card import ModelCard
+from penstock.worker.engine.native import NativeRunner, NativeUnavailable, check_native
+from penstock.worker.engine.options import EngineOptions
+from penstock.worker.engine.torch.engine import TorchEngine
+from penstock.worker.engine.torch.kv_cache import blocks_that_fit
+from penstock.worker.engine.torch.model import Model
+from penstock.worker.engine.torch.runner import Runner, TorchRunner
+from penstock.worker.engine.torch.weights import ModelShape
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+log = structlog.get_logger()
+
+
+@torch.inference_mode()
+def build_torch_engine(options: EngineOptions) -> tuple[TorchEngine, ModelCard]:
+    """Raises ValueError where a forward of our own is demanded and cannot be had."""
+    threads = options.threads or available_cores()
+    device = _device(options.device)
+    checkpoint = read_checkpoint(*locate_model(options.model))
+    shape = checkpoint.shape
+    torch.set_num_threads(threads)
+    dtype, is_native = _choose_dtype(options, shape, device)
+    weights = checkpoint.weights(dtype, device)
+    wanted = options.kv_bytes or _pool_bytes(device)
+    blocks = options.kv_blocks or blocks_that_fit(wanted, shape, options.block_size, dtype)
+    card = fit_context(checkpoint.card, blocks, options.block_size)
+    runner: Runner
+    if is_native:
+        runner = NativeRunner(shape, weights, blocks, options.block_size, threads)
+        torch.set_num_threads(1)  # its threads would wait for work on the cores that the native ones compute on
+    elif device.type == "cuda" and _can_use_kernels(options, device):
+        from penstock.worker.engine.cuda.runner import CudaRunner  # noqa: PLC0415 - needs Triton
+
+        runner = CudaRunner(shape, weights, blocks, options.block_size, options.slots)
+    else:
+        runner = TorchRunner(Model(shape, weights), blocks, options.block_size)
+    _warm_up(runner, build_batch(options, card, blocks), options.token_budget)
+    return TorchEngine(runner, build_batch(options, card, blocks)), card
+
+
+def _warm_up(runner: Runner, batch: Batch, token_budget: int) -> None:
+    """Take the largest prefill of a step and a decode through everything, in the blocks that a new batch takes first.
+
+    The first clients would wait for it otherwise: memory that is written for the first time makes a step ten times as
+    long.
+    """
+    held = min(batch.context_length, batch.pool.blocks * batch.pool.block_size)
+    prompt = [0] * (min(token_budget, held) - 2)
+    batch.add(SequenceSpec(seq_id=0, token_ids=prompt or [0], max_output_tokens=2, ignore_eos=True))
+    while batch.has_work:
+        plan = batch.plan()
+        runner.forward(plan)
+        batch.commit(plan, [0] * len(plan.sampled), [0.0] * len(plan.sampled))
+
+
+def _choose_dtype(options: EngineOptions, shape: ModelShape, device: torch.device) -> tuple[torch.dtype, bool]:
+    """Type to compute in, and whether natively.
+
+    `auto` is bfloat16 natively on CPUs with arithmetic for it, where a row rounds alike in every batch. In plain torch
+    on a CPU it does not, and a text that goes on elsewhere after a fault could leave its path where two tokens all but
+    tie: float32. On GPUs it is bfloat16 for its speed, at that price, which the products of cuBLAS have.
+    """
+    if device.type != "cpu" or options.compute == "torch":
+        return _DTYPES[_resolve_auto(options.dtype, "float32" if device.type == "cpu" else "bfloat16")], False
+    try:
+        has_bfloat16 = check_native(shape, options.block_size)
+    except NativeUnavailable as reason:
+        if options.compute == "native":
+            raise ValueError(f"no native forward: {reason}") from reason
+        log.warning("native_unavailable", reason=str(reason), instead="torch")
+        return _DTYPES[_resolve_auto(options.dtype, "float32")], False
+    name = _resolve_auto(options.dtype, "bfloat16" if has_bfloat16 else "float32")
+    return _DTYPES[name], name == "float32" or has_bfloat16
+
+
+def _can_use_kernels(options: EngineOptions, device: torch.device) -> bool:
+    """Whether a GPU's steps are computed by kernels of our own."""
+    if options.compute == "torch":
+        return False
+    try:
+        check_cuda(device)
+    except CudaUnavailable as reason:
+        if options.compute == "native":
+            raise ValueError(f"no native forward: {reason}") from reason
+        log.warning("kernels_unavailable", reason=str(reason), instead="torch")
+        return False
+    return True
+
+
+def _resolve_auto(name: str, default: str) -> str:
+    return default if name == "auto" else name
+
+
+def _pool_bytes(device: torch.device) -> int:
+    """Asked once the weights are loaded, so that what is free is what they leave."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return gpu_pool_bytes(free)
+    return cpu_pool_bytes()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)

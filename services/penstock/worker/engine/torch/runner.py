@@ -1,0 +1,28 @@
+"""What stands between an engine and a model: from a step's plan to logits, with the KV cache in its keeping."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.worker.engine.batching.plan import StepPlan
+from penstock.worker.engine.torch.inputs import build_inputs
+from penstock.worker.engine.torch.kv_cache import allocate_kv
+from penstock.worker.engine.torch.model import Model
+
+
+class Runner(Protocol):
+    def forward(self, plan: StepPlan) -> Tensor:
+        """Write the K and V of every row; return the logits of the sampled rows: [sampled, vocab_size] float32."""
+
+
+class TorchRunner:
+    """In plain torch: for GPUs, and for CPUs and models that the native forward is not made for."""
+
+    def __init__(self, model: Model, blocks: int, block_size: int) -> None:
+        self.model = model
+        self._block_size = block_size
+        self._kv = allocate_kv(model.shape, blocks, block_size, model.dtype, model.device)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        inputs = build_inputs(plan, self._block_size, self.model.dtype, self.model.device)
+        return self.model.forward(inputs, self._kv)

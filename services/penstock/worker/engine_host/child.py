@@ -1,0 +1,21 @@
+"""Where the engine's process begins: `python -m penstock.worker.engine_host.child FD`, started by `EngineLink`.
+
+Signals meant for the worker are the front's to answer: the engine ends when its pipe closes, and by nothing else.
+"""
+
+import signal
+import socket
+import sys
+
+from penstock.worker.engine.host.loop import engine_main
+from penstock.worker.engine.host.pipe import HostPipe
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    engine_main(HostPipe(socket.socket(fileno=int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

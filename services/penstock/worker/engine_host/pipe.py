@@ -1,0 +1,37 @@
+"""The front's end of the pipe to its engine: whole messages, and never a wait on the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from penstock.worker.engine.host.pipe import MessageDecoder, encode_message
+
+
+class EnginePipe(asyncio.Protocol):
+    """Messages of one engine process, in order, until its end of the pipe closes; then `lost` is done."""
+
+    def __init__(self, on_message: Callable[[object], None]) -> None:
+        self._on_message = on_message
+        self._decoder = MessageDecoder()
+        self._transport: asyncio.Transport | None = None
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own type is none of asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._decoder.feed(data):
+            self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def send(self, message: object) -> None:
+        """Queue a message. What waits here is bounded by the leases a worker has: a spec each, and its cancel."""
+        assert self._transport is not None
+        self._transport.write(encode_message(message))
+
+    def close(self) -> None:
+        if self._transport:
+            self._transport.close()

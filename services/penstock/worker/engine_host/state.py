@@ -1,0 +1,59 @@
+"""What the engine told last: its card, how full it is (nothing while there is no engine), how fast it is."""
+
+from dataclasses import dataclass, field
+
+from penstock.mesh.v1 import worker_pb2 as pb
+from penstock.worker.engine.interface import Capacity, StepResult
+from penstock.worker.engine.model_card import ModelCard
+from penstock.worker.frames import card_message
+from penstock.worker.runs.limits import RunLimits
+from penstock.worker.scheduler_session.load_report import LoadReport, load_report_of
+from penstock.worker.scheduler_session.throughput import EngineThroughput
+
+
+@dataclass(slots=True)
+class EngineState:
+    card: pb.ModelCard | None = None
+    capacity: Capacity | None = None
+    throughput: EngineThroughput = field(default_factory=EngineThroughput)
+
+    @property
+    def limits(self) -> RunLimits:
+        assert self.card, "asked before the engine was ready"
+        assert self.capacity
+        return RunLimits(
+            context_length=self.card.context_length,
+            vocab_size=self.card.vocabulary_size,
+            blocks=self.capacity.blocks,
+            block_size=self.capacity.block_size,
+        )
+
+    @property
+    def load(self) -> LoadReport:
+        assert self.capacity, "asked before the engine was ready"
+        return load_report_of(self.capacity, self.throughput)
+
+    def on_ready(self, card: ModelCard, capacity: Capacity) -> None:
+        self.card, self.capacity = card_message(card, capacity.block_size), capacity
+
+    def on_step(self, result: StepResult, capacity: Capacity, duration_s: float) -> None:
+        self.capacity = capacity
+        self.throughput.record(result, duration_s)
+
+    def on_lost(self) -> None:
+        """Keep card and pace: the next engine has the same model on the same machine."""
+        self.capacity = None
+
+    def figures(self) -> dict[str, float]:
+        now = self.capacity
+        return {
+            "kv_blocks": now.blocks if now else 0,
+            "kv_blocks_used": now.blocks - now.blocks_free if now else 0,
+            "kv_blocks_cached": now.blocks_cached if now else 0,
+            "slots": now.slots if now else 0,
+            "running": now.running if now else 0,
+            "waiting": now.waiting if now else 0,
+            "prefill_backlog_tokens": now.prefill_backlog_tokens if now else 0,
+            "step_seconds": self.throughput.step_time or 0.0,
+            "tokens_per_second": self.throughput.tokens_per_second,
+        }

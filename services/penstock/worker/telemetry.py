@@ -1,0 +1,143 @@
+"""What is told of runs and steps to people: spans, metrics, and one wide log line for each run."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import structlog
+from opentelemetry.metrics import CallbackOptions, Histogram, Observation
+from opentelemetry.trace import StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from penstock.chassis.errors import PenstockError
+from penstock.chassis.observability import semconv
+from penstock.chassis.observability.deferred import defer
+from penstock.chassis.observability.telemetry import is_recorded, meter, start_span, trace_id_of
+from penstock.worker.engine.interface import SequenceFinished
+from penstock.worker.runs.effects import RunEnded
+from penstock.worker.runs.run import RunTimes
+
+log = structlog.get_logger()
+
+NANOS_PER_S = 1_000_000_000
+
+
+class RunTelemetry:
+    """Knows the model's name and nothing of how runs come about."""
+
+    def __init__(self, kv_figures: Callable[[], Mapping[str, float]]) -> None:
+        """`kv_figures` has kv_blocks and kv_blocks_used, asked for whenever metrics are read."""
+        self.model = ""
+        self._duration = _histogram(semconv.GEN_AI_SERVER_REQUEST_DURATION, semconv.REQUEST_DURATION_BUCKETS)
+        self._time_to_first_token = _histogram(
+            semconv.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN, semconv.TIME_TO_FIRST_TOKEN_BUCKETS
+        )
+        self._time_per_output_token = _histogram(
+            semconv.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN, semconv.TIME_PER_OUTPUT_TOKEN_BUCKETS
+        )
+        self._engine_cancel_latency = _histogram(
+            semconv.PENSTOCK_CANCEL_ENGINE_LATENCY, semconv.TIME_TO_FIRST_TOKEN_BUCKETS
+        )
+        self._wasted_tokens = meter().create_counter(semconv.PENSTOCK_CANCEL_WASTED, unit="{token}")
+
+        self._gauge(semconv.PENSTOCK_KV_BLOCKS_USED, lambda: kv_figures()["kv_blocks_used"])
+        self._gauge(semconv.PENSTOCK_KV_BLOCKS_TOTAL, lambda: kv_figures()["kv_blocks"])
+
+    def record(self, ended: RunEnded) -> None:
+        """Write the line at once, which is to outlive the process, and the rest later."""
+        run, times, reason = ended.run, ended.run.times(ended.at), _reason(ended)
+        log.info(
+            "run_ended",
+            trace_id=trace_id_of(run.traceparent),
+            ticket_id=run.ticket_id,
+            lease_id=run.lease_id,
+            outcome=reason,
+            prompt_tokens=len(run.spec.token_ids),
+            cached_tokens=run.cached_tokens,
+            output_tokens=run.tokens,
+            wait_s=round(times.wait_s, 6),
+            prefill_s=round(times.prefill_s, 6),
+            decode_s=round(times.decode_s, 6),
+            **_cancel_fields(ended),
+        )
+        defer(partial(self._record_metrics, ended, times, reason))
+        if is_recorded(run.traceparent):
+            defer(partial(self._record_spans, ended, reason))
+
+    def _gauge(self, name: str, read: Callable[[], float]) -> None:
+        def observe(_: CallbackOptions) -> list[Observation]:
+            return [Observation(read(), {semconv.GEN_AI_REQUEST_MODEL: self.model})]
+
+        meter().create_observable_gauge(name, [observe], unit="{block}")
+
+    def _record_metrics(self, ended: RunEnded, times: RunTimes, reason: str) -> None:
+        names = {semconv.GEN_AI_REQUEST_MODEL: self.model}
+        failed = {semconv.ERROR_TYPE: reason} if isinstance(ended.outcome, PenstockError) else {}
+        self._duration.record(sum(times), {**names, **failed})
+        if ended.run.tokens:
+            self._time_to_first_token.record(times.wait_s + times.prefill_s, names)
+        if ended.run.tokens > 1:
+            self._time_per_output_token.record(times.decode_s / (ended.run.tokens - 1), names)
+        if ended.run.stop_requested_at is not None:
+            self._engine_cancel_latency.record(_engine_cancel_latency_s(ended, ended.run.stop_requested_at), names)
+            self._wasted_tokens.add(ended.run.wasted_tokens, names)
+
+    def _record_spans(self, ended: RunEnded, reason: str) -> None:
+        for name, begun, over, attributes in _span_intervals(ended, self.model):
+            span = start_span(name, ended.run.traceparent, attributes=attributes, start_time=round(begun * NANOS_PER_S))
+            if isinstance(ended.outcome, PenstockError):
+                span.set_attribute(semconv.ERROR_TYPE, reason)
+                span.set_status(StatusCode.ERROR, ended.outcome.message)
+            span.end(round(over * NANOS_PER_S))
+
+
+def _span_intervals(ended: RunEnded, model: str) -> Iterator[tuple[str, float, float, dict[str, AttributeValue]]]:
+    """Name, begin, end (Unix s) and attributes of the spans of a run, as far as it came."""
+    run = ended.run
+    if run.admitted_at is None:
+        return
+    common: dict[str, AttributeValue] = {
+        semconv.GEN_AI_REQUEST_MODEL: model,
+        semconv.PENSTOCK_TICKET_ID: run.ticket_id,
+        semconv.PENSTOCK_LEASE_ID: run.lease_id,
+    }
+    prompt: dict[str, AttributeValue] = {
+        semconv.GEN_AI_USAGE_INPUT_TOKENS: len(run.spec.token_ids),
+        semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: run.cached_tokens,
+    }
+    over = ended.at if run.first_token_at is None else run.first_token_at
+    yield semconv.SPAN_WORKER_PREFILL, run.admitted_at, over, {**common, **prompt}
+    if run.first_token_at is not None:
+        decoded: dict[str, AttributeValue] = {
+            semconv.GEN_AI_USAGE_OUTPUT_TOKENS: run.tokens,
+            semconv.GEN_AI_RESPONSE_FINISH_REASONS: (_reason(ended),),
+        }
+        yield semconv.SPAN_WORKER_DECODE, run.first_token_at, run.last_token_at or over, {**common, **decoded}
+
+
+def _cancel_fields(ended: RunEnded) -> dict[str, float]:
+    """How soon the engine let go of a run that was to end; empty for one that ended by itself."""
+    run = ended.run
+    if run.stop_requested_at is None:
+        return {}
+    return {
+        "asked_at": round(run.stop_requested_at, 6),
+        "engine_cancel_latency_s": round(_engine_cancel_latency_s(ended, run.stop_requested_at), 6),
+        "engine_cancel_latency_steps": run.steps_after_stop,
+        "wasted_tokens": run.wasted_tokens,
+    }
+
+
+def _engine_cancel_latency_s(ended: RunEnded, stop_requested_at: float) -> float:
+    """Seconds, to where the engine began the step without it; a step's news come when it ends."""
+    let_go_at = ended.at if ended.run.released_at is None else ended.run.released_at
+    return max(0.0, let_go_at - stop_requested_at)
+
+
+def _reason(ended: RunEnded) -> str:
+    if isinstance(ended.outcome, PenstockError):
+        return ended.outcome.reason
+    return str(ended.outcome.reason) if isinstance(ended.outcome, SequenceFinished) else "cancelled"
+
+
+def _histogram(name: str, buckets: Sequence[float]) -> Histogram:
+    return meter().create_histogram(name, unit="s", explicit_bucket_boundaries_advisory=buckets)

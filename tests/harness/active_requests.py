@@ -1,0 +1,87 @@
+"""Flights at some stage, and what tests say to them."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from penstock.edge.lifecycle.active_request import ActiveRequest
+from penstock.edge.lifecycle.effects import Accept, AcknowledgeCancel, Enqueue, Fail, Finish, Reserve, StartRun
+from penstock.edge.lifecycle.plan import GenerationPlan, TextDelta
+from penstock.edge.lifecycle.state import LifecycleLimits
+from penstock.mesh.v1.admission_pb2 import Identity
+from penstock.mesh.v1.ticket_pb2 import Lease
+from penstock.mesh.v1.worker_pb2 import RunTimes
+from penstock.v1.inference_pb2 import Sampling
+
+LIMITS = LifecycleLimits(max_attempts=3, upstream_timeout=10.0, cancel_ack_timeout=5.0)
+DEADLINE = 100.0
+END_EFFECTS = (Finish, Fail, AcknowledgeCancel)
+RUN_TIMES = RunTimes(wait=timedelta(seconds=1), prefill=timedelta(seconds=2), decode=timedelta(seconds=3))
+EOS_ID = 7
+
+
+class LetterDetokenizer:
+    """Writes each token as a letter, ends at the letter `stop`, and holds the last one back."""
+
+    def __init__(self, stop=""):
+        self.stop = stop
+        self.held = ""
+
+    def push(self, token_id):
+        text, self.held = self.held, chr(token_id)
+        return TextDelta(text, self.stop) if self.held == self.stop else TextDelta(text)
+
+    def flush(self):
+        text, self.held = self.held, ""
+        return text
+
+
+DEFAULT_PLAN = GenerationPlan(
+    model="tiny",
+    prompt_ids=[1, 2, 3],
+    max_output_tokens=6,
+    sampling=Sampling(seed=1),
+    detokenizer=LetterDetokenizer(),
+    eos_ids=frozenset({EOS_ID}),
+)
+
+
+def generation_plan(**changes):
+    return replace(DEFAULT_PLAN, **{"transcript": LetterDetokenizer(), **changes})
+
+
+def new_active_request():
+    return ActiveRequest("t1", arrived_at=0.0, deadline=DEADLINE, limits=LIMITS)
+
+
+def queued_request(**changes):
+    flight = new_active_request()
+    assert flight.on_tokenized(generation_plan(**changes), 1.0) == [Reserve()]
+    assert flight.on_admitted(Identity(tenant_id="acme"), "r1", 2.0) == [Enqueue()]
+    return flight
+
+
+def lease(attempt=1, worker="w1"):
+    return Lease(
+        lease_id=f"l{attempt}",
+        worker_id=worker,
+        attempt=attempt,
+        ttl=timedelta(seconds=4),
+        queue_wait=timedelta(seconds=5),
+        placement_time=timedelta(seconds=1),
+    )
+
+
+def running_request(**changes):
+    flight = queued_request(**changes)
+    assert flight.on_queued() == [Accept()]
+    assert flight.on_leased(lease(), 10.0) == [StartRun(lease())]
+    assert flight.on_run_started() == []
+    return flight
+
+
+def send_tokens(flight, text, now=12.0):
+    """Make the worker send `text`, a token per letter, and return what the client gets."""
+    got = []
+    for letter in text:
+        got += flight.token(len(flight.answer.ids), ord(letter), None, now)
+    return got

@@ -1,0 +1,158 @@
+"""Real edges and a real auth that can die, stand still and come back, among a queue and a worker that tests script."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from edge_mesh import FakeQueue, FakeWorker, hello, served
+from penstock.auth.config import AuthConfig
+from penstock.auth.service import AdmissionService
+from penstock.auth.store.recovery import edges_to_expect, recover
+from penstock.auth.store.sqlite import opened_store
+from penstock.chassis.channels import channel
+from penstock.edge.__main__ import edge
+from penstock.edge.config import EdgeConfig
+from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
+from penstock.mesh.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from penstock.v1.admin_pb2 import GetSnapshotRequest
+from penstock.v1.admin_pb2_grpc import AdminStub
+
+KEY = "pk_dev_" + "0123456789abcdef" * 2
+SECRETS = {"dev_key": KEY, "pepper": "p" * 32, "mesh_secret": "m" * 32}
+START_UNIX_S = 1_800_000_000.0  # s
+
+
+class PausableAdmission(AdmissionService):
+    """Answers nothing while it `is_held`, as a process that stands still; what it heard it does afterwards."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.is_paused = False
+        self.is_closed = False  # takes no new stream
+        self.dead_edges = set()  # edges that say nothing any more, as far as auth can hear
+        self._held_frames = []
+
+    def _on_frame(self, peer, edge_id, frame):
+        if edge_id in self.dead_edges:
+            return
+        if self.is_paused:
+            self._held_frames.append((peer, edge_id, frame))
+        else:
+            super()._on_frame(peer, edge_id, frame)
+
+    async def Admit(self, request_iterator, context):
+        if self.is_closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+        await super().Admit(request_iterator, context)
+
+    def drop_frames_of_dead(self):
+        """What it has heard of edges that are dead now never reached it."""
+        self._held_frames = [each for each in self._held_frames if each[1] not in self.dead_edges]
+
+    def resume(self):
+        self.is_paused = False
+        while self._held_frames:
+            super()._on_frame(*self._held_frames.pop(0))
+
+
+@dataclass
+class AuthLife:
+    """Auth at one address and one file, whichever process it is at the moment."""
+
+    path: Path
+    settings: dict
+    now: float = START_UNIX_S
+    port: int = 0
+    service: PausableAdmission | None = None
+    desk: object = None
+    _running: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self, *, without_key=""):
+        config = AuthConfig(listen="127.0.0.1:0", store=str(self.path), **SECRETS, **self.settings)
+        store, kept = await self._running.enter_async_context(opened_store(config.store))
+        self.desk = recover(config, kept, self.now)
+        if without_key:
+            self.desk.keys.remove(without_key)
+        edges = edges_to_expect(config, self.desk, self.now)
+        self.service = PausableAdmission(self.desk, edges, store, hello("auth", "auth-1"), lambda: self.now)
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_AdmissionServiceServicer_to_server(self.service, server)
+        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await server.start()
+        self._running.push_async_callback(server.stop, 0)
+
+    async def stop(self):
+        await self._running.aclose()
+
+    def expire_edge(self, edge_id: str) -> None:
+        """As when the grace of an edge that stays away is over."""
+        self.service._expire_edge(edge_id, self.now)  # its sweep, without its clock
+
+    def ledger_rows(self) -> list[tuple]:
+        """The ledger, once auth has ended: prompt tokens, output tokens, outcome."""
+        with closing(sqlite3.connect(self.path)) as file:
+            return file.execute("SELECT prompt_tokens, output_tokens, outcome FROM ledger ORDER BY outcome").fetchall()
+
+
+@dataclass
+class EdgeAuthMesh:
+    auth: AuthLife
+    queue: FakeQueue
+    workers: list[FakeWorker]
+    addresses: list[str]
+    edge_stacks: list[AsyncExitStack]  # of each edge; closing one drains it
+
+    @property
+    def holding_edge(self) -> int:
+        """Number of the one edge that holds a reservation."""
+        [name] = self.auth.desk.accounts.edges
+        return int(name.removeprefix("edge-")) - 1
+
+    async def figures(self, number=0) -> dict[str, float]:
+        async with channel(self.addresses[number]) as to_edge:
+            return dict((await AdminStub(to_edge).GetSnapshot(GetSnapshotRequest())).snapshot.figures)
+
+    async def wait_for_figure(self, name, value, number=0) -> None:
+        """Return when a figure of an edge has come to `value`."""
+        async with asyncio.timeout(20), channel(self.addresses[number]) as to_edge:
+            admin = AdminStub(to_edge)
+            while (await admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures[name] != value:
+                pass
+
+    async def wait_settled(self) -> list[tuple]:
+        """The ledger once nothing is reserved any more; auth is gone after it."""
+        async with asyncio.timeout(20):
+            while self.auth.desk.accounts.reservations:  # noqa: ASYNC110  # a figure is asked, it does not tell
+                await asyncio.sleep(0)
+        await self.auth.stop()
+        return self.auth.ledger_rows()
+
+
+@asynccontextmanager
+async def edge_auth_mesh(path, edges=1, auth=None, **settings) -> AsyncIterator[EdgeAuthMesh]:
+    async with AsyncExitStack() as stack:
+        books = AuthLife(path / "auth.sqlite", auth or {})
+        await books.start()
+        stack.push_async_callback(books.stop)
+        worker = FakeWorker("w1")
+        worker.address = await stack.enter_async_context(served(add_WorkerServiceServicer_to_server, worker))
+        queue = FakeQueue([worker])
+        at = await stack.enter_async_context(served(add_QueueServiceServicer_to_server, queue))
+        addresses, leave = [], []
+        for number in range(edges):
+            own = {"listen": "127.0.0.1:0", "auths": (books.address,), "queues": (at,), "drain_grace": 0.0}
+            life = await stack.enter_async_context(AsyncExitStack())
+            config = EdgeConfig(**own, instance_id=f"edge-{number + 1}", **settings)
+            addresses.append((await life.enter_async_context(edge(config))).address)
+            leave.append(life)
+        yield EdgeAuthMesh(books, queue, [worker], addresses, leave)

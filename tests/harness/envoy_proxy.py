@@ -1,0 +1,209 @@
+"""A real Envoy with a real control plane in front of backends that the test holds in its hand."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+
+from penstock.routing.bootstrap import bootstrap
+
+ENVOY = Path(sys.executable).parent / "envoy"
+ECHO = "/test.Echo/"
+SERVER_OPTIONS = [
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    # From 1000 calls that Python has not picked up yet, C-core cancels some at random.
+    ("grpc.server.max_pending_requests", 10_000),
+    ("grpc.server.max_pending_requests_hard_limit", 20_000),
+]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Backend:
+    """Stands in for an edge: gRPC and HTTP, each of whose streams says one thing, waits for `go`, and says another."""
+
+    def __init__(self, name):
+        self.name = name
+        self.may_continue = asyncio.Event()
+        self.client_disconnected = asyncio.Event()  # a client went before its stream ended
+        self.silent_calls = asyncio.Semaphore(0)  # one for each silent call
+        self.metadata = {}  # of the last call
+
+    @asynccontextmanager
+    async def running(self):
+        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", self._methods()),))
+        ready = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(ready, self.server)
+        await ready.set("", health_pb2.HealthCheckResponse.SERVING)
+        self.grpc_port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        self.web = await asyncio.start_server(self._http, "127.0.0.1", 0)
+        self.http_port = self.web.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            await self.stop()
+
+    async def stop(self):
+        self.may_continue.set()
+        self.web.close()
+        await self.server.stop(None)
+
+    @property
+    def edge(self):
+        return f"127.0.0.1:{self.grpc_port}/127.0.0.1:{self.http_port}"
+
+    def _methods(self):
+        return {
+            "Unary": grpc.unary_unary_rpc_method_handler(self._unary),
+            "Stream": grpc.unary_stream_rpc_method_handler(self._stream),
+            "Silent": grpc.unary_stream_rpc_method_handler(self._silent),
+            "Chat": grpc.stream_stream_rpc_method_handler(self._chat),
+        }
+
+    async def _unary(self, request, context):
+        self.metadata = dict(context.invocation_metadata())
+        return self.name.encode()
+
+    async def _stream(self, request, context):
+        ended = False
+        try:
+            yield f"{self.name} first".encode()
+            await self.may_continue.wait()
+            yield f"{self.name} second".encode()
+            ended = True
+        finally:
+            if not ended:
+                self.client_disconnected.set()
+
+    async def _silent(self, request, context):
+        self.silent_calls.release()
+        await self.may_continue.wait()
+        yield b""
+
+    async def _chat(self, requests, context):
+        async for request in requests:
+            yield self.name.encode() + b" " + request
+
+    async def _http(self, reader, writer):
+        try:
+            while request := await reader.readuntil(b"\r\n\r\n"):
+                await self._answer(request.split(b" ", 2)[1].decode(), reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, path, reader, writer):
+        if path != "/stream":
+            body = b"ok" if path == "/health" else self.name.encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(_chunk(f"data: {self.name} first\n\n"))
+        async with asyncio.TaskGroup() as group:
+            gone = group.create_task(reader.read(1))
+            go = group.create_task(self.may_continue.wait())
+            await asyncio.wait([gone, go], return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                self.client_disconnected.set()
+            gone.cancel()
+            go.cancel()
+        writer.write(_chunk(f"data: {self.name} second\n\n") + b"0\r\n\r\n")
+
+
+def _chunk(text):
+    return b"%x\r\n%s\r\n" % (len(text), text.encode())
+
+
+class LoggedProcess:
+    """A child whose log, on stderr, the test can wait on."""
+
+    def __init__(self, child):
+        self.child = child
+        self.lines = []
+
+    async def wait_for_line(self, *fragments):
+        """Read on to the next line that holds all the fragments; what it passes over is in `lines`."""
+        while raw := await self.child.stderr.readline():
+            self.lines.append(raw.decode(errors="replace"))
+            if all(fragment in self.lines[-1] for fragment in fragments):
+                return self.lines[-1]
+        raise AssertionError(f"{fragments} never came in:\n" + "".join(self.lines))
+
+
+@asynccontextmanager
+async def logged_process(*command, env=None):
+    child = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        env={**os.environ, **(env or {})},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        limit=2**20,
+    )
+    try:
+        yield LoggedProcess(child)
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+class EnvoyProxy:
+    """One Envoy and its control plane; `edges` says which backends it has."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.port, self.admin_port, self.xds_port = free_port(), free_port(), free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.xds_address = f"127.0.0.1:{self.xds_port}"
+
+    def write_edges(self, *edges):
+        replacement = self.folder / "edges.new"
+        replacement.write_text("\n".join(edges))
+        replacement.rename(self.folder / "edges")  # whole or not at all
+
+    def control_plane(self):
+        return logged_process(
+            sys.executable,
+            "-m",
+            "penstock.routing",
+            env={
+                "PENSTOCK_ROUTING_LISTEN": self.xds_address,
+                "PENSTOCK_ROUTING_EDGES": f"file://{self.folder}/edges",
+                "PENSTOCK_ROUTING_ENVOY_LISTEN": self.address,
+                "PENSTOCK_ROUTING_DISCOVERY_INTERVAL": "0.05",
+            },
+        )
+
+    @asynccontextmanager
+    async def envoy(self):
+        """A started Envoy that has all its resources and has checked its backends once."""
+        file = self.folder / "envoy.json"
+        file.write_text(json.dumps(bootstrap(self.xds_address, f"127.0.0.1:{self.admin_port}", "front-1")))
+        flags = ["--concurrency", "1", "--disable-hot-restart"]
+        async with logged_process(ENVOY, "-c", file, *flags) as envoy:
+            await envoy.wait_for_line("all dependencies initialized. starting workers")
+            async with self.channel() as probe:
+                await probe.channel_ready()
+            yield envoy
+
+    @asynccontextmanager
+    async def channel(self, own=0):
+        """A channel; each `own` number is a connection of its own."""
+        backoff = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20)]
+        options = [("grpc.use_local_subchannel_pool", 1), ("test.own", own), *backoff]
+        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
+            yield channel

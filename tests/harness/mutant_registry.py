@@ -1,0 +1,196 @@
+"""How a bug is planted into a tier's real code, and the worlds that bring it out."""
+
+import random
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
+from penstock.faults.mutations import plan_world, with_poison
+from penstock.faults.plan import FaultKind, PlannedFault, PlannedTokenCount
+
+MUTANTS = {}
+
+GENERATE, SESSION = "penstock.v1.Inference/Generate", "penstock.v1.Inference/Session"
+SUBMIT, DISPATCH = "penstock.mesh.v1.QueueService/Submit", "penstock.mesh.v1.QueueService/Dispatch"
+ATTACH = "penstock.mesh.v1.SchedulerService/Attach"
+ADMIT, EXECUTE = "penstock.mesh.v1.AdmissionService/Admit", "penstock.mesh.v1.WorkerService/Execute"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`break_at` says where its worlds break, and how; None: wherever their seeds say."""
+
+    target: object
+    attribute: str
+    replacement: Callable
+    fault: tuple[FaultKind, str, Failpoint] | None
+    cancel_mode: Callable | None  # how clients leave, in worlds that do not break: such a bug needs no fault
+    mutate_plan: Callable | None  # what is peculiar to its worlds, which do not break otherwise
+
+    @contextmanager
+    def applied(self):
+        with patch.object(self.target, self.attribute, self.replacement):
+            yield
+
+    def plan(self, seed):
+        found = plan_world(seed)
+        if self.mutate_plan:
+            return self.mutate_plan(replace(found, faults=(), roughness=0.0), random.Random(seed))
+        if self.cancel_mode:
+            asks = (replace(ask, poison_at=None) for ask in found.requests)  # such a client is not to leave
+            asks = tuple(self.cancel_mode(ask, number) for number, ask in enumerate(asks))
+            return replace(found, asks=asks, faults=(), roughness=0.0)
+        if self.fault is None:
+            return found
+        act, victim, point = self.fault
+        fault = PlannedFault(
+            kind=act, duration_s=0.3, victim_tier=victim, victim_pick=0.5, failpoint=point, frame_number=1 + seed % 3
+        )
+        return replace(found, faults=(fault,))
+
+
+def unchanged(ask, _):
+    return ask
+
+
+def cancels_early(ask, number):
+    """Leaves while its prompt is on its way into the mesh, tokenized, or computed."""
+    return replace(ask, leaves_at=None, leaves_after=0.003 + 0.004 * number, timeout=None, tokens=24)
+
+
+def poison_with_edge_kills(planned, draw):
+    """A request crashes engines, and edges are lost: what they had comes again by another."""
+    deaths = (
+        PlannedFault(
+            kind=FaultKind.KILL, duration_s=0.1, victim_tier="edge", victim_pick=pick, at=draw.uniform(0.3, 0.6)
+        )
+        for pick in (0, 0.9)
+    )
+    return replace(with_poison(planned, draw), faults=tuple(deaths))
+
+
+def poison_without_schedulers(planned, draw):
+    """A request crashes an engine when no scheduler is there and its edge has just lost the worker."""
+    poisoned = with_poison(planned, draw)
+    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
+    shape = replace(planned.shape, schedulers=1, workers=2)
+    deaf = PlannedFault(
+        kind=FaultKind.KILL,
+        duration_s=0.3,
+        victim_tier="scheduler",
+        victim_pick=0,
+        at=ask.starts_at + draw.uniform(0.02, 0.04),
+    )
+    lost = PlannedFault(
+        kind=FaultKind.RESET,
+        duration_s=0.0,
+        victim_tier="edge",
+        victim_pick=0,
+        failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
+        frame_number=3,
+    )
+    later = replace(ask, tokens=max(4, ask.max_output_tokens), poison_at=3)
+    return replace(planned, shape=shape, asks=(later,), faults=(deaf, lost))
+
+
+def edge_freeze_during_auth_restart(planned, draw):
+    """And end soon after they have gone on, so that clients have spent the few retries that they share."""
+    gone = draw.uniform(0.3, 0.5)
+    on = gone + 0.3 + 4.5
+    asks = (replace(ask, at=gone + 0.2, leaves_at=None, leaves_after=None, timeout=None) for ask in planned.asks)
+    faults = (
+        PlannedFault(kind=FaultKind.KILL, duration_s=0.8, victim_tier="auth", victim_pick=0, at=gone),
+        PlannedFault(
+            kind=FaultKind.FREEZE, duration_s=on - gone - 0.3, victim_tier="edge", victim_pick=0, at=gone + 0.3
+        ),
+        PlannedFault(
+            kind=FaultKind.TERM, duration_s=0.4, victim_tier="edge", victim_pick=0, at=on + draw.uniform(0.9, 1.1)
+        ),
+    )
+    counts = (PlannedTokenCount(starts_at=0.0, prompt=(3,)),)  # has auth answer, and lets nobody in
+    shape = replace(planned.shape, edges=1)
+    return replace(planned, shape=shape, asks=tuple(asks), counts=counts, faults=faults)
+
+
+def poison_resumed_by_another_edge(planned, draw):
+    """A request crashes an engine when no scheduler is there, and its edge is lost as well."""
+    poisoned = with_poison(planned, draw)
+    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
+    shape = replace(planned.shape, edges=2, schedulers=1, workers=2)
+    deaf = PlannedFault(
+        kind=FaultKind.KILL,
+        duration_s=0.3,
+        victim_tier="scheduler",
+        victim_pick=0,
+        at=ask.starts_at + draw.uniform(0.02, 0.04),
+    )
+    lost = PlannedFault(
+        kind=FaultKind.KILL,
+        duration_s=2.0,
+        victim_tier="edge",
+        victim_pick=0,
+        failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
+        frame_number=3,
+    )
+    later = replace(ask, tokens=max(4, ask.max_output_tokens), poison_at=3)
+    return replace(planned, shape=shape, asks=(later,), counts=(), faults=(deaf, lost))
+
+
+def poison_with_scheduler_unreachable(planned, draw):
+    """A request crashes an engine when the worker cannot reach its own scheduler, and its edge is lost as well."""
+    poisoned = with_poison(planned, draw)
+    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
+    shape = replace(planned.shape, edges=2, schedulers=2, workers=2)
+    act, victim = draw.choice(((FaultKind.PARTITION, "worker"), (FaultKind.FREEZE, "scheduler")))
+    deaf = PlannedFault(
+        kind=act, duration_s=1.5, victim_tier=victim, victim_pick=0, failpoint=Failpoint(ATTACH, TO_SERVER, "started")
+    )
+    lost = PlannedFault(
+        kind=FaultKind.KILL,
+        duration_s=2.0,
+        victim_tier="edge",
+        victim_pick=0,
+        failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
+        frame_number=3,
+    )
+    later = replace(ask, tokens=max(4, ask.max_output_tokens), poison_at=3)
+    return replace(planned, shape=shape, asks=(later,), counts=(), faults=(deaf, lost))
+
+
+def poison_sent_twice(planned, draw):
+    """The second time while the first runs; its edge can start it elsewhere once that has crashed an engine."""
+    poisoned = with_poison(planned, draw)
+    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
+    first = replace(ask, at=0.0, poison_at=0, in_session=False, is_text=False)
+    shape = replace(planned.shape, edges=1, workers=2, slots=1, schedulers=draw.choice((1, 2)), token_budget=8)
+    unheard = PlannedFault(
+        kind=FaultKind.PARTITION,
+        duration_s=0.4,
+        victim_tier="worker",
+        victim_pick=0,
+        failpoint=Failpoint(EXECUTE, TO_SERVER, "hello"),
+        frame_number=2,
+    )
+    again = replace(first, at=draw.uniform(0.0, 0.02))
+    return replace(planned, shape=shape, asks=(first, again), counts=(), faults=(unheard,))
+
+
+def cancels_midway(ask, _):
+    return replace(ask, leaves_at=2, leaves_after=None, timeout=None, tokens=24, ignore_eos=True, stops=())
+
+
+def mutant(target, name, *, fault=None, cancel_mode=None, mutate_plan=None):
+    """Note a bug: the decorated function takes the original's place and gets it first."""
+
+    def note(changed):
+        original = getattr(target, name)
+
+        def planted(*args, **kwargs):
+            return changed(original, *args, **kwargs)
+
+        MUTANTS[changed.__name__] = Mutant(target, name, planted, fault, cancel_mode, mutate_plan)
+        return changed
+
+    return note

@@ -1,0 +1,87 @@
+"""A dispatcher driven by plain calls, and what is read of its effects."""
+
+from dispatch_mesh import MODEL, START_UNIX_S, profile_of, ticket_of
+from penstock.mesh.v1.queue_pb2 import Head
+from penstock.mesh.v1.scheduler_pb2 import ServedLease
+from penstock.scheduler.credit.credit_book import FreeCapacity
+from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
+
+
+def attach(scheduler, worker="w", *, stream="", **profile):
+    return scheduler.on_worker_attached(stream or worker, worker, f"{worker}:1", profile_of(**profile))
+
+
+def offer(scheduler, name="t", *, queue="q", now=START_UNIX_S, **ticket):
+    return scheduler.offer(queue, ticket_of(name, **ticket), now)
+
+
+def only(kind, effects):
+    found = [effect for effect in effects if isinstance(effect, kind)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def held_credit(scheduler, queue="q"):
+    return scheduler.credits[MODEL].shards[queue].held
+
+
+def free_capacity(scheduler):
+    pool = scheduler.fleet.pools[MODEL]
+    return pool.totals.room, pool.largest
+
+
+def service_reports(effects, kind=SendServiceReport):
+    return [
+        (effect.queue, each.ticket_id, each.attempt, each.prompt_tokens, each.output_tokens, each.ended)
+        for effect in effects
+        if isinstance(effect, kind)
+        for each in effect.tickets
+    ]
+
+
+def without_reports(effects):
+    """All but what is told of pace and service."""
+    return [effect for effect in effects if not isinstance(effect, SendPoolStats | SendServiceReport)]
+
+
+def credit_grants(effects):
+    return [
+        (effect.queue, effect.tickets, effect.return_unused) for effect in effects if isinstance(effect, GrantCredit)
+    ]
+
+
+def served(lease_id, prompt_tokens, output_tokens):
+    return ServedLease(lease_id=lease_id, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+
+
+def pool_stats(effects):
+    return [effect.stats for effect in effects if isinstance(effect, SendPoolStats)]
+
+
+LARGE_TOKENS, SMALL_TOKENS = 1_000, 100  # tokens
+MANY_TOKENS = 1_000_000  # tokens: more than any of these tests grants
+
+
+def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, resumes=False):
+    """Of tickets of `tokens` each."""
+    return Head(
+        model=MODEL,
+        waiting=waiting,
+        priority=priority,
+        enqueue_unix_nano=at,
+        virtual_tokens=virtual,
+        waiting_tokens=waiting * tokens,
+        lifted_tokens=lifted,
+        resumes=resumes,
+    )
+
+
+def grants(book, room, largest, tokens=MANY_TOKENS):
+    """What is granted, but for the tokens."""
+    return [grant._replace(tokens=0) for grant in book.grants(FreeCapacity(room, tokens, largest))]
+
+
+def offer_one(book, queue, then):
+    """A shard uses one credit and tells its new head, as it does after every offer."""
+    book.offered(queue, 10)
+    book.head(queue, then)
