@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from documents import DOCUMENTS, LINK, README, anchors, blocks, prose, spans
+from documents import DOCUMENTS, LINK, README, SPAN, anchors, blocks, prose, spans
 from paths import REPO
 from penstock.chassis.observability import semconv
 from penstock.cli.__main__ import cli
@@ -27,6 +27,8 @@ OTHER_PROGRAMS = {".", "curl", "docker", "git", "kubectl", "node", "npm", "pip",
 CONFIGURATION = (REPO / "docs" / "configuration.md").read_text(encoding="utf-8")
 NAMES = set(re.findall(r"PENSTOCK_[A-Z0-9_]*[A-Z0-9]", CONFIGURATION))
 COMMON = {f"PENSTOCK_<TIER>_{name}" for name in re.findall(r"`PENSTOCK_<TIER>_([A-Z_]+)`", CONFIGURATION)}
+# Words in code spans that are none of Penstock's code: of Kubernetes, packages, folders, conventions for names.
+ALLOWED_WORDS = {"maxUnavailable", "terminationGracePeriodSeconds", "ops", "venv", "vllm", "on_x", "pop_", "is_"}
 FORMER = ("CHANGELOG.md", "configuration.md", "glossary.md")  # documents that may mention names of the past
 DOTTED = re.compile(r"(?:penstock|gen_ai|rpc|http)(?:\.\w+)+")
 PATH = re.compile(r"[\w.-]+(?:/[\w.<>*-]+)*/?")
@@ -215,6 +217,26 @@ def test_every_metric_module_and_message_in_the_text_exists(document):
         if DOTTED.fullmatch(span) and document.name not in {"CHANGELOG.md", "glossary.md"}:
             known = span in values or is_module(span) or is_proto(span, protos)
             assert known, f"{document.name}:{line}: {span} is no metric, attribute, module or message"
+
+
+@pytest.fixture(scope="module")
+def identifiers():
+    """All words of the product's code and contracts."""
+    paths = [*SOURCES.rglob("*.py"), *(REPO / "protos").rglob("*.proto")]
+    texts = [path.read_text(encoding="utf-8") for path in paths if "_pb2" not in path.name]
+    return set(re.findall(r"\w+", "\n".join(texts)))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
+def test_every_identifier_in_the_text_exists(document, identifiers):
+    """The first columns of the glossary have former names; the changelog and the page of settings are left out."""
+    former = {each for line in prose(document).splitlines() for each in SPAN.findall(line.split(" | ")[0])}
+    skipped = former if document.name == "glossary.md" else set()
+    for line, span in spans(document):
+        is_name = re.fullmatch(r"\.?_?[A-Za-z]\w*(\.\w+)*", span) and not DOTTED.fullmatch(span)
+        if is_name and not (is_path(span) or span in skipped or document.name in FORMER[:2]):
+            missing = set(span.split(".")) - identifiers - ALLOWED_WORDS - NAMES - {""}
+            assert not missing, f"{document.name}:{line}: no code has {', '.join(missing)}"
 
 
 def is_module(name):
