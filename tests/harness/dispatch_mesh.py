@@ -236,7 +236,9 @@ class CoreMesh:
         kind = frame.WhichOneof("frame")
         if kind == "credit":
             credit = queue_frames.credit_of(frame.credit)
-            return book.on_credit(scheduler, frame.credit.model, credit, self.now, return_unused=frame.credit.once)
+            return book.on_credit(
+                scheduler, frame.credit.model, credit, self.now, return_unused=frame.credit.return_unused
+            )
         if kind == "pool_stats":
             return book.on_pool_stats(scheduler, frame.pace.model, queue_frames.pool_stats_of(frame.pace, self.now))
         if kind == "virtual_times":

@@ -62,7 +62,7 @@ def raised_error(add, error):
 
 def steps_are_numbered_and_tokens_are_indexed(subject):
     first, second = subject.add(max_output_tokens=3), subject.add(PROMPT[:7], max_output_tokens=5)
-    results = subject.run_out()
+    results = subject.run_to_end()
     steps = [each.step for each in results]
     assert steps == list(range(steps[0], steps[0] + len(steps)))
     assert indexes_of(results, first) == [0, 1, 2]
@@ -77,14 +77,14 @@ def a_stop_id_is_the_last_token(subject):
     whole = subject.text()
     stop = whole[3]
     seq_id = subject.add(stop_ids=frozenset({stop}))
-    results = subject.run_out()
+    results = subject.run_to_end()
     assert tokens_of(results, seq_id) == whole[: whole.index(stop) + 1]
     [done] = [done for each in results for done in each.finished]
     assert done[:3] == (seq_id, FinishReason.STOP, whole.index(stop) + 1)
 
 
 def the_eos_token_ends_a_sequence_unless_ignored(subject):
-    if not subject.computes:
+    if not subject.uses_model_scores:
         return
     for eos_id in subject.eos_ids:
         to_end = SamplingParams(logit_bias=((eos_id, 90.0),))
@@ -96,14 +96,14 @@ def the_same_request_has_the_same_text(subject):
     assert subject.text() == subject.text()
     drawn = subject.text(sampling=SAMPLED, seed=11)
     assert subject.text(sampling=SAMPLED, seed=11) == drawn
-    if subject.computes:
+    if subject.uses_model_scores:
         assert subject.text(sampling=SAMPLED, seed=12) != drawn
 
 
 def a_resumed_greedy_text_continues_identically(subject):
     whole = subject.text()
     seq_id = subject.add([*PROMPT, *whole[:3]], emitted=3, max_output_tokens=5)
-    results = subject.run_out()
+    results = subject.run_to_end()
     assert indexes_of(results, seq_id) == [3, 4, 5, 6, 7]
     assert tokens_of(results, seq_id) == whole[3:]
     assert results[-1].finished[0].output_tokens == 5
@@ -112,14 +112,14 @@ def a_resumed_greedy_text_continues_identically(subject):
 def a_resumed_sampled_text_continues_at_its_index(subject):
     whole = subject.text(sampling=SAMPLED, seed=3)
     seq_id = subject.add([*PROMPT, *whole[:3]], emitted=3, max_output_tokens=5, sampling=SAMPLED, seed=3)
-    results = subject.run_out()
+    results = subject.run_to_end()
     assert indexes_of(results, seq_id) == [3, 4, 5, 6, 7]
     if subject.resumes_draws:
         assert tokens_of(results, seq_id) == whole[3:]
 
 
 def penalties_count_all_output_including_earlier_runs(subject):
-    if not subject.computes:
+    if not subject.uses_model_scores:
         return
     plain = subject.text(max_output_tokens=24)
     for penalty in (
@@ -134,10 +134,10 @@ def penalties_count_all_output_including_earlier_runs(subject):
 
 
 def biases_and_constraints_restrict_the_output(subject):
-    if not subject.computes:
+    if not subject.uses_model_scores:
         return
     assert subject.text(sampling=SamplingParams(logit_bias=((77, 90.0),)), max_output_tokens=3) == [77] * 3
-    allowed = subject.text(form=AllowedTokens(frozenset({50, 51, 52})))
+    allowed = subject.text(constraint=AllowedTokens(frozenset({50, 51, 52})))
     assert set(allowed) <= {50, 51, 52}
     choices = ((60, 61, 62), (60, 70, 71))
     held = {"form": AllowedChoices(choices), "ignore_eos": False}
@@ -151,10 +151,10 @@ def biases_and_constraints_restrict_the_output(subject):
 def logprobs_are_returned_on_request(subject):
     asked = subject.add(sampling=SamplingParams(logprobs=True))
     silent = subject.add()
-    for result in subject.run_out():
+    for result in subject.run_to_end():
         for seq_id, logprob in zip(result.seq_ids, result.logprobs, strict=True):
             assert logprob == 0.0 if seq_id == silent else logprob <= 0.0
-            assert not subject.computes or seq_id != asked or logprob < 0.0
+            assert not subject.uses_model_scores or seq_id != asked or logprob < 0.0
 
 
 def the_next_step_reports_a_cancel_and_computes_nothing_for_it(subject):
@@ -162,7 +162,7 @@ def the_next_step_reports_a_cancel_and_computes_nothing_for_it(subject):
     before = [subject.engine.step() for _ in range(3)]
     assert subject.engine.cancel(gone)
     assert not subject.engine.cancel(gone)
-    results = subject.run_out()
+    results = subject.run_to_end()
     [receipt] = results[0].cancelled
     assert (receipt.seq_id, receipt.output_tokens) == (gone, len(tokens_of(before, gone)))
     assert receipt.blocks_freed >= 1
@@ -176,7 +176,7 @@ def a_cancel_of_the_only_sequence_is_reported(subject):
     seq_id = subject.add()
     assert subject.engine.cancel(seq_id)
     assert subject.engine.has_work
-    [result] = subject.run_out()
+    [result] = subject.run_to_end()
     assert (result.cancelled[0][:2], result.tokens) == ((seq_id, 0), [])
 
 
@@ -195,7 +195,7 @@ def capacity_is_returned_in_full(subject):
     assert (busy.running, busy.waiting, busy.slots_free) == (1, 0, idle.slots - 1)
     assert idle.blocks - busy.blocks_free == -(-len(PROMPT) // idle.block_size)
     assert busy.blocks_promised == final - (idle.blocks - busy.blocks_free)
-    subject.run_out()
+    subject.run_to_end()
     after = subject.engine.capacity()
     assert (after.slots_free, after.blocks_free, after.blocks_promised) == (idle.slots, idle.blocks, 0)
 
@@ -204,7 +204,7 @@ def step_counts_add_up(subject):
     prompts = [PROMPT, PROMPT[:11], PROMPT[:3]]
     for prompt in prompts:
         subject.add(prompt, max_output_tokens=4)
-    results = subject.run_out()
+    results = subject.run_to_end()
     assert sum(each.prefill_tokens for each in results) == sum(map(len, prompts))
     assert sum(each.decode_seqs for each in results) == 3 * 3
     assert sum(each.preempted for each in results) == 0
@@ -215,7 +215,7 @@ def each_sequence_is_admitted_once_with_its_tenants_cached_prefix(subject):
     cached = []
     for salt in (b"one", b"one", b"two", b"", b""):
         seq_id = subject.add(prompt, max_output_tokens=2, cache_salt=salt)
-        results = subject.run_out()
+        results = subject.run_to_end()
         [admitted] = [each for result in results for each in result.admitted]
         [done] = [each for result in results for each in result.finished]
         assert (admitted.seq_id, admitted.cached_tokens) == (seq_id, done.cached_tokens)
@@ -231,7 +231,7 @@ def sequences_without_a_slot_wait_and_all_finish(subject):
     results = [subject.engine.step()]
     now = subject.engine.capacity()
     assert (now.running <= slots, now.waiting >= 3) == (True, True)
-    results += subject.run_out()
+    results += subject.run_to_end()
     assert [len(tokens_of(results, seq_id)) for seq_id in ids] == [6] * (slots + 3)
     assert sorted(done.seq_id for each in results for done in each.finished) == ids
 
@@ -243,7 +243,7 @@ def invalid_sequences_are_rejected_and_discarded(subject):
     raised_error(subject.add, StartInvalid)
     raised_error(lambda: subject.add(PROMPT, emitted=len(PROMPT)), StartInvalid)
     raised_error(lambda: subject.add(PROMPT, max_output_tokens=0), StartInvalid)
-    results = subject.run_out()
+    results = subject.run_to_end()
     assert {seq_id for each in results for seq_id in each.seq_ids} == {known}
 
 

@@ -57,7 +57,7 @@ def unchanged(ask, _):
 
 def cancels_early(ask, number):
     """Leaves while its prompt is on its way into the mesh, tokenized, or computed."""
-    return replace(ask, leaves_at=None, leaves_after=0.003 + 0.004 * number, timeout=None, tokens=24)
+    return replace(ask, cancel_after_tokens=None, cancel_after_s=0.003 + 0.004 * number, timeout=None, tokens=24)
 
 
 def poison_with_edge_kills(planned, draw):
@@ -99,7 +99,9 @@ def edge_freeze_during_auth_restart(planned, draw):
     """And end soon after they have gone on, so that clients have spent the few retries that they share."""
     gone = draw.uniform(0.3, 0.5)
     on = gone + 0.3 + 4.5
-    asks = (replace(ask, at=gone + 0.2, leaves_at=None, leaves_after=None, timeout=None) for ask in planned.asks)
+    asks = (
+        replace(ask, at=gone + 0.2, cancel_after_tokens=None, cancel_after_s=None, timeout=None) for ask in planned.asks
+    )
     faults = (
         PlannedFault(kind=FaultKind.KILL, duration_s=0.8, victim_tier="auth", victim_pick=0, at=gone),
         PlannedFault(
@@ -163,7 +165,7 @@ def poison_sent_twice(planned, draw):
     """The second time while the first runs; its edge can start it elsewhere once that has crashed an engine."""
     poisoned = with_poison(planned, draw)
     ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
-    first = replace(ask, at=0.0, poison_at=0, in_session=False, is_text=False)
+    first = replace(ask, at=0.0, poison_at=0, uses_session=False, sends_text=False)
     shape = replace(planned.shape, edges=1, workers=2, slots=1, schedulers=draw.choice((1, 2)), token_budget=8)
     unheard = PlannedFault(
         kind=FaultKind.PARTITION,
@@ -178,7 +180,7 @@ def poison_sent_twice(planned, draw):
 
 
 def cancels_midway(ask, _):
-    return replace(ask, leaves_at=2, leaves_after=None, timeout=None, tokens=24, ignore_eos=True, stops=())
+    return replace(ask, cancel_after_tokens=2, cancel_after_s=None, timeout=None, tokens=24, ignore_eos=True, stops=())
 
 
 def mutant(target, name, *, fault=None, cancel_mode=None, mutate_plan=None):

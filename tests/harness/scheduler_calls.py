@@ -12,7 +12,7 @@ def attach(scheduler, worker="w", *, stream="", **profile):
 
 
 def offer(scheduler, name="t", *, queue="q", now=START_UNIX_S, **ticket):
-    return scheduler.offer(queue, ticket_of(name, **ticket), now)
+    return scheduler.on_offer(queue, ticket_of(name, **ticket), now)
 
 
 def only(kind, effects):
@@ -27,7 +27,7 @@ def held_credit(scheduler, queue="q"):
 
 def free_capacity(scheduler):
     pool = scheduler.fleet.pools[MODEL]
-    return pool.totals.room, pool.largest
+    return pool.totals.available_leases, pool.largest
 
 
 def service_reports(effects, kind=SendServiceReport):
@@ -83,5 +83,5 @@ def grants(book, room, largest, tokens=MANY_TOKENS):
 
 def offer_one(book, queue, then):
     """A shard uses one credit and tells its new head, as it does after every offer."""
-    book.offered(queue, 10)
+    book.on_offer(queue, 10)
     book.head(queue, then)

@@ -29,7 +29,7 @@ async def test_the_openai_client_sees_each_piece_before_the_next_is_made(path):
                 assert await next_text(events) == text
             call.finish()
             rest = [event async for event in events]
-        await call.is_left()
+        await call.wait_left()
     assert all(not text_in(event) for event in rest)
     if path == "/v1/responses":
         assert rest[-1].type == "response.completed"
@@ -48,7 +48,7 @@ async def test_the_openai_client_gets_a_whole_answer_with_its_usage(path):
         call.say("Wa", "ter")
         call.finish()
         answer = await asked
-        await call.is_left()
+        await call.wait_left()
     assert text_of(answer) == "Water"
     assert answer.usage.total_tokens == 5
     assert answer.model == "tiny"
@@ -128,7 +128,7 @@ async def test_a_stream_that_fails_under_way_ends_in_an_error_that_the_client_ra
             call.fail(Unavailable("every worker is gone", reason="ATTEMPTS_EXHAUSTED"))
             with pytest.raises(openai.APIError, match="every worker is gone"):
                 await next_text(events)
-        await call.is_left()
+        await call.wait_left()
 
 
 async def test_a_response_that_fails_under_way_ends_in_its_failed_event():

@@ -27,7 +27,7 @@ async def test_a_client_that_leaves_cancels_its_request(is_stream, is_accepted):
             await wait_until(lambda: not call.stream.unread)
         assert not call.left.is_set()
         asked.cancel()
-        await call.is_left()
+        await call.wait_left()
         with pytest.raises(asyncio.CancelledError):
             await asked
         assert call.told == [False]  # before all that had to unwind
@@ -85,14 +85,14 @@ async def test_a_client_that_leaves_while_it_is_behind_is_noticed():
         await stall(call)
         assert not call.left.is_set()
         writer.close()
-        await call.is_left()
+        await call.wait_left()
 
 
 async def test_a_client_that_never_reads_loses_its_connection(monkeypatch):
     monkeypatch.setattr(http_server, "TCP_USER_TIMEOUT_MS", 500)  # ms
     async with http_edge() as edge, edge.unread_stream() as (_, _, call):
         await stall(call)
-        await call.is_left()
+        await call.wait_left()
 
 
 async def test_a_silent_stream_says_that_it_lives():
@@ -136,8 +136,8 @@ async def test_after_the_grace_streams_end_in_an_error_and_the_rest_in_a_status(
             call.say("Wa")
             request_stop("test", grace=0.0)
             text = await response.aread()
-        await call.is_left()
-        await unanswered.is_left()
+        await call.wait_left()
+        await unanswered.wait_left()
         assert (await whole).status_code == 503
     assert json.loads(text.decode().split("data: ")[-1])["error"]["code"] == "draining"
     assert (await whole).headers["retry-after-ms"] == "100"

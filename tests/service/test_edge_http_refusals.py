@@ -38,7 +38,7 @@ async def test_who_is_refused_before_a_turn_sees_it_in_the_status(error, status,
         call.fail(error)
         with pytest.raises(kind) as refused:
             await asked
-        await call.is_left()
+        await call.wait_left()
     assert (refused.value.status_code, refused.value.code) == (status, code)
     assert error.message in str(refused.value)
     headers = refused.value.response.headers

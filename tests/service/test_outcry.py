@@ -27,7 +27,7 @@ async def cry():
 
 async def heard(schedulers):
     async with asyncio.timeout(TIMEOUT_S):
-        return [await each.outcries.get() for each in schedulers]
+        return [await each.poison_reports.get() for each in schedulers]
 
 
 async def test_every_scheduler_hears_of_suspects_and_of_what_became_of_them(cry):

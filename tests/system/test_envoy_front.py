@@ -54,7 +54,7 @@ async def test_a_stream_passes_unbuffered_over_grpc_and_over_http(up):
     assert await call.read() == b"a first"  # the second is not made before `go`
     reader, writer = await http(front, "/stream")
     assert b"200 OK" in await reader.readuntil(b"data: a first\n\n")
-    a.go.set()
+    a.may_continue.set()
     assert await call.read() == b"a second"
     assert await call.code() is grpc.StatusCode.OK
     await reader.readuntil(b"data: a second\n\n")
@@ -102,7 +102,7 @@ async def test_two_thousand_streams_at_once_meet_no_limit_of_the_proxy(up):
         channels = [await stack.enter_async_context(front.channel(own=number)) for number in range(2)]
         calls = [channels[number % 2].unary_stream(f"{ECHO}Stream")(b"") for number in range(2000)]
         assert set(await asyncio.gather(*(call.read() for call in calls))) == {b"a first"}
-        a.go.set()
+        a.may_continue.set()
         assert set(await asyncio.gather(*(call.read() for call in calls))) == {b"a second"}
 
 
@@ -115,7 +115,7 @@ async def test_six_hundred_early_cancels_cost_the_other_streams_nothing(up):
         await a.arrived.acquire()  # there, and without a word of answer yet
         early.cancel()
     await unary(front)  # on the same connection, after all of them
-    a.go.set()
+    a.may_continue.set()
     assert await steady.read() == b"a second"
 
 
@@ -133,7 +133,7 @@ async def test_an_edge_that_joins_is_used_and_one_that_is_taken_out_ends_its_str
     await front.plane.line('"edges_changed"')
     await front.plane.line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"b"}
-    a.go.set()
+    a.may_continue.set()
     assert await running.read() == b"a second"
     assert await running.code() is grpc.StatusCode.OK
 
@@ -151,7 +151,7 @@ async def test_a_draining_edge_gets_no_new_call_and_keeps_its_streams(up):
     await front.plane.line('"edges_changed"')
     await front.plane.line('"xds_ack"', "ENDPOINT")
     assert {await unary(front) for _ in range(20)} == {b"b"}
-    a.go.set(), b.go.set()
+    a.may_continue.set(), b.may_continue.set()
     assert {await call.read() for call in running} == {b"a second", b"b second"}
 
 
@@ -177,7 +177,7 @@ async def test_the_death_of_the_control_plane_disturbs_nothing(up):
         front.edges(a.edge, "127.0.0.1:1/127.0.0.1:1")
         await plane.line('"edges_changed"')
         await plane.line('"xds_ack"', "ENDPOINT")  # it came back and took the news
-        a.go.set()
+        a.may_continue.set()
         assert await running.read() == b"a second"
 
 

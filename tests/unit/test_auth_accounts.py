@@ -296,8 +296,8 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def what_is_held_is_what_is_open(self):
         assert self.books.reservation_count == self.books.concurrent_requests == len(self.open)
-        assert self.books.reserved_tokens == sum(each.ask.tokens for each in self.open.values())
-        held = Counter(each.ask.tenant_id for each in self.open.values())
+        assert self.books.reserved_tokens == sum(each.request.tokens for each in self.open.values())
+        held = Counter(each.request.tenant_id for each in self.open.values())
         assert all(count <= 4 for count in held.values())
 
     @invariant()

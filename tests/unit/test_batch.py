@@ -110,7 +110,7 @@ def test_urgent_prompts_go_before_shorter_ones_and_the_oldest_keeps_a_little_of_
     batch.add(spec(1, prompt=40))
     step(batch)
     batch.add(spec(2, prompt=6))
-    batch.add(spec(3, prompt=20, is_urgent=True))
+    batch.add(spec(3, prompt=20, is_express=True))
     chunks = [{part.sequence.spec.seq_id: part.count for part in batch.plan().prefills}]
     assert chunks == [{1: 2, 3: 14}]
 

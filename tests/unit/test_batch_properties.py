@@ -38,7 +38,7 @@ class KvMemory:
             if position >= part.start:
                 cell[position % BLOCK_SIZE] = tuple(sequence.ids[: position + 1])
             assert cell[position % BLOCK_SIZE] == tuple(sequence.ids[: position + 1])
-        return next_token(sequence.ids) if part.samples else None
+        return next_token(sequence.ids) if part.is_sampled else None
 
 
 def assert_each_block_has_one_writer(batch, plan):

@@ -123,7 +123,7 @@ def said(fingerprint, *, is_guilty=False, lasts=10):
 
 
 def named(book):
-    return {each.fingerprint: each.is_guilty for each in book.all()}
+    return {each.fingerprint: each.is_guilty for each in book.merged()}
 
 
 def test_what_a_worker_said_holds_until_it_says_something_else_or_its_time_is_over():
@@ -199,7 +199,7 @@ def shard_with_two_waiting():
 
 
 def hear_blames(shard, *blames, scheduler="s"):
-    return shard.hear(shard.book.catalog(scheduler, [entry()], shard.now, blames))
+    return shard.record(shard.book.catalog(scheduler, [entry()], shard.now, blames))
 
 
 def test_a_ticket_that_waits_is_passed_over_while_it_is_a_suspect_and_keeps_its_place():

@@ -48,7 +48,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.withdrawn.add(name)
         self.mesh.withdraw(self.shard_of[name], name)
 
-    @precondition(lambda self: self.mesh.moving)
+    @precondition(lambda self: self.mesh.pending_directions)
     @rule(choose=st.data(), frames=st.integers(1, 6))
     def deliver(self, choose, frames):
         for _ in range(frames):
@@ -69,12 +69,12 @@ class DispatchMachine(RuleBasedStateMachine):
     def pass_time(self, seconds):
         self.mesh.pass_time(seconds)
 
-    @precondition(lambda self: len(self.mesh.homes) < 4)
+    @precondition(lambda self: len(self.mesh.scheduler_by_worker) < 4)
     @rule(choose=st.data())
     def attach(self, choose):
         self.attach_to(choose.draw(st.sampled_from(sorted(self.mesh.schedulers))))
 
-    @precondition(lambda self: self.mesh.homes)
+    @precondition(lambda self: self.mesh.scheduler_by_worker)
     @rule(choose=st.data())
     def lose_worker(self, choose):
         self.mesh.detach(choose.draw(st.sampled_from(sorted(self.mesh.scheduler_by_worker))))

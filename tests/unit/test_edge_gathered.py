@@ -24,7 +24,7 @@ def gathered(clockwork, said):
 
 
 def run_out(clockwork):
-    while clockwork.fire():
+    while clockwork.fire_next():
         pass
 
 
@@ -48,7 +48,7 @@ def test_the_rest_of_a_crowd_is_said_together_and_in_order(clockwork, said, gath
 def test_a_crowd_that_goes_on_is_said_once_in_a_pause(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
-    clockwork.fire()
+    clockwork.fire_next()
     for frame in range(CROWD, 2 * CROWD):
         gathered.put(frame)
     assert len(said) == CROWD
@@ -59,7 +59,7 @@ def test_a_crowd_that_goes_on_is_said_once_in_a_pause(clockwork, said, gathered)
 def test_what_must_not_be_overtaken_is_said_when_asked_and_once(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
-    gathered.release()
+    gathered.flush()
     assert said == [(0.0, frame) for frame in range(CROWD)]
     run_out(clockwork)
     assert len(said) == CROWD
@@ -68,7 +68,7 @@ def test_what_must_not_be_overtaken_is_said_when_asked_and_once(clockwork, said,
 def test_what_was_said_by_other_means_is_not_said_again(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
-    gathered.forget()
+    gathered.discard()
     run_out(clockwork)
     assert len(said) == MAX_IMMEDIATE_FRAMES
 
@@ -77,5 +77,5 @@ def test_nothing_comes_once_it_is_closed(clockwork, said, gathered):
     for frame in range(CROWD):
         gathered.put(frame)
     gathered.close()
-    assert not clockwork.fire()
+    assert not clockwork.fire_next()
     assert len(said) == MAX_IMMEDIATE_FRAMES

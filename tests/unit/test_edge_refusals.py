@@ -90,9 +90,9 @@ def test_what_is_smaller_in_anything_or_due_earlier_is_for_the_queue_to_judge():
 
 def test_who_has_more_time_passes_where_it_was_time_that_lacked():
     by_time, by_promise = refused(refusal(by_deadline=True)), refused()
-    patient = later(time=90.0)
+    patient = later(time_limit=90.0)
     assert not by_time.find(ANNA, patient)
-    assert by_time.find(ANNA, later(time=60.0 + TIMEOUT_JITTER_S / 2))
+    assert by_time.find(ANNA, later(time_limit=60.0 + TIMEOUT_JITTER_S / 2))
     assert by_promise.find(ANNA, patient)
 
 
@@ -199,6 +199,6 @@ def test_only_what_a_refusal_of_its_own_kind_covers_is_refused_and_only_while_it
 def test_whoever_keeps_asking_reaches_the_queue_within_the_time_between_probes(said, kind):
     found, at = RejectionCache(), 2.0
     for its, ask, lasts in said:
-        found.add(its, refusal(ask, lasts=lasts), min(at, ask.arrived))
+        found.add(its, refusal(ask, lasts=lasts), min(at, ask.arrived_at))
     came = [step / 100 for step in range(1, 13)]
     assert not all(found.find(kind, RequestDemand(9, 9, at + each, 9.0)) for each in came)

@@ -198,7 +198,7 @@ def test_an_answer_held_to_choices_is_one_of_them(temperature):
                 seed,
                 [9, 8, 7],
                 seed=seed,
-                form=choices,
+                constraint=choices,
                 stop_ids=frozenset({3}),
                 sampling=SamplingParams(temperature=temperature),
             )

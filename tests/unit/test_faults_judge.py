@@ -98,7 +98,7 @@ def test_a_client_that_left_is_owed_the_beginning_alone():
 
 def test_a_failure_is_excused_by_its_reason_alone_and_for_as_long_as_there_is_one():
     lost = {"failure": "UNAVAILABLE AUTH_LOST: x", "reason_of_failure": "AUTH_LOST", "retry_after": 1.0}
-    failed = whole(reason="", usage=None, over_at=2.0, **lost)
+    failed = whole(reason="", usage=None, ended_at=2.0, **lost)
     assert list(check_answers([failed], {"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
     assert kinds(check_answers([failed], {"AUTH_LOST": [Interval(0.0, 1.9), Interval(2.1, 3.0)]})) == {"failed"}
     assert kinds(check_answers([failed], {"OTHER": [Interval(0.0, 2.0)]})) == {"failed"}
@@ -106,8 +106,8 @@ def test_a_failure_is_excused_by_its_reason_alone_and_for_as_long_as_there_is_on
 
 def test_a_failure_that_does_not_say_when_to_come_back_is_excused_by_nothing():
     lost = {"reason": "", "usage": None, "over_at": 2.0, "failure": "UNAVAILABLE x"}
-    silent = whole(**lost, reason_of_failure="QUEUE_LOST")
-    own = whole(**lost, reason_of_failure="CONNECTION_LOST")  # a client's own word
+    silent = whole(**lost, failure_reason="QUEUE_LOST")
+    own = whole(**lost, failure_reason="CONNECTION_LOST")  # a client's own word
     excused = {reason: [Interval(0.0, 2.0)] for reason in ("QUEUE_LOST", "CONNECTION_LOST")}
     assert kinds(check_answers([silent], excused)) == {"failed"}
     assert list(check_answers([own], excused)) == []
@@ -148,7 +148,7 @@ def counted(**changes):
 def test_a_text_is_counted_as_it_is_or_for_a_reason_not_at_all(changes, kind):
     assert list(check_token_counts([counted()])) == []
     assert kinds(check_token_counts([counted(**changes)])) == {kind}
-    failed = counted(token_ids=[], failure="UNAVAILABLE", reason_of_failure="AUTH_LOST", retry_after=1.0)
+    failed = counted(token_ids=[], failure="UNAVAILABLE", failure_reason="AUTH_LOST", retry_after=1.0)
     assert list(check_token_counts([failed], {"AUTH_LOST": [Interval(0.0, 1.0)]})) == []
 
 
@@ -178,7 +178,7 @@ def test_a_request_that_crashes_more_than_that_or_is_not_told_is_found(changes, 
 
 
 def test_a_request_that_would_crash_engines_may_fail_before_it_comes_to_that():
-    refused = poison(reason_of_failure="AUTH_LOST", over_at=2.0, retry_after=1.0)
+    refused = poison(failure_reason="AUTH_LOST", ended_at=2.0, retry_after=1.0)
     assert list(check_poison([refused], {}, allowed={"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
     assert kinds(check_poison([refused], {}, allowed={"AUTH_LOST": [Interval(0.0, 1.0)]})) == {"poison"}
 
@@ -229,9 +229,9 @@ def test_accounts_are_what_the_ledger_adds_up_to():
 
 
 def test_work_for_a_client_that_left_is_waste_but_for_the_cancels_way():
-    left = whole(has_left=True, over_at=1.0)
+    left = whole(has_left=True, ended_at=1.0)
     assert list(check_wasted_work([left], {4: 1.05}, 0.1)) == []
-    assert list(check_wasted_work([whole(over_at=1.0)], {4: 9.0}, 0.1)) == []
+    assert list(check_wasted_work([whole(ended_at=1.0)], {4: 9.0}, 0.1)) == []
     assert kinds(check_wasted_work([left], {4: 1.2}, 0.1)) == {"waste"}
 
 

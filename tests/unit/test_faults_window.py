@@ -29,7 +29,7 @@ def writing(world, sizes):
             await window.reserve(size)
             through.append(size)
 
-    with world.inside(loop):
+    with world.running_as(loop):
         loop.create_task(write())
     world.settle()
     return window, through

@@ -65,7 +65,7 @@ def mesh():
 def test_a_connection_that_is_reset_while_nothing_comes_through_is_lost_to_both_sides(mesh):
     """Of such a connection, one side went on for ever with calls that never came to the other: seed 40082."""
     connection = mesh.connect()
-    mesh.network.open_hole(mesh.names, 1.0)
+    mesh.network.partition(mesh.names, 1.0)
     mesh.network.cut(connection)
     mesh.pass_by(0.9)
     assert (mesh.state, mesh.sides) == (Connectivity.READY, 1)
@@ -78,7 +78,7 @@ def test_a_server_that_stops_before_its_client_has_heard_of_the_connection_takes
     """The news went to nobody's side of the connection: seed 40168."""
     mesh.connect(until=lambda mesh: mesh.sides == 1)
     assert mesh.state is Connectivity.CONNECTING
-    with mesh.world.inside(mesh.host):
+    with mesh.world.running_as(mesh.host):
         mesh.host.create_task(mesh.server.stop(None))
     mesh.pass_by(1.0)
     assert mesh.state is Connectivity.IDLE
@@ -87,8 +87,8 @@ def test_a_server_that_stops_before_its_client_has_heard_of_the_connection_takes
 
 def test_a_peer_that_closes_while_nothing_comes_through_is_heard_of_afterwards(mesh):
     mesh.connect()
-    mesh.network.open_hole(mesh.names, 1.0)
-    with mesh.world.inside(mesh.host):
+    mesh.network.partition(mesh.names, 1.0)
+    with mesh.world.running_as(mesh.host):
         mesh.host.create_task(mesh.server.stop(None))
     mesh.pass_by(0.9)
     assert mesh.state is Connectivity.READY
@@ -98,7 +98,7 @@ def test_a_peer_that_closes_while_nothing_comes_through_is_heard_of_afterwards(m
 
 def test_a_hole_that_outlasts_pings_is_noticed_before_it_closes(mesh):
     mesh.connect()
-    mesh.network.open_hole(mesh.names, 4.0)
+    mesh.network.partition(mesh.names, 4.0)
     mesh.pass_by(3.0)
     assert mesh.state is Connectivity.IDLE
     assert mesh.sides == 1
@@ -111,7 +111,7 @@ def test_what_a_hole_held_back_arrives_in_the_order_in_which_it_was_said(mesh):
     line = MessageStream(connection)
     for number in range(3):
         mesh.network.deliver(line, TO_SERVER, heard.append, number)
-    mesh.network.open_hole(mesh.names, 1.0)
+    mesh.network.partition(mesh.names, 1.0)
     mesh.pass_by(0.5)
     for number in range(3, 6):
         mesh.network.deliver(line, TO_SERVER, heard.append, number)

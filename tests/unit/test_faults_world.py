@@ -13,7 +13,7 @@ LIMIT = 10.0  # s
 
 def running(world, main, name="a"):
     loop = world.add_loop(name)
-    with world.inside(loop):
+    with world.running_as(loop):
         return loop, loop.create_task(main())
 
 

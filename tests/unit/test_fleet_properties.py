@@ -72,7 +72,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     # What the mesh does.
 
-    @precondition(lambda self: self.fleet.moving)
+    @precondition(lambda self: self.fleet.pending_directions)
     @rule(choose=st.data(), frames=st.integers(1, 8))
     def deliver(self, choose, frames):
         for _ in range(frames):
@@ -89,12 +89,12 @@ class FleetMachine(RuleBasedStateMachine):
         self.fleet.disconnect(*key)
         self.fleet.connect(*key)
 
-    @precondition(lambda self: len(self.fleet.homes) < 5)
+    @precondition(lambda self: len(self.fleet.scheduler_by_worker) < 5)
     @rule(choose=st.data())
     def add_a_worker(self, choose):
         self.fleet.attach_worker(self.name("w"), self.one_of(choose, self.fleet.schedulers))
 
-    @precondition(lambda self: self.fleet.homes)
+    @precondition(lambda self: self.fleet.scheduler_by_worker)
     @rule(choose=st.data())
     def lose_a_worker(self, choose):
         self.fleet.lose_worker(self.one_of(choose, self.fleet.scheduler_by_worker))

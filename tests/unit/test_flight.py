@@ -83,7 +83,7 @@ def test_stages_add_up_even_when_others_claim_more_time_than_there_was():
 
 
 def test_a_stop_string_stops_the_gpu_and_finishes_with_its_receipt():
-    flight = running_request(transcript=LetterDetokenizer(stop="z"))
+    flight = running_request(detokenizer=LetterDetokenizer(stop="z"))
     assert send_tokens(flight, "az") == [Emit("", (ord("a"),), 0, ()), Emit("a", (ord("z"),), 1, ()), CancelRun()]
     assert flight.on_token(2, ord("b"), None, 12.5) == []
     assert flight.on_run_stopped(3, 9, RUN_TIMES, 13.0) == [Finish(FINISH_REASON_STOP, "z"), Settle(3, 2, "stop")]
@@ -200,6 +200,6 @@ def test_a_resumed_answer_that_was_complete_needs_no_run():
 def test_a_resumed_answer_that_was_complete_still_tells_the_text_that_was_held_back():
     flight, letters = new_active_request(), LetterDetokenizer()
     letters.push(ord("a"))  # as the client's tokens are pushed before the flight begins
-    flight.on_tokenized(generation_plan(transcript=letters, resumed_ids=[ord("a")], max_output_tokens=1), 1.0)
+    flight.on_tokenized(generation_plan(detokenizer=letters, resumed_ids=[ord("a")], max_output_tokens=1), 1.0)
     told = flight.on_admitted(Identity(), "r1", 2.0)
     assert told == [Accept(), Emit("a", (), 1, ()), Finish(FINISH_REASON_LENGTH, ""), Settle(0, 0, "length")]

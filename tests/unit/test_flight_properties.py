@@ -43,7 +43,7 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize(stop=st.sampled_from(["", "d"]))
     def tokenize(self, stop):
         self.stop = stop
-        self.take(self.flight.on_tokenized(generation_plan(transcript=LetterDetokenizer(stop)), self.now))
+        self.take(self.flight.on_tokenized(generation_plan(detokenizer=LetterDetokenizer(stop)), self.now))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 10.0]))
     def time_passes(self, seconds):

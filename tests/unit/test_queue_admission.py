@@ -25,7 +25,7 @@ def shard_at_full_speed(**fields):
 
 
 def report(shard, scheduler="s", **fields):
-    shard.book.pace(scheduler, "m", PoolStats(shard.now, tokens_per_second=RATE, **fields))
+    shard.book.on_pool_stats(scheduler, "m", PoolStats(shard.now, tokens_per_second=RATE, **fields))
 
 
 def enqueue_many(shard, count, **fields):

@@ -37,7 +37,7 @@ def test_without_a_rate_from_schedulers_the_pace_of_grants_predicts(shard):
     for number in range(20):
         shard.enqueue(f"t{number}", tokens=100)
         assert shard.credit(1)
-        shard.place(shard.said[-1].ticket.ticket_id)
+        shard.place(shard.effects[-1].ticket.ticket_id)
         shard.now += 0.5
     wait = only(out.Queued, shard.enqueue("last")).predicted_wait
     assert wait == pytest.approx(100 / 200, rel=0.15)  # one waits; 200 tokens left per second
@@ -59,7 +59,7 @@ def test_a_newer_attempt_replaces_the_older_and_recalls_its_offer(shard):
 
 def test_a_ticket_moves_over_to_its_edges_new_stream(shard):
     shard.enqueue("a", edge="e"), shard.enqueue("a", edge="f")
-    shard.hear(shard.book.on_edge_disconnected("e"))
+    shard.record(shard.book.on_edge_disconnected("e"))
     assert shard.credit(1) == ["a"]
     assert leased(shard.place("a")) == ["lease"]
     assert only(out.Leased, shard.said).edge == "f"
@@ -81,7 +81,7 @@ def test_a_placed_ticket_is_leased_to_its_edge_and_forgotten(shard):
     assert (leased(placed), only(out.Leased, placed).waited) == (["lease"], 2.5)
     assert only(out.TicketRemoved, placed).reason == ""
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 1 placed>"
-    assert shard.book.tally.leased == 1
+    assert shard.book.counters.leased == 1
 
 
 def test_the_wait_of_a_resumed_ticket_is_that_of_its_present_attempt(shard):
@@ -108,21 +108,21 @@ def test_credit_for_one_model_is_for_no_other(shard):
 def test_credit_given_once_comes_back_where_it_finds_no_ticket(shard):
     shard.enqueue("a")
     assert shard.credit(3, once=True) == ["a"]
-    assert shard.said[-1] == out.CreditReturned("s", "m", 2)
+    assert shard.effects[-1] == out.CreditReturned("s", "m", 2)
     assert offered(shard.enqueue("b")) == []
 
 
 def test_once_is_answered_even_when_all_was_used(shard):
     shard.enqueue("a")
     shard.credit(1, once=True)
-    assert shard.said[-1] == out.CreditReturned("s", "m", 0)
+    assert shard.effects[-1] == out.CreditReturned("s", "m", 0)
 
 
 def test_a_decline_for_lack_of_capacity_voids_the_other_credit(shard):
     shard.credit(5)
     shard.enqueue("a"), shard.decline("a")
-    assert shard.book.schedulers.credit == 0
-    assert shard.credit(1) == ["a"]
+    assert shard.book.schedulers.total_credit == 0
+    assert shard.total_credit(1) == ["a"]
 
 
 def test_a_ticket_that_is_declined_again_and_again_pauses_and_lets_others_by(shard):
@@ -133,7 +133,7 @@ def test_a_ticket_that_is_declined_again_and_again_pauses_and_lets_others_by(sha
     assert shard.book.model_queues.waiting.tickets == 2
     assert shard.credit(1) == ["b"]
     assert shard.credit(1) == []
-    assert offered(shard.wait(DECLINE_PAUSE_S)) == ["a"]
+    assert offered(shard.pass_time(DECLINE_PAUSE_S)) == ["a"]
 
 
 def test_a_pausing_ticket_can_be_withdrawn(shard):
@@ -141,7 +141,7 @@ def test_a_pausing_ticket_can_be_withdrawn(shard):
     for _ in range(2):
         shard.credit(1), shard.decline("a")
     shard.withdraw("a")
-    assert shard.wait(DECLINE_PAUSE_S) == []
+    assert shard.pass_time(DECLINE_PAUSE_S) == []
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
 
 
@@ -153,7 +153,7 @@ def test_a_ticket_that_no_worker_can_ever_run_is_shed_for_good(shard):
 
 
 def test_what_one_scheduler_cannot_ever_run_goes_to_another_and_only_there(shard):
-    shard.join("t")
+    shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "s")
     assert sheds(shard.decline("a", "NO_WORKER", "s")) == {}
     shard.enqueue("b")
@@ -162,14 +162,14 @@ def test_what_one_scheduler_cannot_ever_run_goes_to_another_and_only_there(shard
 
 
 def test_a_ticket_is_shed_once_every_scheduler_has_refused_it(shard):
-    shard.join("t")
+    shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "s"), shard.decline("a", "NO_WORKER", "s")
     shard.credit(1, "t")
     assert sheds(shard.decline("a", "NO_WORKER", "t")) == {"a": "NO_WORKER"}
 
 
 def test_a_ticket_is_shed_when_the_last_that_might_run_it_is_lost(shard):
-    shard.join("t")
+    shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "s"), shard.decline("a", "NO_WORKER", "s")
     shard.credit(1, "t")
     assert sheds(shard.lose("t")) == {"a": "NO_WORKER"}
@@ -183,7 +183,7 @@ def test_a_refusal_is_forgotten_when_the_scheduler_has_other_workers(shard):
 
 
 def test_a_scheduler_with_other_workers_is_asked_again_for_the_credit_it_gave(shard):
-    shard.join("t")
+    shard.connect("t")
     shard.credit(2, "s"), shard.enqueue("a"), shard.decline("a", "NO_WORKER", "s")
     shard.said.clear()
     shard.serve("s", ["m"])
@@ -191,7 +191,7 @@ def test_a_scheduler_with_other_workers_is_asked_again_for_the_credit_it_gave(sh
 
 
 def test_what_failed_under_every_worker_hears_that_and_when_to_retry(shard):
-    shard.wait(REPORT_DELAY_S)
+    shard.pass_time(REPORT_DELAY_S)
     shard.enqueue("a", avoid_workers=("w1", "w2"), attempt=3), shard.credit(1)
     error = only(out.Shed, shard.decline("a", "NO_WORKER")).error
     assert "2 workers" in error.message
@@ -227,7 +227,7 @@ def test_the_answer_to_an_offer_taken_back_does_not_count_for_the_next_offer(sha
 
 
 def test_withdrawing_a_leased_ticket_recalls_the_lease_where_it_was_placed(shard):
-    shard.join("t")
+    shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "t"), shard.place("a", "t")
     assert withdrawn_offers(shard.withdraw("a")) == [("t", ("a",))]
     assert withdrawn_offers(shard.withdraw("a")) == []
@@ -235,7 +235,7 @@ def test_withdrawing_a_leased_ticket_recalls_the_lease_where_it_was_placed(shard
 
 def test_a_lease_is_remembered_only_for_as_long_as_it_may_not_have_started(shard):
     shard.enqueue("a"), shard.credit(1), shard.place("a")
-    shard.wait(LEASE_MEMORY_S)
+    shard.pass_time(LEASE_MEMORY_S)
     assert repr(shard.book) == "<TicketBook 0 waiting, 0 offered, 0 placed>"
     assert withdrawn_offers(shard.withdraw("a")) == []
 
@@ -248,7 +248,7 @@ def test_a_lost_edge_takes_its_tickets_along_and_no_others(shard):
     )
     assert shard.credit(2) == ["leased", "offered"]
     shard.place("leased")
-    effects = shard.hear(shard.book.on_edge_disconnected("e"))
+    effects = shard.record(shard.book.on_edge_disconnected("e"))
     assert {ticket_id for _, ids in withdrawn_offers(effects) for ticket_id in ids} == {"offered", "leased"}
     assert repr(shard.book) == "<TicketBook 1 waiting, 0 offered, 0 placed>"
     assert shard.credit(5) == ["other"]

@@ -89,14 +89,14 @@ def test_nobody_is_evicted_in_vain():
 
 def test_a_waiting_ticket_is_shed_at_its_deadline_and_not_before(shard):
     shard.enqueue("a", deadline=START_UNIX_S + 3)
-    assert shard.wait(2.9) == []
+    assert shard.pass_time(2.9) == []
     error = only(out.Shed, shard.wait(0.1)).error
     assert (isinstance(error, DeadlineExceeded), error.reason) == (True, "DEADLINE")
 
 
 def test_an_offered_ticket_past_its_deadline_is_recalled_as_well(shard):
     shard.enqueue("a", deadline=START_UNIX_S + 1), shard.credit(1)
-    effects = shard.wait(1.0)
+    effects = shard.pass_time(1.0)
     assert (sheds(effects), withdrawn_offers(effects)) == ({"a": "DEADLINE"}, [("s", ("a",))])
     assert shard.place("a") == []
 
@@ -121,4 +121,4 @@ def test_many_deadlines_at_once_are_spread_over_ticks():
 def test_deadlines_of_tickets_that_left_do_not_pile_up(shard):
     for number in range(5_000):
         shard.enqueue(f"t{number}", deadline=START_UNIX_S + 3_600), shard.withdraw(f"t{number}")
-    assert len(shard.book._transitions.timers.lease_deadlines) < 200
+    assert len(shard.book._transitions.expirations.lease_deadlines) < 200

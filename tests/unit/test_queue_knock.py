@@ -24,7 +24,7 @@ def shard():
 
 
 def knock(shard, ticket_id, **fields):
-    [answer] = shard.book.knock(ticket(ticket_id, **fields), shard.now)
+    [answer] = shard.book.probe(ticket(ticket_id, **fields), shard.now)
     return answer
 
 

@@ -18,7 +18,7 @@ from queue_tickets import (
 
 
 def test_a_model_that_nobody_serves_is_unknown_once_the_shard_is_warm(shard):
-    shard.wait(WARM_UP_S)
+    shard.pass_time(WARM_UP_S)
     error = only(out.Shed, shard.enqueue("a", model="x")).error
     assert (isinstance(error, NotFound), error.reason) == (True, "MODEL_UNKNOWN")
 
@@ -33,7 +33,7 @@ def test_right_after_the_start_any_model_may_be_about_to_come():
 
 def test_tickets_wait_for_a_scheduler_that_is_gone_for_a_moment(shard):
     shard.enqueue("before")
-    shard.wait(60)
+    shard.pass_time(60)
     shard.lose("s")
     assert sheds(shard.enqueue("after", enqueued=START_UNIX_S + 60)) == {}
     shard.wait(PATIENCE_S - 1)
@@ -43,7 +43,7 @@ def test_tickets_wait_for_a_scheduler_that_is_gone_for_a_moment(shard):
 
 
 def test_a_model_that_moved_from_one_scheduler_to_another_was_never_unknown(shard):
-    shard.join("t", models=("other",))
+    shard.connect("t", models=("other",))
     shard.wait(60)
     shard.serve("s", ())
     assert sheds(shard.enqueue("a")) == {}
@@ -52,7 +52,7 @@ def test_a_model_that_moved_from_one_scheduler_to_another_was_never_unknown(shar
 
 
 def test_tickets_do_not_wait_for_ever_for_a_model_that_stays_away(shard):
-    shard.enqueue("a"), shard.lose("s")
+    shard.enqueue("a"), shard.disconnect("s")
     assert sheds(shard.wait(PATIENCE_S - 0.1)) == {}
     assert sheds(shard.wait(0.1)) == {"a": "NO_WORKER"}
     assert only(out.Shed, shard.said).error.retry_after == PATIENCE_S
@@ -77,21 +77,21 @@ def test_once_a_model_stays_away_newcomers_hear_so_at_once(shard):
 
 def test_an_offer_that_comes_back_after_its_model_went_waits_for_a_bounded_time(shard):
     shard.enqueue("a"), shard.credit(1)
-    shard.serve("s", ()), shard.wait(PATIENCE_S)
+    shard.serve("s", ()), shard.pass_time(PATIENCE_S)
     shard.decline("a")
     assert sheds(shard.wait(PATIENCE_S - 0.1)) == {}
     assert sheds(shard.wait(0.1)) == {"a": "NO_WORKER"}
 
 
 def test_the_catalog_is_the_union_over_schedulers_and_told_on_change_alone(shard):
-    shard.said.clear()
+    shard.effects.clear()
     shard.join("t", models=("m", "n"))
     entries = only(out.CatalogUpdate, shard.said).entries
     assert [(each.model, each.workers_hint) for each in entries] == [("m", 2), ("n", 1)]
     shard.said.clear()
     shard.serve("t", ("m", "n"))
     assert shard.said == []
-    shard.lose("t")
+    shard.disconnect("t")
     assert [(each.model, each.workers_hint) for each in only(out.CatalogUpdate, shard.said).entries] == [("m", 1)]
 
 
@@ -127,12 +127,12 @@ def test_tickets_that_pass_through_at_once_make_no_noise(shard):
 
 
 def test_heads_go_to_those_alone_that_can_place_the_model(shard):
-    shard.join("t", models=("n",))
+    shard.connect("t", models=("n",))
     shard.enqueue("a")
     assert [head.scheduler for head in shard.heads()] == ["s"]
 
 
 def test_a_scheduler_that_joins_hears_what_waits(shard):
     shard.enqueue("a"), shard.heads()
-    shard.join("t")
+    shard.connect("t")
     assert {head.scheduler: head.waiting for head in shard.heads()} == {"s": 1, "t": 1}

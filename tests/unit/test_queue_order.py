@@ -52,7 +52,7 @@ def test_a_declined_ticket_is_back_in_its_very_place(shard):
 
 
 def test_tickets_offered_to_a_lost_scheduler_are_back_in_their_places(shard):
-    shard.join("t")
+    shard.connect("t")
     for name in ("a", "b", "c"):
         shard.enqueue(name)
     assert shard.credit(2) == ["a", "b"]
@@ -68,7 +68,7 @@ def test_credit_at_hand_is_used_at_arrival(shard):
 
 
 def test_schedulers_with_like_credit_share_the_tickets(shard):
-    shard.join("t")
+    shard.connect("t")
     shard.credit(3, "s"), shard.credit(3, "t")
     for number in range(6):
         shard.enqueue(f"t{number}")
@@ -122,14 +122,14 @@ def test_no_more_than_a_few_tickets_are_looked_at_for_one_that_fits():
 
     order = ClassFifo()
     for number in range(3 * MAX_TICKETS_SCANNED):
-        order.push(ticket(f"t{number}", arrival=number))
+        order.push(ticket(f"t{number}", arrival_number=number))
     assert order.pop_fitting(fit) is None
     assert looked_at == [f"t{number}" for number in range(MAX_TICKETS_SCANNED)]
     assert order.totals.tickets == 3 * MAX_TICKETS_SCANNED
 
 
 def test_a_ticket_too_large_for_one_scheduler_goes_to_the_other(shard):
-    shard.join("t")
+    shard.connect("t")
     shard.enqueue("large", tokens=500)
     assert shard.credit(9, "s", max_tokens=200) == []
     assert shard.credit(1, "t", max_tokens=500) == ["large"]
@@ -139,8 +139,8 @@ def test_a_ticket_too_large_for_one_scheduler_goes_to_the_other(shard):
 def test_what_is_ahead_counts_the_better_classes_and_the_own():
     order = ClassFifo()
     for number, priority in enumerate([INTERACTIVE, STANDARD, STANDARD, BATCH]):
-        order.push(ticket(f"t{number}", priority=priority, tokens=100, arrival=number))
-    order.push(ticket("resumed", attempt=2, tokens=50, arrival=9))
+        order.push(ticket(f"t{number}", priority=priority, tokens=100, arrival_number=number))
+    order.push(ticket("resumed", attempt=2, tokens=50, arrival_number=9))
     assert order.position_of(ticket("new")) == QueuePosition(4, 350)
     assert order.position_of(ticket("new", attempt=2)) == QueuePosition(2, 150)
     assert order.position_of(ticket("new", priority=BATCH)) == QueuePosition(5, 450)
@@ -148,8 +148,8 @@ def test_what_is_ahead_counts_the_better_classes_and_the_own():
 
 def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never():
     order = ClassFifo()
-    order.push(ticket("old", priority=BATCH, enqueued=START_UNIX_S, arrival=1))
-    order.push(ticket("new", priority=BATCH, enqueued=START_UNIX_S + 1, arrival=2))
+    order.push(ticket("old", priority=BATCH, enqueued=START_UNIX_S, arrival_number=1))
+    order.push(ticket("new", priority=BATCH, enqueued=START_UNIX_S + 1, arrival_number=2))
     order.push(ticket("resumed", priority=BATCH, enqueued=START_UNIX_S + 2, arrival=3, attempt=2))
     order.push(ticket("better class", priority=STANDARD, enqueued=START_UNIX_S + 3, arrival=4))
     evicted = []
@@ -163,14 +163,14 @@ def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never()
 
 def test_nobody_makes_way_for_an_equal():
     order = ClassFifo()
-    order.push(ticket("a", priority=STANDARD, arrival=1))
+    order.push(ticket("a", priority=STANDARD, arrival_number=1))
     assert order.next_victim(STANDARD) is None
     assert order.evictable(STANDARD) == TicketTotals(0, 0)
 
 
 def test_a_ticket_given_back_after_an_eviction_was_considered_can_be_evicted():
     order = ClassFifo()
-    first, second = ticket("first", arrival=1), ticket("second", arrival=2)
+    first, second = ticket("first", arrival_number=1), ticket("second", arrival_number=2)
     order.push(first), order.push(second)
     assert order.next_victim(INTERACTIVE)[0] is second
     order.remove(second), order.remove(first)
@@ -181,11 +181,11 @@ def test_a_ticket_given_back_after_an_eviction_was_considered_can_be_evicted():
 def test_withdrawn_tickets_do_not_pile_up():
     order = ClassFifo()
     order.next_victim(INTERACTIVE)
-    kept = ticket("kept", arrival=0)
+    kept = ticket("kept", arrival_number=0)
     order.push(kept)
     order.next_victim(INTERACTIVE)
     for number in range(10_000):
-        each = ticket(f"t{number}", arrival=number + 1)
+        each = ticket(f"t{number}", arrival_number=number + 1)
         order.push(each), order.remove(each)
     assert len(order[STANDARD].tenant_queue._first) < 200
     assert len(order[STANDARD]._newest) < 200

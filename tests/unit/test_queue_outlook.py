@@ -74,7 +74,7 @@ def test_a_lease_that_waits_at_the_worker_is_given_one_slot_earlier():
 
 
 def test_where_kv_is_short_a_free_slot_is_not_enough():
-    short = FULL._replace(leases=4, held_tokens=4_000, free_tokens=500)
+    short = FULL._replace(leases=4, leased_tokens=4_000, free_tokens=500)
     assert first_token(short, WorkAhead(), 100, tokens=400) < 0.1
     assert first_token(short, WorkAhead(), 100, tokens=2_500) == pytest.approx(0.2 + STEP + 100 * TOKEN)
 
@@ -100,7 +100,7 @@ def test_no_more_passes_a_prompt_than_there_are_slots_for():
 
 SPEEDS = st.builds(
     PoolStats,
-    at=st.just(0.0),
+    received_at=st.just(0.0),
     step_time=st.floats(0.001, 1),
     slots=st.integers(1, 300),
     leases=st.integers(0, 310),
@@ -158,7 +158,7 @@ def test_a_slot_given_anew_falls_free_again():
 
 
 def test_two_schedulers_are_as_good_as_one_of_twice_the_size():
-    half = FULL._replace(pending_prefill_tokens=300, held_tokens=80, free_tokens=8)
+    half = FULL._replace(pending_prefill_tokens=300, leased_tokens=80, free_tokens=8)
     both = combined([half, half])
     assert both.slots == 16
     curve = merged_releases([half.releases, half.releases])

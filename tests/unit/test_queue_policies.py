@@ -31,7 +31,7 @@ def filled(order, tenants, per_tenant, **fields):
     for _ in range(per_tenant):
         for tenant in tenants:
             number += 1
-            order.push(ticket(f"{tenant}/{number}", tenant_id=tenant, arrival=number, **fields))
+            order.push(ticket(f"{tenant}/{number}", tenant_id=tenant, arrival_number=number, **fields))
     return order
 
 
@@ -118,7 +118,7 @@ def test_a_fault_costs_its_tenant_no_second_prompt():
 def test_tenants_of_whom_nothing_waits_are_forgotten_once_others_have_passed_them():
     line = WeightedVtc()
     for number in range(50 * MIN_SWEEP_ACCOUNTS):
-        each = ticket(f"t{number}", tenant_id=f"tenant-{number}", arrival=number)
+        each = ticket(f"t{number}", tenant_id=f"tenant-{number}", arrival_number=number)
         line.push(each)
         assert line.pop_fitting(anything).ticket is each
     assert len(line) <= 2 * MIN_SWEEP_ACCOUNTS
@@ -149,9 +149,9 @@ def test_a_floor_of_nothing_is_strict():
 
 def test_shortest_work_goes_first_but_nothing_is_passed_for_longer_than_the_bound():
     lane = RankedQueue(TokenAware(tokens_per_second=100.0, max_delay_s=5.0))
-    lane.push(ticket("long", tokens=10_000, enqueued=START_UNIX_S, arrival=1))
+    lane.push(ticket("long", tokens=10_000, enqueued=START_UNIX_S, arrival_number=1))
     for number in range(20):
-        lane.push(ticket(f"short {number}", tokens=100, enqueued=START_UNIX_S + number, arrival=number + 2))
+        lane.push(ticket(f"short {number}", tokens=100, enqueued=START_UNIX_S + number, arrival_number=number + 2))
     went = [lane.pop_fitting(anything).ticket.ticket_id for _ in range(21)]
     assert went.index("long") == 4, "those that came 4 s later and before, none of 5 s later"
 
@@ -159,14 +159,14 @@ def test_shortest_work_goes_first_but_nothing_is_passed_for_longer_than_the_boun
 def test_earliest_deadline_goes_first_and_none_counts_as_a_late_one():
     lane = RankedQueue(EarliestDeadline(default_deadline_s=30.0))
     for number, deadline in enumerate([0.0, START_UNIX_S + 50, START_UNIX_S + 10]):
-        lane.push(ticket(f"t{number}", deadline=deadline, arrival=number))
+        lane.push(ticket(f"t{number}", deadline=deadline, arrival_number=number))
     assert [lane.pop_fitting(anything).ticket.ticket_id for _ in range(3)] == ["t2", "t0", "t1"]
 
 
 def test_what_is_ahead_in_the_own_lane_follows_the_rank():
     lane = RankedQueue(TokenAware(tokens_per_second=100.0, max_delay_s=60.0))
     for number in range(10):
-        lane.push(ticket(f"t{number}", tokens=100 * (number + 1), arrival=number))
+        lane.push(ticket(f"t{number}", tokens=100 * (number + 1), arrival_number=number))
     assert lane.position_of(ticket("new", tokens=350)).tickets == 3
 
 
@@ -212,7 +212,9 @@ def test_backlogged_tenants_differ_by_no_more_than_two_tickets_whatever_comes_an
             case _:
                 number += 1
                 size = data.draw(st.integers(11, LARGEST))
-                order.push(ticket(f"n{number}", tenant_id=data.draw(st.sampled_from("abc")), arrival=1_000 + number))
+                order.push(
+                    ticket(f"n{number}", tenant_id=data.draw(st.sampled_from("abc")), arrival_number=1_000 + number)
+                )
                 order.push(ticket(f"m{number}", tenant_id="other", tokens=size, arrival=2_000 + number))
     assert max(paid["a"], paid["b"], paid["c"]) - min(paid["a"], paid["b"], paid["c"]) <= 2 * 2 * LARGEST
 
@@ -232,7 +234,7 @@ class _Wrapped:
 
 def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_a_part_of_what_it_costs():
     line = WeightedVtc()
-    line.push(ticket("large", tenant_id="large", tokens=10_000, arrival=1))
+    line.push(ticket("large", tenant_id="large", tokens=10_000, arrival_number=1))
     filled(line, ["small"], 200)
 
     def small_fits(each):
@@ -250,7 +252,7 @@ def test_a_ticket_that_does_not_fit_yet_bars_others_once_they_are_ahead_by_a_par
 
 def test_lower_classes_pass_a_ticket_that_does_not_fit_yet_only_so_often():
     order = PolicyConfig(min_class_share=0.0)()
-    order.push(ticket("large", tokens=10_000, priority=INTERACTIVE, arrival=1))
+    order.push(ticket("large", tokens=10_000, priority=INTERACTIVE, arrival_number=1))
     filled(order, ["small"], 2 * MAX_TIMES_PASSED, priority=BATCH)
 
     def small_fits(each):

@@ -231,7 +231,7 @@ class Mesh(RuleBasedStateMachine):
     def each_line_counts_what_is_in_it(self):
         for model in MODELS:
             for each in self.shard.book.model_queues[model].policy._classes.values():
-                for line in (each.resumed, each.urgent, each.line):
+                for line in (each.resumed, each.express, each.line):
                     tickets = list(line)
                     assert (line.tickets, line.work) == (len(tickets), sum(ticket.work for ticket in tickets))
                 for account in each.line._accounts.values():

@@ -16,7 +16,7 @@ COST = 30.0  # weighted tokens of one ticket here: ten in, ten out
 
 def ask(order, name, tenant, *, weight=1.0, **fields):
     asked = ticket(name, tenant_id=tenant, tokens=20, weight=weight, **fields)
-    asked.is_express = order.is_urgent(asked)
+    asked.is_express = order.is_express(asked)
     order.push(asked)
     return asked
 
@@ -142,12 +142,12 @@ def test_credit_that_is_kept_is_used_for_what_is_urgent_and_nothing_else(shard):
     effects = shard.enqueue("quiet", tenant_id="quiet")
     assert [each for each in effects if isinstance(each, out.Offer) and each.uses_express_credit]
     assert offered(effects) == ["quiet"]
-    assert shard.book.schedulers["s"].credits["m"].urgent == 1
+    assert shard.book.schedulers["s"].credits["m"].express_tickets == 1
 
 
 def test_credit_that_is_kept_stays_when_the_other_has_to_come_back(shard):
     shard.credit(0, urgent=2, max_tokens=1, once=True)
-    assert shard.book.schedulers["s"].credits["m"].urgent == 2
+    assert shard.book.schedulers["s"].credits["m"].express_tickets == 2
 
 
 def test_what_resumes_may_use_credit_that_is_kept(shard):
@@ -165,11 +165,11 @@ def test_a_decline_voids_what_is_kept_as_well(shard):
     shard.credit(0, urgent=2)
     shard.enqueue("quiet", tenant_id="quiet")
     shard.decline("quiet")
-    assert shard.book.schedulers["s"].credits["m"].urgent == 0
+    assert shard.book.schedulers["s"].credits["m"].express_tickets == 0
     assert shard.credit(0, urgent=1) == ["quiet"]
 
 
 def test_schedulers_hear_that_a_head_is_urgent_and_each_offer_and_lease_says_so(shard):
     list(shard.heads())
     shard.enqueue("quiet", tenant_id="quiet")
-    assert [head.is_urgent for head in shard.heads()] == [True]
+    assert [head.is_express for head in shard.heads()] == [True]

@@ -46,7 +46,7 @@ def test_blocks_are_promised_to_the_end_of_the_answer(scheduler):
 
 def test_a_full_scheduler_says_that_nothing_fits_rather_than_that_anything_does(scheduler):
     attach(scheduler, slots=1)
-    scheduler.queue_joined("q2")
+    scheduler.on_queue_connected("q2")
     offer(scheduler)
     recall = only(GrantCredit, scheduler.head("q", Head(model=MODEL, waiting=1, priority=2)))
     assert (recall.queue, recall.tickets, recall.return_unused, recall.max_ticket_tokens) == ("q2", 0, True, 1)
@@ -105,7 +105,7 @@ def test_what_was_offered_before_its_shard_heard_that_it_is_a_suspect_goes_back(
 
 def test_a_model_whose_last_worker_has_gone_may_be_back_in_a_moment(scheduler):
     attach(scheduler)
-    scheduler.worker_lost("w")
+    scheduler.on_worker_lost("w")
     assert only(Decline, offer(scheduler)).reason == "NO_CAPACITY"
 
 
@@ -119,7 +119,7 @@ def test_credit_is_for_the_model_of_the_workers_alone(scheduler):
 def test_the_worker_with_the_least_prefill_before_it_gets_the_ticket(scheduler):
     attach(scheduler, "a", slots=8, kv_blocks=64)
     attach(scheduler, "b", slots=8, kv_blocks=64)
-    scheduler.report("a", LoadReport(prefill_backlog_tokens=500))
+    scheduler.on_load_report("a", LoadReport(prefill_backlog_tokens=500))
     workers = [only(Place, offer(scheduler, f"t{number}", tokens=200)).lease.worker_id for number in range(3)]
     assert workers == ["b", "b", "a"]  # a prompt of 199 counts from its lease on
 
@@ -127,8 +127,8 @@ def test_the_worker_with_the_least_prefill_before_it_gets_the_ticket(scheduler):
 def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there(scheduler):
     attach(scheduler, "a", kv_blocks=64)
     attach(scheduler, "b", kv_blocks=64)
-    scheduler.cache_changed("b", PrefixCacheUpdate(added=[1, 2, 3], is_snapshot=True))
-    scheduler.report("b", LoadReport(prefill_backlog_tokens=40))
+    scheduler.on_prefix_cache_update("b", PrefixCacheUpdate(added=[1, 2, 3], is_snapshot=True))
+    scheduler.on_load_report("b", LoadReport(prefill_backlog_tokens=40))
     assert placed_at(scheduler, "first", prefix=[1, 2, 3, 4]) == "b"
     assert scheduler.fleet["b"].unstarted_tokens == 79 - 3 * 16  # and only the rest of the prompt is in the way there
     scheduler.cache_changed("b", PrefixCacheUpdate(removed=[2, 3]))
@@ -138,7 +138,7 @@ def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there(schedule
 def test_a_cache_never_draws_a_ticket_to_a_worker_that_has_no_room_or_is_avoided(scheduler):
     attach(scheduler, "a", kv_blocks=64)
     attach(scheduler, "b", kv_blocks=64, slots=1)
-    scheduler.cache_changed("b", PrefixCacheUpdate(added=[1, 2, 3], is_snapshot=True))
+    scheduler.on_prefix_cache_update("b", PrefixCacheUpdate(added=[1, 2, 3], is_snapshot=True))
     assert placed_at(scheduler, "avoids", prefix=[1, 2, 3], avoid=["b"]) == "a"
     assert placed_at(scheduler, "fills", prefix=[1, 2, 3]) == "b"
     assert placed_at(scheduler, "late", prefix=[1, 2, 3]) == "a"
@@ -160,6 +160,6 @@ def test_credit_is_for_as_many_tokens_as_fit_together(scheduler):
     attach(scheduler, "a", slots=4, kv_blocks=8)
     effects = attach(scheduler, "b", slots=4, kv_blocks=8)
     assert sum(each.total_tokens for each in effects if isinstance(each, GrantCredit)) == 128
-    assert scheduler.credits[MODEL].shards["q"].tokens == 256
+    assert scheduler.credit_books[MODEL].shards["q"].tokens == 256
     offer(scheduler, tokens=64)
-    assert scheduler.credits[MODEL].shards["q"].tokens == 192
+    assert scheduler.credit_books[MODEL].shards["q"].tokens == 192

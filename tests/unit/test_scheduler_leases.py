@@ -59,7 +59,7 @@ def test_a_recalled_ticket_frees_its_lease_unless_that_was_started(scheduler):
 
 def test_a_shard_cannot_recall_what_another_had_placed(scheduler):
     attach(scheduler)
-    scheduler.queue_joined("q2")
+    scheduler.on_queue_connected("q2")
     offer(scheduler, queue="q2")
     assert scheduler.recalled("q", ["t"]) == []
     assert scheduler.leases.unstarted_count == 1
@@ -78,7 +78,7 @@ def test_a_ticket_offered_again_gives_up_the_lease_that_nobody_started(scheduler
 def test_an_offer_of_an_attempt_that_is_over_changes_nothing(scheduler):
     attach(scheduler)
     offer(scheduler, attempt=2)
-    scheduler.queue_joined("slow")
+    scheduler.on_queue_connected("slow")
     assert only(Decline, offer(scheduler, queue="slow", attempt=1)).queue == "slow"
     assert scheduler.leases.unstarted_for_ticket("t").attempt == 2
 
@@ -114,7 +114,7 @@ def test_a_worker_that_attaches_before_its_loss_is_noticed_counts_once(scheduler
     attach(scheduler, stream="w/1", slots=2)
     attach(scheduler, stream="w/2", slots=2)
     assert [worker.key for worker in scheduler.fleet] == ["w/2"]
-    assert scheduler.worker_lost("w/1") == []
+    assert scheduler.on_worker_lost("w/1") == []
     assert free_capacity(scheduler)[0] == 2
 
 

@@ -34,9 +34,9 @@ def test_a_lift_holds_while_a_shard_waits_and_is_found_anew_after():
 def begun(book, **virtual):
     """Shards that began to wait together, and have come to so much since."""
     for queue in virtual:
-        book.head(queue, head(5))
+        book.on_head(queue, head(5))
     for queue, tokens in virtual.items():
-        book.head(queue, head(5, virtual=tokens))
+        book.on_head(queue, head(5, virtual=tokens))
 
 
 def standing(book):

@@ -117,7 +117,7 @@ def fill(pool, tickets, *, tokens=160, zone=""):
     counts = {}
     for number in range(tickets):
         ticket = ticket_of(f"t{number}", tokens=tokens, zone=zone)
-        worker = pool.place(ticket)
+        worker = pool.choose_worker(ticket)
         worker.promise(ticket.ticket_id, worker.blocks_for(ticket))
         worker.expect(ticket.prompt_tokens)
         counts[worker.key] = counts.get(worker.key, 0) + 1

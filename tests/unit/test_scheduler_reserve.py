@@ -46,9 +46,9 @@ def tickets(grants):
     """By shard, for any ticket and for urgent ones alone."""
     found = {}
     for grant in grants:
-        if grant.tickets or grant.urgent:
+        if grant.tickets or grant.express_tickets:
             before = found.get(grant.queue, (0, 0))
-            found[grant.queue] = before[0] + grant.tickets, before[1] + grant.urgent
+            found[grant.queue] = before[0] + grant.tickets, before[1] + grant.express_tickets
     return found
 
 
@@ -136,17 +136,17 @@ def scheduler():
 
 
 def test_a_lease_says_that_it_is_urgent_to_edge_and_worker(scheduler):
-    effects = scheduler.offer("q", ticket_of("t", urgent=True), START_UNIX_S)
+    effects = scheduler.on_offer("q", ticket_of("t", urgent=True), START_UNIX_S)
     assert [each.lease.express for each in effects if isinstance(each, Place | Expect)] == [True, True]
 
 
 def test_the_last_slot_is_left_to_an_urgent_ticket(scheduler):
-    scheduler.offer("q", ticket_of("urgent", urgent=True), START_UNIX_S)
+    scheduler.on_offer("q", ticket_of("urgent", urgent=True), START_UNIX_S)
     for number in range(14):
-        scheduler.offer("q", ticket_of(f"t{number}"), START_UNIX_S)
+        scheduler.on_offer("q", ticket_of(f"t{number}"), START_UNIX_S)
     effects = scheduler.head("q", Head(model=MODEL, waiting=5, priority=2, waiting_tokens=160, tokens=32))
     given = [each for each in effects if isinstance(each, GrantCredit)]
     assert scheduler.credits[MODEL].shards["q"].urgent == 1
     assert not any(each.tickets for each in given)
-    placed = scheduler.offer("q", ticket_of("late", urgent=True), START_UNIX_S, uses_express_credit=True)
+    placed = scheduler.on_offer("q", ticket_of("late", urgent=True), START_UNIX_S, uses_express_credit=True)
     assert [each.lease.ticket_id for each in placed if isinstance(each, Place)] == ["late"]

@@ -11,15 +11,15 @@ from scheduler_calls import attach, offer, only, pool_stats, served, service_rep
 
 def test_the_measured_rate_of_all_workers_goes_along_with_credit(scheduler):
     attach(scheduler, "w")
-    scheduler.report("w", LoadReport(tokens_per_second=100.0))
+    scheduler.on_load_report("w", LoadReport(tokens_per_second=100.0))
     assert only(GrantCredit, attach(scheduler, "x")).tokens_per_second == 100.0
-    scheduler.report("x", LoadReport(tokens_per_second=50.0))
+    scheduler.on_load_report("x", LoadReport(tokens_per_second=50.0))
     assert only(GrantCredit, attach(scheduler, "y", slots=8)).tokens_per_second == 150.0
 
 
 def test_what_a_lease_was_served_is_told_to_the_shard_that_its_ticket_came_from(scheduler):
     attach(scheduler)
-    scheduler.queue_joined("q2")
+    scheduler.on_queue_connected("q2")
     offer(scheduler, "a", attempt=3)
     offer(scheduler, "b", queue="q2")
     scheduler.progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
@@ -60,7 +60,7 @@ def test_a_run_that_a_worker_brings_along_goes_on_being_told_to_its_shard(schedu
     assert service_reports(scheduler.tick(START_UNIX_S)) == [
         ("q", "t", 2, 0, 0, False)
     ]  # whoever lost it has said that it ended
-    scheduler.progress("w", [served("x-9", 40, 8)])
+    scheduler.on_progress("w", [served("x-9", 40, 8)])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, False)]
     scheduler.released("w", ["x-9"])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, True)]
@@ -72,7 +72,7 @@ def test_a_shard_that_is_away_for_a_moment_hears_later_and_one_that_stays_away_n
     offer(scheduler)
     scheduler.queue_lost("q")
     assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []
-    scheduler.queue_joined("q")
+    scheduler.on_queue_connected("q")
     assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S + 1)) == [("q", "t", 1, 0, 0, True)]
     offer(scheduler, now=START_UNIX_S + 10)
     scheduler.queue_lost("q")
@@ -87,7 +87,7 @@ def test_an_end_that_may_have_been_lost_with_a_stream_is_told_again(scheduler):
     scheduler.released("w", ["s-1"])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 0, 0, True)]
     scheduler.queue_lost("q")
-    scheduler.queue_joined("q")
+    scheduler.on_queue_connected("q")
     assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [("q", "t", 1, 0, 0, True)]
     assert service_reports(scheduler.tick(START_UNIX_S + 0.1 + RESEND_WINDOW_S)) == []
     scheduler.queue_lost("q")
@@ -99,9 +99,9 @@ def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(
     attach(scheduler, "b", slots=2)
     report = LoadReport(running=1, prefill_backlog_tokens=70, tokens_per_second=100.0, prefill_tokens_per_second=500.0)
     report.step_time.FromMilliseconds(20)
-    scheduler.report("a", report)
+    scheduler.on_load_report("a", report)
     slow = LoadReport(running=2, prefill_backlog_tokens=900, tokens_per_second=50.0, prefill_tokens_per_second=500.0)
-    scheduler.report("b", slow)
+    scheduler.on_load_report("b", slow)
     pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
     assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
     assert (pace.running, pace.slots) == (3, 4)
@@ -117,7 +117,7 @@ def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
     for name, answer in (("long", 40), ("short", 10)):
         ticket = ticket_of(name)
         ticket.predicted_output_tokens = answer
-        scheduler.offer("q", ticket, START_UNIX_S)
+        scheduler.on_offer("q", ticket, START_UNIX_S)
     report = LoadReport(steps=7, seconds_per_prefill_token=0.001, max_step_tokens=300)
     report.decode_step_time.FromMilliseconds(10)
     scheduler.report("w", report)
@@ -153,7 +153,7 @@ def test_a_shard_is_told_when_a_first_token_came(scheduler):
 def test_a_model_without_workers_has_no_pace_and_that_is_told_once(scheduler):
     attach(scheduler)
     scheduler.tick(START_UNIX_S)
-    scheduler.worker_lost("w")
+    scheduler.on_worker_lost("w")
     assert [(each.model, each.slots) for each in pool_stats(scheduler.tick(START_UNIX_S + 1))] == [(MODEL, 0)]
     assert pool_stats(scheduler.tick(START_UNIX_S + 9)) == []
 
@@ -161,8 +161,8 @@ def test_a_model_without_workers_has_no_pace_and_that_is_told_once(scheduler):
 def test_a_shard_that_joins_is_told_the_pace_anew(scheduler):
     attach(scheduler)
     scheduler.tick(START_UNIX_S)
-    scheduler.queue_lost("q")
-    scheduler.queue_joined("q")
+    scheduler.on_queue_disconnected("q")
+    scheduler.on_queue_connected("q")
     assert len(pool_stats(scheduler.tick(START_UNIX_S + 0.1))) == 1
 
 

@@ -104,8 +104,8 @@ def test_sessions_are_judged_and_other_ways_told_each_beside_its_floor():
 
 
 def test_what_edges_refuse_alone_is_told_as_a_share():
-    real = replace(offered([refused(number) for number in range(10)], edge=1.0), by_edges=4.0)
-    flood = replace(offered([refused(number) for number in range(110)], edge=1.0), by_edges=99.0)
+    real = replace(offered([refused(number) for number in range(10)], edge=1.0), rejected_by_edges=4.0)
+    flood = replace(offered([refused(number) for number in range(110)], edge=1.0), rejected_by_edges=99.0)
     simulated = {"rejected_by_edges_share": 0.85}
     lines = by_figure([*edge_rejection_lines(3.0, real, simulated), *edge_rejection_lines(8.0, flood, simulated)])
     shares = [lines[f"refused by the edge alone at {load}"].measured for load in ("3x", "8x", "8x as simulated")]
@@ -114,7 +114,7 @@ def test_what_edges_refuse_alone_is_told_as_a_share():
 
 def test_clients_that_cannot_keep_up_prove_nothing_and_tell_their_lag_alone():
     real = offered([refused(number) for number in range(10)], edge=1.0)
-    late = replace(offered([refused(number) for number in range(12)], edge=9.0), lag=40.0)
+    late = replace(offered([refused(number) for number in range(12)], edge=9.0), client_lag_s=40.0)
     assert not surge_void_reason(real, real)
     assert "40.0 s too late" in surge_void_reason(real, late)
     [line] = rejection_cost_lines("HTTP", real, late, FLOOR, cpu_s_per_admission={})

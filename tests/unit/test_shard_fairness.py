@@ -54,7 +54,7 @@ def fleet_of(shards, schedulers=1):
 
 def restart_scheduler(mesh, name="s0", meanwhile=lambda: None):
     """Everything it knew is gone; its workers come back with nothing that runs."""
-    workers = [worker for worker, home in mesh.homes.items() if home == name]
+    workers = [worker for worker, home in mesh.scheduler_by_worker.items() if home == name]
     for worker in workers:
         mesh.detach(worker)
     mesh.remove_scheduler(name)

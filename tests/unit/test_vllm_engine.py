@@ -47,8 +47,10 @@ def test_our_own_logits_processor_is_asked_only_for_what_vllm_cannot_do():
     resumed = fields_of(sampling=penalised, emitted=2)
     assert (resumed["presence_penalty"], resumed["frequency_penalty"]) == (0.0, 0.0)  # never counted twice
     assert resumed["extra_args"][EXTRA_ARGS_KEY][:3] == (2, 1.0, 0.5)
-    assert fields_of(form=AllowedChoices(((4, 5),)))["extra_args"][EXTRA_ARGS_KEY].form == AllowedChoices(((4, 5),))
-    allowed = fields_of(form=AllowedTokens(frozenset({9, 4})))
+    assert fields_of(constraint=AllowedChoices(((4, 5),)))["extra_args"][EXTRA_ARGS_KEY].form == AllowedChoices(
+        ((4, 5),)
+    )
+    allowed = fields_of(constraint=AllowedTokens(frozenset({9, 4})))
     assert (allowed["allowed_token_ids"], "extra_args" in allowed) == ([0, 2, 4, 9], False)
 
 

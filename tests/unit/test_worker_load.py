@@ -38,7 +38,7 @@ def test_promises_beyond_what_is_free_leave_nothing_rather_than_less():
 
 def test_any_change_of_a_count_is_news_and_a_small_one_of_pace_is_not():
     assert LOAD.differs_from(None)
-    assert replace(LOAD, free_blocks=34).differs_from(LOAD)
+    assert replace(LOAD, free_kv_blocks=34).differs_from(LOAD)
     assert replace(LOAD, step_time=0.02).differs_from(LOAD)
     assert replace(LOAD, tokens_per_second=120.0).differs_from(LOAD)
     assert not replace(LOAD, step_time=0.0105, tokens_per_second=105.0).differs_from(LOAD)

@@ -32,7 +32,7 @@ def test_a_dead_engine_ends_every_run_and_the_next_one_starts_anew():
 
 def crash(book, now=1.0):
     """Return how runs ended at a crash, by handle."""
-    effects = book.engine_lost(errors.engine_died(), now, crashed=True)
+    effects = book.on_engine_lost(errors.engine_died(), now, crashed=True)
     return {each.run.handle: each.outcome.reason for each in effects if isinstance(each, RunEnded)}
 
 
@@ -42,12 +42,12 @@ def made(book, *runs, step=1):
     result = StepResult(
         step, seq_ids=each, tokens=[40] * len(runs), indexes=[0] * len(runs), logprobs=[0.0] * len(runs)
     )
-    return book.stepped(result, 1.0, 2.0)
+    return book.on_step(result, 1.0, 2.0)
 
 
 def let_go(book, run, step=1):
     """A step that lets go of the run."""
-    return book.stepped(StepResult(step, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 1.0, 2.0)
+    return book.on_step(StepResult(step, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 1.0, 2.0)
 
 
 def test_the_run_that_crashes_an_engine_again_is_found_and_the_others_go_on():

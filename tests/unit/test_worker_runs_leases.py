@@ -27,7 +27,7 @@ def test_what_is_urgent_is_as_the_lease_was_announced():
     book.expect("l1", LeaseGrant("t1", is_express=True), "me", 5.0, 0.0)
     [_, added] = book.start(make_run(book), 0.0)
     assert added.spec.is_express
-    assert not started_run(book, handle=2, lease="l2", ticket="t2", is_urgent=True).spec.is_express
+    assert not started_run(book, handle=2, lease="l2", ticket="t2", is_express=True).spec.is_express
 
 
 def test_a_start_that_overtakes_its_announcement_waits_for_it():
