@@ -12,9 +12,9 @@ import pytest
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.host import loop
 from penstock.worker.engine.host.loop import engine_main
+from penstock.worker.engine.host.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
 from penstock.worker.engine.host.pipe import MAX_UNSENT_BYTES, HostPipe
 from penstock.worker.engine.interface import FinishReason, SequenceSpec
-from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.simulated.step_time import StepTimeModel
 from tiny_model import write_tiny_model
