@@ -222,7 +222,7 @@ def error_from_failure(failure: Failure) -> PenstockError:
 
 
 def failure_from(error: BaseException) -> Failure:
-    """Return the failure to send for `error`. An error that is no PenstockError is logged and sent as "internal error"."""
+    """Return the failure to send for `error`. An error of another type is logged and sent as "internal error"."""
     if isinstance(error, PenstockError):
         return error.failure()
     log.error("unmapped_error", exc_info=error)

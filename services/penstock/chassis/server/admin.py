@@ -49,7 +49,7 @@ def process_figures() -> dict[str, float]:
 
 
 class AdminService(AdminServicer):
-    """Snapshots and drain of one process. `serving` rejects callers that are no operators, so subclasses need no check."""
+    """Snapshots and drain of one process. `serving` admits operators alone, so that subclasses need no check."""
 
     def __init__(
         self,

@@ -130,7 +130,7 @@ async def _run_call(metrics: CallMetrics, context: Context, body: Body) -> Any:
 
 
 def caller_error(error: Exception, context: Context) -> PenstockError:
-    """Return the error to send for `error`. One that is not meant for callers is logged and sent as "internal error"."""
+    """Return the error to send for `error`. An error of another type is logged and sent as "internal error"."""
     found = first_penstock_error(error)
     if isinstance(found, MessageMalformed):
         counters.malformed_messages += 1
