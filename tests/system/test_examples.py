@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from documents import blocks
-from mesh import PATIENCE, caller, running_mesh, snapshot
+from mesh import TIMEOUT_S, running_mesh, snapshot, stub_client
 from paths import REPO
 from penstock.v1.inference_pb2 import ListModelsRequest
 
@@ -37,13 +37,13 @@ async def mesh(tiny_model):
 
 @pytest.fixture(scope="module")
 def first_edge(mesh):
-    return mesh.plan.of("edge")[0]
+    return mesh.plan.processes_of("edge")[0]
 
 
 async def run(mesh, *command, folder=REPO, **variables):
     """Run a program to its end with the mesh's key; returns its output."""
     process = await start(mesh, *command, folder=folder, **variables)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     return out.decode()
@@ -87,8 +87,8 @@ async def test_the_node_example_streams_an_answer(mesh, first_edge, tmp_path):
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
 async def test_python_code_of_the_documents_runs_as_it_stands(mesh, first_edge, tmp_path, block):
-    async with caller(mesh) as client:
-        models = await client.stub.ListModels(ListModelsRequest(), metadata=client.metadata, timeout=PATIENCE)
+    async with stub_client(mesh) as client:
+        models = await client.stub.ListModels(ListModelsRequest(), metadata=client.metadata, timeout=TIMEOUT_S)
     addresses = {"127.0.0.1:7080": first_edge.http, "127.0.0.1:7001": first_edge.address, "pk_…": mesh.api_key}
     text = block.text.replace("SmolLM2-135M-Instruct", models.models[0].name)
     for shown, real in addresses.items():
@@ -100,10 +100,10 @@ async def test_python_code_of_the_documents_runs_as_it_stands(mesh, first_edge, 
 
 async def test_the_resume_example_goes_on_at_another_edge_when_its_edge_is_killed(mesh):
     """The last test: the mesh has lost an edge after it."""
-    second, first = mesh.plan.of("edge")
+    second, first = mesh.plan.processes_of("edge")
     edge = next(child for child in mesh.processes.children if child.spec.name == first.name)
     process = await start(mesh, *python("resume.py"), first.address, second.address)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         beginning = await process.stdout.read(1)
         edge.process.kill()
         rest, err = await process.communicate()
