@@ -7,7 +7,13 @@ from typing import NamedTuple
 from paths import REPO
 
 README = REPO / "README.md"
-DOCUMENTS = [README, REPO / "CONTRIBUTING.md", REPO / "CHANGELOG.md", *sorted((REPO / "docs").glob("*.md"))]
+DOCUMENTS = [
+    README,
+    REPO / "CONTRIBUTING.md",
+    REPO / "CHANGELOG.md",
+    REPO / "examples" / "README.md",
+    *sorted((REPO / "docs").glob("*.md")),
+]
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")

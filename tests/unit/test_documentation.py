@@ -36,7 +36,7 @@ SUFFIXES = (".py", ".md", ".proto", ".toml", ".yaml", ".json", ".js", ".sh", ".h
 
 
 def by_name(document):
-    return document.name
+    return str(document.relative_to(REPO))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,8 @@ def test_the_commands_of_a_console_block_parse(block, folder):
     commands = [line[2:] for line in block.text.replace("\\\n", " ").splitlines() if line.startswith("$ ")]
     assert commands, "a console block shows commands after `$ `"
     for line in commands:
-        check_command(shlex.split(line, comments=True))
+        for command in line.split(" && "):
+            check_command(shlex.split(command, comments=True))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
@@ -106,6 +107,9 @@ def check_command(words):
         check_tool(program, arguments)
     else:
         assert program in OTHER_PROGRAMS, f"{program} is no program that the documents may name"
+        for each in arguments:
+            if each.startswith(("deploy/", "docs/", "examples/", "services/", "tests/", "tools/")):
+                assert (REPO / each).exists(), f"there is no {each}"
 
 
 def check_penstock(arguments):
@@ -217,6 +221,14 @@ def test_every_metric_module_and_message_in_the_text_exists(document):
         if DOTTED.fullmatch(span) and document.name not in {"CHANGELOG.md", "glossary.md"}:
             known = span in values or is_module(span) or is_proto(span, protos)
             assert known, f"{document.name}:{line}: {span} is no metric, attribute, module or message"
+
+
+def test_every_metric_that_code_records_is_on_the_operations_page():
+    page = (REPO / "docs" / "operations.md").read_text(encoding="utf-8")
+    code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py"))
+    names = set(re.findall(r"create_\w+\(\s*semconv\.([A-Z_]+)", code))
+    assert len(names) > 10
+    assert not [name for name in sorted(names) if f"`{getattr(semconv, name)}`" not in page]
 
 
 @pytest.fixture(scope="module")
