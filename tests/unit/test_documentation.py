@@ -176,7 +176,8 @@ def find_path(text):
 
 def example_file(text):
     """Return a file of that bare name; documents name files of a folder that they have just named."""
-    return next((path for path in REPO.rglob(text) if ".venv" not in path.parts), None) if "/" not in text else None
+    found = REPO.rglob(text) if "/" not in text else ()
+    return next((path for path in found if not {".venv", "node_modules"} & set(path.parts)), None)
 
 
 def symbols(path):
