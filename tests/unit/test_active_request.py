@@ -194,7 +194,11 @@ def test_a_resumed_answer_is_numbered_on_and_its_first_part_not_charged_again():
 def test_a_resumed_answer_that_was_complete_needs_no_run():
     request = new_active_request()
     request.on_tokenized(generation_plan(resumed_ids=[ord("a"), EOS_ID]), 1.0)
-    assert request.on_admitted(Identity(), "r1", 2.0) == [Accept(), Finish(FINISH_REASON_STOP, ""), Settle(0, 0, "stop")]
+    assert request.on_admitted(Identity(), "r1", 2.0) == [
+        Accept(),
+        Finish(FINISH_REASON_STOP, ""),
+        Settle(0, 0, "stop"),
+    ]
 
 
 def test_a_resumed_answer_that_was_complete_still_tells_the_text_that_was_held_back():
