@@ -106,6 +106,7 @@ def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(
     assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
     assert (pace.running, pace.slots) == (3, 4)
     assert (pace.next_worker_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
+    assert {each.worker_id: each.tokens for each in pace.prefill_backlogs} == {"a": 70, "b": 900}
     assert pool_stats(scheduler.tick(START_UNIX_S + 0.9)) == []
     assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [pace]
     scheduler.on_load_report("b", LoadReport(running=3))

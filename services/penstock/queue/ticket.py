@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 
 from penstock.mesh.v1.ticket_pb2 import Ticket
+from penstock.queue.prediction.prefill_backlog import PendingPrompt
 
 NANOS_PER_SECOND = 1_000_000_000
 TRACEPARENT_FORMAT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
@@ -40,6 +41,7 @@ class QueuedTicket:
     raw_ttft: float = 0.0  # s to its first token, likewise
     predicted_ttft: float = 0.0  # s to its first token, likewise; 0: nothing was said
     ttft_limit: float = 0.0  # s that it had for it then; 0: as long as it takes
+    pending_prompt: PendingPrompt | None = None  # at its worker, from its offer to its first token
     waited: float = 0.0  # s for its lease
     lease_deadline: float = 0.0  # s; when a lease is of no use any more; 0: never
     charged_cost: float = 0.0  # weighted tokens that its tenant pays for it, once it is taken
@@ -100,6 +102,25 @@ class QueuedTicket:
         return self.is_express or self.is_resumed
 
     @property
+    def commitment_rank(self) -> int:
+        """Rank for commitments: a ticket is refused only for commitments of its own or a lower rank.
+
+        An express ticket, whose tenant is inside its share, is not refused for tenants that exceed theirs.
+        """
+        return 2 * self.priority - self.is_express
+
+    @property
+    def was_predicted_to_wait(self) -> bool:
+        """Tell whether the prediction included a wait for a slot."""
+        return self.raw_wait > 0 or self.raw_ttft > 0
+
+    @property
+    def expected_worker(self) -> str:
+        """Instance id of the worker for which its first token was predicted; empty: not known."""
+        prompt = self.pending_prompt
+        return prompt.worker if prompt and self.ttft_limit and prompt.has_known_worker else ""
+
+    @property
     def is_possible_poison(self) -> bool:
         """Some run of it was lost, or may have been, and perhaps with its worker."""
         return bool(self.avoid_workers) or self.may_have_run
@@ -152,6 +173,7 @@ def to_frame(ticket: QueuedTicket) -> Ticket:
         express=ticket.is_express,
         fingerprint=ticket.fingerprint,
         may_have_run=ticket.may_have_run,
+        expected_worker=ticket.expected_worker,
     )
 
 

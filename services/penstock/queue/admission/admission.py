@@ -1,6 +1,6 @@
 """Who is let into a shard, and why others are not. Knows no stream and moves nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import ceil
 
@@ -19,8 +19,9 @@ from penstock.queue.errors import (
 )
 from penstock.queue.models.availability import Availability, ModelAvailability
 from penstock.queue.models.model_queue import ModelQueues, clamp_retry_after
-from penstock.queue.prediction.commitments import Commitment
+from penstock.queue.prediction.commitments import BlockedRange, Commitment
 from penstock.queue.prediction.forecast import Prediction
+from penstock.queue.prediction.prefill_backlog import PromptDelay
 from penstock.queue.ticket import QueuedTicket
 
 MIN_TTFT_SHARE_FOR_WINDOWS = (
@@ -80,20 +81,23 @@ class Admission:
     def on_admitted(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> None:
         """Note what a ticket is owed from now on, and who waits longer for it."""
         owed = self._model_queues[ticket.model].forecast.commitments
+        if prediction.delays:
+            owed.record_breaches(_breaches(ticket, prediction.delays))
         if prediction.prefill_delay:
             owed.delay_overtaken(ticket.prompt_tokens, prediction.prefill_delay, now + (prediction.wait or 0.0), now)
         if ticket.ttft_limit and prediction.undisturbed_ttft:
             due = now + ticket.ttft_limit * self._usable_share(ticket.model, prediction)
-            owed.commit(
-                Commitment(_commitment_rank(ticket), ticket.prompt_tokens, now + prediction.undisturbed_ttft, due)
-            )
+            expected = now + prediction.undisturbed_ttft
+            owed.commit(Commitment(ticket.commitment_rank, ticket.prompt_tokens, expected, due))
 
     def _keeps_commitments(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> bool:
         owed = self._model_queues[ticket.model].forecast.commitments
         if not prediction.prefill_delay:
             return True
+        if prediction.delays is not None:
+            return owed.breach_budget >= _breaches(ticket, prediction.delays)
         begins = now + (prediction.wait or 0.0)
-        return owed.allows(_commitment_rank(ticket), ticket.prompt_tokens, prediction.prefill_delay, begins)
+        return owed.allows(ticket.commitment_rank, ticket.prompt_tokens, prediction.prefill_delay, begins)
 
     def _lateness(self, model: str, prediction: Prediction, limit: float) -> float:
         """Return the s by which a first token would be too late to promise it within `limit`."""
@@ -126,18 +130,24 @@ class Admission:
 
     def _delay_windows(self, ticket: QueuedTicket, now: float) -> Iterator[RejectionWindow]:
         """Yield for how long prompts up to some lengths would be refused, as they would pass others."""
-        like, shelf = ticket.copy_unplaced(), self._model_queues[ticket.model]
+        like, policy = ticket.copy_unplaced(), self._model_queues[ticket.model].policy
         for share in DELAY_WINDOW_PROMPT_FACTORS:
             like.prompt_tokens = share * ticket.prompt_tokens
-            like.is_express = like.is_express and shelf.policy.is_express(like)
-            found = self._model_queues.predict(like, now)
-            begins = now + (found.wait or 0.0)
-            if found.prefill_delay and (
-                block := shelf.forecast.commitments.blocked_range(
-                    _commitment_rank(like), like.prompt_tokens, found.prefill_delay, begins
-                )
-            ):
+            like.is_express = like.is_express and policy.is_express(like)
+            if block := self._blocked_range(like, self._model_queues.predict(like, now), now):
                 yield RejectionWindow(block.duration, block.min_prompt_tokens, 1, max_prompt_tokens=like.prompt_tokens)
+
+    def _blocked_range(self, ticket: QueuedTicket, prediction: Prediction, now: float) -> BlockedRange | None:
+        """Return the sizes and the time for which commitments block such a ticket; None if they do not."""
+        owed = self._model_queues[ticket.model].forecast.commitments
+        if prediction.delays is not None:
+            breached = [each for each in prediction.delays if each.is_breach(ticket.commitment_rank)]
+            ranges = [BlockedRange(*each.blocked_range(ticket.prompt_tokens)) for each in breached]
+            return owed.combined_block(ticket.prompt_tokens, ranges)
+        if not prediction.prefill_delay:
+            return None
+        begins = now + (prediction.wait or 0.0)
+        return owed.blocked_range(ticket.commitment_rank, ticket.prompt_tokens, prediction.prefill_delay, begins)
 
     def _size_variants(self, ticket: QueuedTicket) -> Iterator[QueuedTicket]:
         """Yield tickets like this one, smaller and larger, and itself at last; the others are one that changes."""
@@ -180,6 +190,6 @@ class Admission:
         return refusal
 
 
-def _commitment_rank(ticket: QueuedTicket) -> int:
-    """Rank it for who has to bear whom: nobody inside its share is kept out by those who exceed theirs."""
-    return 2 * ticket.priority - ticket.is_express
+def _breaches(ticket: QueuedTicket, delays: Sequence[PromptDelay]) -> int:
+    """Return how many first tokens the ticket would make late."""
+    return sum([each.is_breach(ticket.commitment_rank) for each in delays])

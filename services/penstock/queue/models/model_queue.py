@@ -124,13 +124,13 @@ class ModelQueues:
     def dispatch(self, model: str, now: float, hold_if_blocked: Callable[[QueuedTicket], bool]) -> list[Effect]:
         """Offer tickets for as long as credit is found that fits one; what `is_held` then is its caller's to list."""
         shelf = self[model]
-        regular = self._offers(shelf, hold_if_blocked, express=False)
-        effects: list[Effect] = [*regular, *self._offers(shelf, hold_if_blocked, express=True)]
+        regular = self._offers(shelf, hold_if_blocked, now, express=False)
+        effects: list[Effect] = [*regular, *self._offers(shelf, hold_if_blocked, now, express=True)]
         shelf.forecast.record_unserved(shelf.policy.totals.tickets, now)
         return effects
 
     def _offers(
-        self, queue: ModelQueue, hold_if_blocked: Callable[[QueuedTicket], bool], *, express: bool
+        self, queue: ModelQueue, hold_if_blocked: Callable[[QueuedTicket], bool], now: float, *, express: bool
     ) -> Iterator[Offer]:
         """Use up credit; `urgent`: what is for tickets that go first alone. They wait for a class above their own."""
         seats, unfit = self._schedulers, set[str]()
@@ -156,6 +156,7 @@ class ModelQueues:
                 continue
             if hold_if_blocked(ticket):
                 continue
+            queue.forecast.record_offer(ticket, seats.pool_stats(ticket.model, now - MAX_POOL_STATS_AGE_S), now)
             yield self._record_offered(ticket, offer(ticket, scheduler))
             unfit.clear()  # it may be this very ticket, too large for the others, that was not to be passed by
 
@@ -202,13 +203,13 @@ class ModelQueues:
     def record_pool_stats(self, scheduler: str, model: str, stats: PoolStats) -> None:
         self._schedulers[scheduler].pool_stats[model] = stats
         self[model].forecast.record_pool_stats(
-            self._schedulers.pool_stats(model, stats.received_at - MAX_POOL_STATS_AGE_S), stats.received_at
+            scheduler, stats, self._schedulers.pool_stats(model, stats.received_at - MAX_POOL_STATS_AGE_S)
         )
 
-    def record_lease(self, ticket: QueuedTicket, now: float) -> None:
+    def record_lease(self, ticket: QueuedTicket, scheduler: str, worker: str, now: float) -> None:
         shelf = self[ticket.model]
         shelf.throughput.record(ticket.work, now)
-        shelf.forecast.record_lease(ticket, now)
+        shelf.forecast.record_lease(ticket, scheduler, worker, now)
         ticket.waited = max(0.0, now - ticket.arrived)
         if ticket.raw_wait or ticket.raw_ttft:
             shelf.forecast.record_wait(ticket.predicted_wait, ticket.raw_wait, ticket.waited)

@@ -5,13 +5,12 @@ promised theirs before. Each is kept with the time at which it would come if nob
 move, and the time by which it is due: short of what was promised by as much as predictions may be off.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-BREACH_BUDGET_PER_COMMITMENT = (
-    0.01  # promises that may be broken by each that is made: one long prompt would else hold up all shorter ones
-)
+# Commitments that may be broken, for each that is made. Without it one long prompt would block all shorter ones.
+BREACH_BUDGET_PER_COMMITMENT = 0.005
 MAX_BREACH_BUDGET = 2.0  # promises at once, however many were kept before
 OVERTAKE_HORIZON_FACTOR = (
     3.0  # times what a prompt takes, that is left to do of those it passes: the oldest has a share for itself
@@ -71,17 +70,28 @@ class TtftCommitments:
             for each in self._overtaken(prompt_tokens, prefill_delay, starts_at)
             if each.rank <= rank and each.expected_at + prefill_delay > each.due_at
         ]
-        enough = sorted(late, reverse=True)[: int(self.breach_budget) + 1]
+        return self.combined_block(prompt_tokens, late)
+
+    def combined_block(self, prompt_tokens: int, ranges: Iterable[BlockedRange]) -> BlockedRange | None:
+        """Return the range that a prompt is in if each of `ranges` is blocked by one commitment.
+
+        The breach budget lets it pass as many; None: it may pass all.
+        """
+        enough = sorted(ranges, reverse=True)[: int(self.breach_budget) + 1]
         if len(enough) <= self.breach_budget:
             return None
         return BlockedRange(enough[-1].duration, min(prompt_tokens, max(each.min_prompt_tokens for each in enough)))
+
+    def record_breaches(self, count: int) -> None:
+        """Subtract commitments that an admission breaks from the breach budget."""
+        self.breach_budget = max(0.0, self.breach_budget - count)
 
     def delay_overtaken(self, prompt_tokens: int, prefill_delay: float, starts_at: float, now: float) -> None:
         """Delay those that it passes; those that this makes late hold up nobody any more."""
         for each in self._overtaken(prompt_tokens, prefill_delay, starts_at):
             each.expected_at += prefill_delay
         late = sum(each.expected_at > each.due_at for each in self._commitments)
-        self.breach_budget = max(0.0, self.breach_budget - late)
+        self.record_breaches(late)
         self._commitments = [each for each in self._commitments if now < each.expected_at <= each.due_at][
             -MAX_COMMITMENTS:
         ]

@@ -1,9 +1,13 @@
 """How fast a model's workers are and when their slots fall free, by what their schedulers report."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf
+from types import MappingProxyType
 from typing import NamedTuple
+
+NO_BACKLOGS: Mapping[str, int] = MappingProxyType({})
 
 
 class SlotRelease(NamedTuple):
@@ -33,12 +37,17 @@ class PoolStats(NamedTuple):
     leased_tokens: int = 0  # promised to leases
     free_tokens: int = 0  # that could still be promised
     releases: tuple[SlotRelease, ...] = ()
+    prefill_backlogs: Mapping[str, int] = NO_BACKLOGS  # prompt tokens by worker, of workers that have any
     placed_since: int = 0  # tickets that have gone there since
 
     @property
     def has_step_costs(self) -> bool:
-        """Tell whether it says what a step takes, and not only what gets done in the mean."""
-        return self.slots > 0 and self.decode_step_time > 0 and self.seconds_per_prefill_token > 0
+        """Tell whether the cost of a step is known, from the first step on.
+
+        `seconds_per_prefill_token` is 0 while all steps were alike; a NaN or a negative value makes the costs unknown.
+        """
+        is_linear = 0 <= self.seconds_per_prefill_token < inf
+        return self.slots > 0 and self.decode_step_time > 0 and self.max_step_tokens > 0 and is_linear
 
     def with_ticket_placed(self, prompt_tokens: float) -> "PoolStats":
         """Count a ticket that has gone there since, as what comes before the next report must not all seem first."""

@@ -8,6 +8,9 @@ from penstock.scheduler.fleet.worker import Worker
 
 TYPICAL_PROMPT_TOKENS = 512  # tokens of a prompt, to rank workers by before there is a ticket
 FULL_BATCH_PENALTY_STEPS = 10.0  # steps that a ticket would rather wait than share with a full batch
+UNEXPECTED_WORKER_PENALTY_STEPS = (
+    2.0  # steps that a ticket waits rather than go to another worker than the queue expects
+)
 CROSS_ZONE_COST_S = 0.002  # s; what a way to another zone and back costs, about a tenth of a step
 
 CachedTokensFn = Callable[[Worker], int]  # tokens at the beginning of a ticket's prompt that a worker has in its cache
@@ -37,11 +40,13 @@ class LowestTtft:
         return _expected_ttft(worker, TYPICAL_PROMPT_TOKENS)
 
     def choose(self, workers: Sequence[Worker], ticket: Ticket, cached: CachedTokensFn) -> Worker:
-        prompt_tokens, zone = ticket.prompt_tokens, ticket.zone
+        prompt_tokens, zone, expected = ticket.prompt_tokens, ticket.zone, ticket.expected_worker
 
         def load(worker: Worker) -> tuple[float, str]:
             crossing = CROSS_ZONE_COST_S if zone and worker.zone and worker.zone != zone else 0.0
-            return _expected_ttft(worker, prompt_tokens - cached(worker)) + crossing, worker.worker_id
+            is_unexpected = expected and worker.worker_id != expected
+            penalty = UNEXPECTED_WORKER_PENALTY_STEPS * worker.step_s if is_unexpected else 0.0
+            return _expected_ttft(worker, prompt_tokens - cached(worker)) + crossing + penalty, worker.worker_id
 
         return min(workers, key=load)
 

@@ -52,7 +52,8 @@ class Worker:
     report: LoadReport = field(default_factory=LoadReport)
     promised: dict[str, int] = field(default_factory=dict)  # lease id: KV blocks
     promised_blocks: int = 0  # their sum
-    unstarted_tokens: int = 0  # prompts of leases that its reports do not know yet
+    unstarted_tokens: int = 0  # prompts of leases that have not started
+    started_tokens: int = 0  # prompts of leases that have started since its last report
     reported_steps: dict[str, int] = field(default_factory=dict)  # of its steps, what shards were told last
     changed_workers: list["Worker"] = field(default_factory=list)  # where it is listed once it has changed
     is_marked_changed: bool = False
@@ -91,12 +92,17 @@ class Worker:
             self._update_capacity()
 
     def add_unstarted_tokens(self, prompt_tokens: int) -> None:
-        """Count a prompt that is on its way here; or, below 0, one that its own reports count from now on."""
+        """Count a prompt that is on its way here; or, below 0, one that is not coming any more."""
         self.unstarted_tokens += prompt_tokens
         self.mark_changed()
 
+    def on_lease_started(self, prompt_tokens: int) -> None:
+        """Keep counting a prompt that the worker has received: the next report is the first that includes it."""
+        self.unstarted_tokens -= prompt_tokens
+        self.started_tokens += prompt_tokens
+
     def on_load_report(self, report: LoadReport) -> None:
-        self.report = report
+        self.report, self.started_tokens = report, 0
         self.mark_changed()
 
     def steps_update_for(self, queue: str) -> WorkerSteps | None:
@@ -122,7 +128,7 @@ class Worker:
     @property
     def prefill_backlog_tokens(self) -> int:
         """Prompt tokens that a new ticket would wait for."""
-        return self.report.prefill_backlog_tokens + self.unstarted_tokens
+        return self.report.prefill_backlog_tokens + self.unstarted_tokens + self.started_tokens
 
     @property
     def free_blocks(self) -> int:
