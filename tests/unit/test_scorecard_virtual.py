@@ -92,14 +92,14 @@ def test_one_that_was_refused_can_be_let_in_to_see_what_would_have_come_of_it():
     asked = replace(overload.overload_scenario(0, 3.0), duration=15.0)
     refused = next(each for each in Simulation(asked).run().ledger.requests if each.transcript.outcome == "OVERLOADED")
     number = refused.transcript.number
-    let_in = replace(asked, queues=replace(asked.queues, let_in=frozenset({f"{number}.1"})))
+    let_in = replace(asked, queues=replace(asked.queues, exempt_tickets=frozenset({f"{number}.1"})))
     assert Simulation(let_in).run().ledger.requests[number].transcript.outcome != "OVERLOADED"
 
 
 class ForgetfulMesh(work_conservation.ObservedMesh):
     """Loses all credit for a while: workers run empty beside a line."""
 
-    def to_shards(self, scheduler, effect):
+    def send_to_shards(self, scheduler, effect):
         if not (isinstance(effect, GrantCredit) and 2.0 < self._events.now < 4.0):
             super().send_to_shards(scheduler, effect)
 
@@ -107,7 +107,7 @@ class ForgetfulMesh(work_conservation.ObservedMesh):
 class SlowMesh(work_conservation.ObservedMesh):
     """Tells schedulers of a place that fell free only after a step or two, and look-ahead does not bridge that."""
 
-    def released(self, worker, served):
+    def send_released(self, worker, served):
         self._events.schedule(self._events.now + 0.05, super().send_released, worker, served)
 
 
@@ -122,7 +122,7 @@ def test_an_engine_that_idles_beside_a_waiting_ticket_is_seen(mesh, load):
     Simulation(
         proof_scenario("idle", chat_tenant(Poisson(16.0)), policy="fair", duration=6.0, load=load), new_mesh
     ).run()
-    assert found[0].idle > 0
+    assert found[0].idle_steps > 0
 
 
 def test_an_engine_whose_room_was_taken_in_the_step_that_made_other_room_is_not_idle():
