@@ -163,12 +163,12 @@ def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_one_of_them(prompt, spok
             chat,
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
-            "is the string 'image_url'; this server takes text only",
+            "is the string 'image_url'; this server accepts text only",
         ),
         (chat, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", "calls a tool"),
         (response, {"input": None}, "input", "is missing"),
         (response, {"input": 3}, "input", "must be a string or a list of messages, not 3"),
-        (response, {"input": [{"type": "function_call"}]}, "input[0].type", "takes messages only"),
+        (response, {"input": [{"type": "function_call"}]}, "input[0].type", "accepts messages only"),
     ],
 )
 def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field, said):
@@ -191,7 +191,7 @@ def test_a_prompt_that_cannot_be_read_is_named_by_its_path(call, members, field,
         ({"stop": ""}, "stop", "has a string of 0 bytes"),
         ({"model": ["m"]}, "model", "model must be a string, not a list of 1"),
         ({"service_tier": "gold"}, "service_tier", "allowed are auto, default, flex, priority"),
-        ({"n": 2}, "n", "n is 2, which is not served here; send the request once for each answer"),
+        ({"n": 2}, "n", "n is 2, which is not supported; send the request once for each answer"),
         ({"n": True}, "n", "n is true"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "leave it out"),
         ({"top_logprobs": 3}, "top_logprobs", "gRPC API"),
@@ -222,7 +222,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(call, members, field, said)
 def test_what_is_known_and_not_served_is_refused_when_it_is_asked_for(call, members, field):
     message, named = refused(call, **members)
     assert named == field
-    assert "not served here" in message
+    assert "not supported" in message
 
 
 def test_what_asks_for_nothing_is_not_refused():

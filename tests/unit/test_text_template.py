@@ -55,7 +55,7 @@ def test_a_template_that_raises_tells_the_caller_why_and_what_to_change():
     with pytest.raises(TemplateRefused) as refused:
         rendered("{{ raise_exception('roles must alternate') }}")
     assert refused.value.message == (
-        "the model's chat template refuses these messages: roles must alternate; change their roles or order"
+        "the model's chat template rejects these messages: roles must alternate; change their roles or order"
     )
     assert refused.value.field_violations[0].field == "messages"
 
