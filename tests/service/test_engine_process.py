@@ -29,7 +29,9 @@ def folder(tmp_path):
 
 
 def options_for(model, **fields):
-    return EngineOptions(model=model, **{"engine": "sim", "step_time": QUICK, "kv_blocks": 32, "dtype": "float32"} | fields)
+    return EngineOptions(
+        model=model, **{"engine": "sim", "step_time": QUICK, "kv_blocks": 32, "dtype": "float32"} | fields
+    )
 
 
 class FrontEnd:

@@ -145,10 +145,8 @@ class AuthFallback:
         error = error_from_failure(rejected.failure)
         if error.reason == "KEY_UNKNOWN":
             entry = self._deferred.pop(rejected.request_id)
-            names = (
-                {"tenant": entry.tenant_id, "key_id": entry.frame.reserve.fallback_admission.key_id} if entry else {}
-            )
-            log.error("deferred_reservation_rejected", ticket_id=rejected.request_id, **names, because=error.message)
+            caller = entry.caller if entry else {}
+            log.error("deferred_reservation_rejected", ticket_id=rejected.request_id, **caller, because=error.message)
         return True
 
     def settle_deferred(self, ticket_id: str, settlement: Settle) -> None:

@@ -2,16 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from penstock.edge.text.detokenizer import TextDelta
 from penstock.v1.inference_pb2 import Sampling
-
-
-class TextDelta(NamedTuple):
-    """Text that one more token adds to an answer, and the stop string that it completed, if any."""
-
-    text: str
-    stop_string: str = ""
 
 
 class IncrementalDetokenizer(Protocol):
