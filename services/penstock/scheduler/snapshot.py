@@ -1,4 +1,4 @@
-"""What operators see of a scheduler."""
+"""Figures and tables of a scheduler for operators."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.fleet.fleet import Fleet
 from penstock.scheduler.fleet.worker import Worker
 
-MAX_WORKER_ROWS = 1_000  # workers
+MAX_WORKER_ROWS = 1_000
 
 
 def figures(dispatcher: Dispatcher) -> dict[str, float]:
