@@ -82,7 +82,7 @@ async def test_a_tenant_over_its_limit_hears_which_and_when_and_others_do_not():
         error = rejection_of(await stream.reserve("request-2", 10, 20, credential=credential))
         assert (error.reason, error.retry_after) == ("QUOTA_EXCEEDED", 30.0)
         [violation] = error.quota_violations
-        assert (violation.subject, violation.description) == ("tenant:acme", "60 tokens per minute, 30 asked")
+        assert (violation.subject, violation.description) == ("tenant:acme", "60 tokens per minute, 30 requested")
         assert (await stream.reserve("request-3", 10, 20)).identity.tenant_id == "default"
         found.clock.now += 30.0
         assert (await stream.reserve("request-2", 10, 20, credential=credential)).reservation_id

@@ -64,7 +64,7 @@ async def test_a_released_lease_is_new_credit_at_once():
         worker.started(lease_id), worker.released(lease_id)
         assert (await shard.receive("credit")).tickets == 1
         figures = scheduler.service.figures()
-        assert (figures["leases"], figures["promised_blocks"], figures["room"]) == (0, 0, 2)
+        assert (figures["leases"], figures["promised_blocks"], figures["available_leases"]) == (0, 0, 2)
 
 
 async def test_what_a_worker_tells_of_its_runs_reaches_the_shard_that_they_came_from():

@@ -281,7 +281,7 @@ async def test_the_workers_table_says_what_each_has_left():
                 "kv_blocks": 16,
                 "leases": 1,
                 "promised_blocks": 7,
-                "room": 1,
+                "available_leases": 1,
                 "running": 1,
                 "prefill_tokens": 95,
                 "tokens_per_second": 80.0,

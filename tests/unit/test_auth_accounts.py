@@ -46,10 +46,10 @@ def reserve(books: ReservationTable, number: int = 1, prompt: int = 10, output: 
 def test_a_reservation_holds_prompt_and_most_output_until_it_is_settled():
     books = accounts()
     reserve(books)
-    assert repr(books) == "<Accounts 1 tenants, 1 reservations, 30 tokens>"
+    assert repr(books) == "<ReservationTable 1 tenants, 1 reservations, 30 tokens>"
     charge = books.settle("reservation-1", 10, 7, "stop", START + 1)
     assert (charge.prompt_tokens, charge.output_tokens, charge.outcome) == (10, 7, "stop")
-    assert repr(books) == "<Accounts 1 tenants, 0 reservations, 0 tokens>"
+    assert repr(books) == "<ReservationTable 1 tenants, 0 reservations, 0 tokens>"
     assert books.quota("acme").balance == Balance("acme", 0, 0, 10, 7, 1)
 
 
@@ -76,8 +76,8 @@ def test_a_refusal_names_every_limit_and_when_the_same_request_fits():
     assert refusal.value.reason == "QUOTA_EXCEEDED"
     assert refusal.value.retry_after == 30.0
     assert [(each.subject, each.description) for each in refusal.value.quota_violations] == [
-        ("tenant:acme", "60 tokens per minute, 60 asked"),
-        ("tenant:acme", "1 concurrent requests, all under way"),
+        ("tenant:acme", "60 tokens per minute, 60 requested"),
+        ("tenant:acme", "1 concurrent requests, all in progress"),
     ]
 
 
@@ -90,7 +90,7 @@ def test_a_refused_request_takes_nothing():
 
 
 def test_a_request_larger_than_the_limit_is_not_told_to_retry():
-    with pytest.raises(QuotaExceeded, match="ask for fewer tokens") as refusal:
+    with pytest.raises(QuotaExceeded, match="request fewer tokens") as refusal:
         reserve(accounts(tokens_per_minute=60), 1, 10, 51)
     assert refusal.value.retry_after is None
 

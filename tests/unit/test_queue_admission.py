@@ -80,9 +80,9 @@ def test_a_refusal_holds_for_others_as_long_as_they_would_be_late_and_no_longer(
     enqueue_many(shard, 14)
     closed = list(error_of(shard.enqueue("long again", tokens=310)).rejection_windows())
     for each in closed:
-        refused = error_of(shard.enqueue(f"of {each.prompt}", tokens=each.prompt + 10))
+        refused = error_of(shard.enqueue(f"of {each.min_prompt_tokens}", tokens=each.min_prompt_tokens + 10))
         assert list(refused.rejection_windows())[-1].duration >= each.duration > 0
-    assert {each.prompt for each in closed} == {150, 300, 600, 1_200}
+    assert {each.min_prompt_tokens for each in closed} == {150, 300, 600, 1_200}
     assert closed == sorted(closed), "the smaller, the shorter"
 
 

@@ -115,7 +115,7 @@ def test_a_short_prompt_is_refused_where_it_would_make_a_long_one_late():
     assert not sheds(shard.enqueue("long", tokens=1_010))
     refused = [found for number in range(4) if sheds(found := shard.enqueue(f"short-{number}"))]
     assert 1 <= len(refused) <= 3
-    assert "make others late" in str(only(out.Shed, refused[0]).error)
+    assert "make admitted requests late" in str(only(out.Shed, refused[0]).error)
     assert not any(sheds(alone.enqueue(f"short-{number}")) for number in range(4)), "it is the long one that they pass"
 
 
