@@ -260,7 +260,10 @@ async def test_a_worker_that_tries_a_suspect_is_attached_to_say_so_and_takes_not
             profiles.append(await worker.scheduler.profiles.get())
         assert len(profiles) > 1
         assert all([report.fingerprint for report in each.poison_reports] == [7] for each in profiles)
-        assert [profiles[0].poison_reports[0].is_confirmed, profiles[-1]\.poison_reports[0].is_confirmed] == [False, True]
+        assert [profiles[0].poison_reports[0].is_confirmed, profiles[-1].poison_reports[0].is_confirmed] == [
+            False,
+            True,
+        ]
         assert [kind for kind, _ in [await worker.scheduler.next_lease_event()]] == ["started"]
 
 

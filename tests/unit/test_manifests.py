@@ -32,12 +32,13 @@ def test_the_overlay_has_no_fault(rendered):
 
 
 def test_the_overlay_of_the_examples_is_valid_and_has_no_fault():
-    objects = render(REPO / "examples" / "kubernetes")
+    objects = render_overlay(REPO / "examples" / "kubernetes")
     for each in objects:
         kubernetes_validate.validate(each, SCHEMAS, strict=True)
-    assert faults(objects, configs()) == []
-    assert the(objects, "Deployment", "worker")["spec"]["replicas"] == 4
-    assert environment(the(objects, "Deployment", "worker"))["PENSTOCK_WORKER_MODEL"].startswith("/models/")
+    assert manifest_faults(objects, config_classes()) == []
+    worker = get_object(objects, "Deployment", "worker")
+    assert worker["spec"]["replicas"] == 4
+    assert environment(worker)["PENSTOCK_WORKER_MODEL"].startswith("/models/")
 
 
 def test_every_tier_has_pods_a_service_and_an_account_of_its_own(rendered):
