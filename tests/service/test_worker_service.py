@@ -46,10 +46,8 @@ async def test_tokens_come_in_order_and_once_and_then_the_end(model):
         assert (ends[1].reason, ends[1].output_tokens) == (FINISH_REASON_LENGTH, 12)
         assert seconds(ends[1].times.prefill) > 0
         assert seconds(ends[1].times.decode) > 0
-        assert [await worker.scheduler.next_lease_event() for _ in range(2)] == [
-            ("started", "lease 1"),
-            ("released", "lease 1"),
-        ]
+        events = [await worker.scheduler.next_lease_event() for _ in range(2)]
+        assert events == [("started", "lease 1"), ("released", "lease 1")]
         figures = await worker.wait_at_rest()
         assert (figures["tokens_generated"], figures["cancels"]) == (12, 0)
 
@@ -150,10 +148,8 @@ async def test_a_cancel_is_acknowledged_with_the_blocks_it_freed(model):
         figures = await worker.wait_at_rest()
         assert figures["cancels"] == 1
         assert figures["tokens_wasted_after_cancel"] <= 1
-        assert [await worker.scheduler.next_lease_event() for _ in range(2)] == [
-            ("started", "lease 1"),
-            ("released", "lease 1"),
-        ]
+        events = [await worker.scheduler.next_lease_event() for _ in range(2)]
+        assert events == [("started", "lease 1"), ("released", "lease 1")]
 
 
 async def test_a_cut_stream_stops_its_runs_and_no_other_edge_notices(model):
@@ -260,7 +256,8 @@ async def test_a_worker_that_tries_a_suspect_is_attached_to_say_so_and_takes_not
             profiles.append(await worker.scheduler.profiles.get())
         assert len(profiles) > 1
         assert all([report.fingerprint for report in each.poison_reports] == [7] for each in profiles)
-        assert [profiles[0].poison_reports[0].is_confirmed, profiles[-1].poison_reports[0].is_confirmed] == [False, True]
+        assert not profiles[0].poison_reports[0].is_confirmed
+        assert profiles[-1].poison_reports[0].is_confirmed
         assert [kind for kind, _ in [await worker.scheduler.next_lease_event()]] == ["started"]
 
 

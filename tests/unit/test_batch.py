@@ -342,7 +342,7 @@ def test_contradictions_are_refused(fields):
 def test_an_id_in_use_is_refused():
     batch = batch_of()
     batch.add(spec(1))
-    with pytest.raises(StartInvalid, match="sequence 1 is here already"):
+    with pytest.raises(StartInvalid, match="sequence 1 already exists"):
         batch.add(spec(1))
 
 

@@ -70,7 +70,7 @@ def test_a_file_cut_short_in_its_directory_is_refused(tmp_path, kept):
     whole = write_gguf(write_tiny_model(tmp_path / "tiny"), tmp_path / "whole.gguf").read_bytes()
     path = tmp_path / "short.gguf"
     path.write_bytes(whole[:kept])
-    with pytest.raises(ModelUnsupported, match=r"short\.gguf is cut short or damaged; fetch it anew"):
+    with pytest.raises(ModelUnsupported, match=r"short\.gguf is truncated or damaged; download it again"):
         GgufFile(path)
 
 

@@ -25,10 +25,10 @@ def test_a_whole_snapshot_is_consistent():
 @pytest.mark.parametrize(
     ("missing", "fault"),
     [
-        (ROUTE, "LISTENER 'front' refers to ROUTE 'edges', which is not there"),
-        (CLUSTER, "ROUTE 'edges' refers to CLUSTER 'grpc', which is not there"),
-        (ENDPOINT, "CLUSTER 'grpc' refers to ENDPOINT 'grpc', which is not there"),
-        (LISTENER, "no resource refers to ROUTE 'edges', so no proxy would ever ask for it"),
+        (ROUTE, "LISTENER 'front' refers to ROUTE 'edges', which does not exist"),
+        (CLUSTER, "ROUTE 'edges' refers to CLUSTER 'grpc', which does not exist"),
+        (ENDPOINT, "CLUSTER 'grpc' refers to ENDPOINT 'grpc', which does not exist"),
+        (LISTENER, "no resource refers to ROUTE 'edges', so no proxy would request it"),
     ],
 )
 def test_a_snapshot_with_a_hole_is_refused_with_the_hole_named(missing, fault):

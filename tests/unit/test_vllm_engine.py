@@ -56,7 +56,7 @@ def test_our_own_logits_processor_is_asked_only_for_what_vllm_cannot_do():
 
 def test_a_request_that_vllm_refuses_is_the_callers_to_mend_and_leaves_nothing():
     engine = engine_on_fake_vllm()
-    with pytest.raises(StartInvalid, match="vLLM refuses the request: token_id"):
+    with pytest.raises(StartInvalid, match="vLLM rejects the request: token_id"):
         engine.add(spec(sampling=SamplingParams(logit_bias=((VOCABULARY, 1.0),))))
     assert not engine.has_work
     engine.add(spec())
