@@ -143,7 +143,7 @@ def test_a_simulation_takes_the_time_that_its_law_says(tmp_path):
 
 
 def test_a_worker_with_a_law_file_that_is_none_does_not_start(tmp_path):
-    with pytest.raises(ValueError, match="cannot be read as a law"):
+    with pytest.raises(ValueError, match="cannot be read as a step time file"):
         WorkerConfig(sim_step_time_file=str(tmp_path / "nowhere.toml"))
 
 

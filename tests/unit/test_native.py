@@ -154,7 +154,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 def test_without_a_compiler_it_says_what_to_install(empty_cache, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler; install g\+\+"):
+    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler is installed; install g\+\+"):
         compiler.load_library()
 
 

@@ -104,4 +104,4 @@ def run(batch, cache, prompt, salt):
     while batch.has_work:
         plan = batch.plan()
         count = len(plan.sampled)
-        cache.apply(batch.commit(plan, [7] * count, [0.0] * count).cache_news)
+        cache.apply(batch.commit(plan, [7] * count, [0.0] * count).cache_changes)

@@ -115,7 +115,7 @@ def test_arguments_that_are_no_json_object_stop_the_start(text):
 
 
 def test_a_model_that_is_no_folder_is_refused_by_name():
-    with pytest.raises(ModelUnsupported, match="vLLM runs Hugging Face folders and SmolLM2-135M-Instruct is none"):
+    with pytest.raises(ModelUnsupported, match="vLLM runs Hugging Face folders, which SmolLM2-135M-Instruct is not"):
         build_engine(EngineOptions(engine="vllm"))
 
 

@@ -10,7 +10,7 @@ CGROUP_FILE = Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
-    """Return the cores that this process may run on, at most the quota of its container, beyond which it is throttled."""
+    """Return the cores that this process may use: at most its container's quota, beyond which it is throttled."""
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), *cpu_quotas(CGROUP_FILE, CGROUP_ROOT))))
 
 

@@ -46,7 +46,7 @@ def gpu_pool_bytes(free: int) -> int:
 
 
 def cgroup_free_bytes(cgroup_file: Path, cgroup_root: Path) -> list[int]:
-    """Return the bytes that each control group of this process still allows, counting its inactive file cache as free."""
+    """Return the bytes that each control group of this process still allows; inactive file cache counts as free."""
     free_bytes = [1 << 62]
     for line in cgroup_file.read_text(encoding="utf-8").splitlines() if cgroup_file.exists() else ():
         _, controllers, path = line.split(":", 2)

@@ -141,7 +141,7 @@ def _native_shape(shape: ModelShape, block_size: int) -> NativeShape:
 
 
 def check_native(shape: ModelShape, block_size: int) -> bool:
-    """Return whether bfloat16 is native, too. Raises NativeUnavailable for an unsupported machine, model or block size."""
+    """Return whether bfloat16 is native. Raises NativeUnavailable if machine, model or block size is unsupported."""
     for name, value in (("model's dim", shape.dim), ("head size", shape.head_size), ("block size", block_size)):
         if value % layout.PANEL_OUTPUTS:
             raise NativeUnavailable(f"the {name} is {value}, which is not a multiple of {layout.PANEL_OUTPUTS}")

@@ -16,7 +16,7 @@ class Runner(Protocol):
 
 
 class TorchRunner:
-    """Plain torch, for GPUs without our kernels, and for CPUs and models that the native forward pass does not support."""
+    """Plain torch, for GPUs without our kernels, and for CPUs and models without a native forward pass."""
 
     def __init__(self, model: Model, blocks: int, block_size: int) -> None:
         self.model = model
