@@ -65,7 +65,7 @@ async def test_an_address_named_twice_is_one_edge():
     assert await poll(discovery) == [("10.0.0.1:7001", "10.0.0.1:7080")]
 
 
-async def test_a_file_is_read_anew_at_each_poll(tmp_path):
+async def test_a_file_is_read_again_at_each_poll(tmp_path):
     listed = tmp_path / "edges"
     listed.write_text("10.0.0.1:1/10.0.0.1:2\n")
     discovery = EdgeDiscovery(f"file://{listed}", Resolver())
