@@ -39,7 +39,7 @@ class CalibrationResult:
             }
             for point, step, said in zip(self.points, self.steps, self.fit.held_out_predictions, strict=True)
         ]
-        return {"step_law": law, "measured": dict(self.facts), "points": measured}
+        return {"step_time": law, "measured": dict(self.facts), "points": measured}
 
     def law_table(self) -> Table:
         table = _table(("term", "left"), ("us", "right"), ("for", "left"))
