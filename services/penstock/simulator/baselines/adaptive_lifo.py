@@ -13,7 +13,7 @@ LifoEntry = tuple[int, float, int, int, QueuedTicket]
 
 
 class AdaptiveLifo(SingleShardPolicy):
-    """Strict classes; FIFO up to `max_fifo_tickets` waiting tickets and LIFO above. A ticket that does not fit blocks."""
+    """Strict classes; FIFO up to `max_fifo_tickets` waiting tickets, LIFO above. A ticket that does not fit blocks."""
 
     def __init__(self, max_fifo_tickets: int) -> None:
         self._max_fifo_tickets = max_fifo_tickets

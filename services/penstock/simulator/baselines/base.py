@@ -22,4 +22,4 @@ class StepObserver(Protocol):
     """A policy that is notified of every step of every worker."""
 
     def on_step(self, runs: Iterable[SimRun], step: int) -> None:
-        """Called after each step with the runs of its worker, which may belong to other shards; `step` counts from 0."""
+        """Called after step `step`, from 0, of a worker, with its runs, some of which may belong to other shards."""

@@ -54,7 +54,7 @@ class BaselinePolicy:
         return self.factory(clock, {**self.options, **given}) if self.factory else None
 
     def ttft_targets(self, ttft_target: float, given: Options, exempt_tickets: frozenset[str]) -> TtftTargets:
-        """Return the TTFT targets of the policy: none for the batch class, as in the shipped queue, and exempt tickets."""
+        """Return the TTFT targets; there is none for the batch class, as in the shipped queue."""
         options = {**self.options, **given}
         if HEADROOM_OPTION not in options:
             return TtftTargets()
