@@ -83,9 +83,7 @@ def test_a_tied_head_is_the_embedding():
     block_size=st.sampled_from([16, 32, 64]),
     threads=st.integers(1, 3),
 )
-def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(
-    *, dtype, mates, budget, prompt_share, block_size, threads
-):
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(*, dtype, mates, budget, prompt_share, block_size, threads):
     text = random_text(330)
     alone = logits_of(runners(SHAPE, dtype)[1], [text], prompt_share=0.9)
     runner = runners(SHAPE, dtype, block_size=block_size, threads=threads)[1]

@@ -137,9 +137,7 @@ def test_poisonous_runs_crash_two_engines_of_one_worker_and_no_other_run_is_conf
 @given(
     culprit=HANDLES, poison_at=st.integers(0, OUTPUT - 1), prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6)
 )
-def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(
-    culprit, poison_at, prompts
-):
+def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(culprit, poison_at, prompts):
     bench = Bench({culprit: poison_at})
     play(bench, [("start", prompt) for prompt in prompts])
     assert bench.told.pop(culprit) == "ENGINE_CRASHED"
