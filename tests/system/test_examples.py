@@ -15,7 +15,7 @@ from paths import REPO
 from penstock.v1.inference_pb2 import ListModelsRequest
 
 EXAMPLES = REPO / "examples"
-SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)  # s; an edge can be killed in the middle of an answer
+SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.01",)  # s; an edge can be killed in the middle of an answer
 
 # Runs a code block as documents show it: `await` and `async with` need no function around them.
 RUN_BLOCK = """

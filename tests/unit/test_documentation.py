@@ -34,6 +34,7 @@ from documents import (
 from paths import REPO
 from penstock.chassis.observability import semconv
 from penstock.cli.__main__ import cli
+from penstock.cli.param_types import TIERS
 from tiny_model import write_tiny_model
 
 LANGUAGES = {"console", "python", "mermaid", "text", "json", "toml", "yaml", "protobuf"}
@@ -43,6 +44,10 @@ NAMES = set(re.findall(r"PENSTOCK_[A-Z0-9_]*[A-Z0-9]", CONFIGURATION.partition("
 COMMON = {f"PENSTOCK_<TIER>_{name}" for name in re.findall(r"`PENSTOCK_<TIER>_([A-Z_]+)`", CONFIGURATION)}
 # Words in code spans that are none of Penstock's code: of Kubernetes, packages, folders, conventions for names.
 ALLOWED_WORDS = {"maxUnavailable", "terminationGracePeriodSeconds", "ops", "venv", "vllm", "on_x", "pop_", "is_"}
+# Reasons that end within the mesh, and defaults of types that are always raised with a reason of their own.
+BETWEEN_TIERS = {"LEASE_LOST", "START_INVALID", "TICKET_INVALID", "PROFILE_INVALID", "ENGINE_DIED", "LOADING"}
+BETWEEN_TIERS |= {"ABORTED", "CANCELLED", "FAILED_PRECONDITION", "NOT_FOUND", "PERMISSION_DENIED", "SERVICE_UNKNOWN"}
+BETWEEN_TIERS |= {"UNAUTHENTICATED", "UNAVAILABLE", "UNIMPLEMENTED"}
 WITH_FORMER_NAMES = {"CHANGELOG.md", "configuration.md", "glossary.md"}
 DOTTED = re.compile(r"(?:penstock|gen_ai|rpc|http)(?:\.\w+)+")
 
@@ -201,6 +206,16 @@ def test_every_metric_that_code_records_is_on_the_operations_page():
     names = set(re.findall(r"create_\w+\(\s*semconv\.([A-Z_]+)", code))
     assert len(names) > 10
     assert not [name for name in sorted(names) if f"`{getattr(semconv, name)}`" not in page]
+
+
+def test_every_error_reason_that_a_caller_may_see_is_on_the_api_page():
+    page = (REPO / "docs" / "api.md").read_text(encoding="utf-8")
+    paths = [path for tier in ("chassis", "client", *TIERS) for path in (SOURCES / tier).rglob("*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    reasons = set(re.findall(r"(?:default_reason(?:: ClassVar\[str\])? = |reason=)\"([A-Z_]+)\"", code))
+    reasons |= set(re.findall(r"default_reason = grpc\.StatusCode\.\w+, \"([A-Z_]+)\"", code))
+    assert {"QUEUE_FULL", "QUOTA_EXCEEDED", "KEY_MISSING"} <= reasons
+    assert not sorted(reason for reason in reasons - BETWEEN_TIERS if f"`{reason}`" not in page)
 
 
 @pytest.fixture(scope="module")

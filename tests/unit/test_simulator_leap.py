@@ -13,7 +13,7 @@ class SteppedMesh(SimMesh):
     """Has every step made by itself."""
 
     @property
-    def watches_steps(self):
+    def observes_steps(self):
         return True
 
 
@@ -32,7 +32,7 @@ def seen(run):
     """Return all that clients and figures show of a run, but for what its events were."""
     figures = {name: value for name, value in figures_of(run).items() if name != "events"}
     return figures, [
-        (each.history, each.tries, each.predicted_wait, each.engine_tokens, each.cached_tokens)
+        (each.transcript, each.attempts, each.predicted_wait, each.engine_tokens, each.cached_tokens)
         for each in run.ledger.requests
     ]
 
@@ -54,7 +54,7 @@ def test_leaping_over_steps_comes_to_what_they_do_one_by_one(seed, rate, workers
         seed=seed,
         duration=2.0,
         drain=3.0,
-        workers=[{"count": workers, "slots": 8, "step_law": {"context_token_ms": context}}],
+        workers=[{"count": workers, "slots": 8, "step_time": {"context_token_ms": context}}],
         schedulers={"count": 2},
         losses=[{"worker": 0, "at": 1.0, "back_after": 0.5}] if loses else [],
     )
