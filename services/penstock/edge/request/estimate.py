@@ -67,7 +67,7 @@ class AdmissionProbe(NamedTuple):
 
 
 class AdmissionResult(NamedTuple):
-    """When a request came that was not refused at the door, and how long it may take."""
+    """Arrival and time limit of a request that the admission filter did not reject."""
 
     arrived_at: float  # s of the unix clock
     time_limit: float  # s
