@@ -1,4 +1,4 @@
-"""The SQLite store: what it says is kept is kept, in order, by one process at a time."""
+"""The SQLite store: changes are persisted in order, by one process at a time."""
 
 import asyncio
 import sqlite3
@@ -43,7 +43,7 @@ def charged(number: int = 1, *, outcome: str = "stop", output: int = 7) -> Charg
 
 
 async def kept(store, change) -> None:
-    """Return when `change` is kept; raises why it is not."""
+    """Wait until `change` is persisted. Raises its error."""
     done = asyncio.get_running_loop().create_future()
     store.write(change, lambda error: done.set_exception(error) if error else done.set_result(None))
     await done
@@ -193,7 +193,7 @@ def test_migrating_twice_changes_nothing():
 
 
 def half_way(apply):
-    """The disk fills up once a part of the transaction is written."""
+    """Let the disk fill up after a part of the transaction was written."""
 
     def apply_and_fail(connection, change):
         apply(connection, change)
@@ -208,7 +208,7 @@ def disk_is_full(connection, change):
 
 
 async def test_the_charges_of_an_answer_survive_a_restart(path):
-    """Whether its beginning was charged, or lost, or is still under way, and whatever its requests were charged."""
+    """This holds for a beginning that was charged, lost or is in progress, and for any charges of its requests."""
     begun, lost = part("begun", made=30), part("lost", outcome=OUTCOME_LOST)
     onward = part("onward", "lost", emitted=25, made=5, charged=30)
     async with opened_store(path) as (store, _):
@@ -240,7 +240,7 @@ async def test_a_file_of_the_first_release_keeps_its_ledger(path):
 
 
 def part(request_id, answer_id="", *, emitted=0, made=0, charged=None, outcome="cancelled") -> Charge:
-    """A request of an answer, ended."""
+    """Return the charge of one request of an answer."""
     own = replace(
         reservation().request,
         request_id=request_id,

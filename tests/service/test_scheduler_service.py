@@ -23,7 +23,7 @@ TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
 
 @asynccontextmanager
 async def one_of_each(**settings):
-    """A shard, a scheduler and a worker with two slots; the credit that this brings is heard already."""
+    """A shard that has received the credit of a scheduler with a worker of two slots."""
     async with (
         shard_server("queue-1") as shard,
         scheduler_of(shard, **settings) as scheduler,
@@ -98,7 +98,7 @@ async def test_a_ticket_goes_to_the_worker_with_its_prefix():
     async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2") as second:
         second.send(prefix_cache_update=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
         second.send(load_report=scheduler_pb2.LoadReport(running=3))
-        while not (await shard.receive("pool_stats")).running:  # so it has heard of the cache as well
+        while not (await shard.receive("pool_stats")).running:  # it has received the cache update as well
             pass
         shard.offer(ticket("a", prefix_hashes=[5, 6, 7]))
         assert (await shard.receive("place")).lease.worker_id == "w2"
@@ -187,10 +187,10 @@ async def test_the_shard_with_the_better_head_gets_the_released_slot():
         first.send(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
         second.send(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
         asked = await second.receive("credit")
-        assert (asked.tickets, asked.return_unused) == (0, True), "standing credit is called in while several wait"
+        assert (asked.tickets, asked.return_unused) == (0, True), "idle credit is reclaimed while several shards wait"
         second.send(credit_returned={"model": "m", "tickets": 1})
-        async with asyncio.timeout(TIMEOUT_S):  # for streams have no order among them, and with credit it is served
-            while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110 - a turn of the loop, no wait
+        async with asyncio.timeout(TIMEOUT_S):  # streams have no mutual order, and the shard must not hold credit
+            while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110  # a turn of the loop
                 await asyncio.sleep(0)
         worker.released(lease_id)
         assert (await second.receive("credit")).tickets == 1

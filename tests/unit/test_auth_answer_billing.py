@@ -1,4 +1,4 @@
-"""Answers that take several requests: the prompt once, each token once, in any order of settlements and losses."""
+"""Answers over several requests: the prompt and each token are charged once, in any order of settlements and losses."""
 
 from itertools import pairwise, permutations
 
@@ -18,7 +18,7 @@ from penstock.auth.quota.reservation_table import ReservationTable
 
 NOW = 1_800_000_000.0  # s
 PROMPT = 10
-LIMIT = 1_000  # output tokens that each request may make
+LIMIT = 1_000  # output limit of each request
 
 
 def ask(request_id, answer_id="", emitted=0, *, tenant="acme", fingerprint=b"f", prompt=PROMPT) -> ReservationRequest:
@@ -71,7 +71,7 @@ def test_a_late_settlement_adds_only_tokens_that_were_not_charged():
     books = books_for(ask("a"), ask("b", "a", 30))
     books.expire_edge("edge-a", NOW)
     settle(books, "b", 20)
-    assert settle(books, "a", 35) == (0, 5)  # five were made and never came, and were made again
+    assert settle(books, "a", 35) == (0, 5)  # five tokens were generated, lost, and generated again
 
 
 def test_a_complete_answer_of_a_dead_edge_is_charged_to_a_continuation_without_tokens():
@@ -143,12 +143,12 @@ def test_a_bounded_number_of_answers_is_kept():
     assert answers.charge(ask("c", "0", 1), PROMPT, 1, "stop") == (PROMPT, 2)
 
 
-# Each request of an answer goes on from what its client had of those before: (resumed at, made, was its edge lost).
+# Requests of an answer, each from the tokens that the client had before: (resumed at, generated, edge lost).
 PARTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), min_size=1, max_size=4)
 
 
 def owed(parts) -> tuple[int, int]:
-    """By the definition, index by index: all that settled requests made, and what was had and made by none of them."""
+    """The definition: all tokens that settled requests generated, and received tokens that none of them generated."""
     settled = [(start, made) for start, made, is_lost in parts if not is_lost]
     made_by_some = {index for start, made in settled for index in range(start, start + made)}
     had = {index for start, _ in settled for index in range(start)}
@@ -191,7 +191,7 @@ def test_late_settlements_correct_the_charges_completely(parts, seed):
 
 @given(makes=st.lists(st.integers(0, 40), min_size=1, max_size=6), losses=st.lists(st.booleans(), min_size=6))
 def test_an_answer_without_gaps_costs_its_prompt_and_its_length(makes, losses):
-    """Each edge died or was cut exactly where its successor went on; the last one finished."""
+    """Each request ends exactly where the next one continues; the last one finishes."""
     parts, had = [], 0
     for made, is_lost in zip(makes, losses, strict=False):
         parts.append((had, made, is_lost))

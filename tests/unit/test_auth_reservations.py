@@ -1,4 +1,4 @@
-"""Reservations against accounts: held once, charged once, and within the limits in any order of events."""
+"""Reservations and quotas: tokens are reserved once, charged once, and within the limits in any order of events."""
 
 from collections import Counter
 
@@ -172,7 +172,7 @@ def test_reservations_survive_a_restart():
     assert repr(after) == repr(before)
     with pytest.raises(QuotaExceeded) as refusal:
         reserve(after, 4, 0, 2, now=START + 2)
-    assert len(refusal.value.quota_violations) == 1  # 2 s have brought 2 tokens; it is the concurrency
+    assert len(refusal.value.quota_violations) == 1  # 2 s have added 2 tokens; the concurrency limit rejects
     assert after.settle("reservation-3", 1, 1, "stop", START + 2).is_correction
     assert [each.reservation for each in after.expire(START + TTL)] == [first]
 
@@ -211,7 +211,7 @@ def test_a_class_can_be_lowered_and_never_raised(own, asked, granted):
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Two tenants and two edges; whatever happens, the books balance and no limit is passed."""
+    """Two tenants and two edges: in any order of events, totals match the ledger and no limit is exceeded."""
 
     open_ids = Bundle("open_ids")
     ended_ids = Bundle("ended_ids")
@@ -227,10 +227,10 @@ class AnyOrder(RuleBasedStateMachine):
                 Tenant(tenant_id=tenant, tokens_per_minute=self.LIMIT, concurrent_requests=4), self.now
             )
         self.number = 0
-        self.open = {}  # reservation id -> reservation
-        self.ledger = {}  # reservation id -> last charge
+        self.open = {}  # by reservation id
+        self.ledger = {}  # last charge, by reservation id
         self.spent = {"acme": [], "blue": []}  # [time, tokens] of every reservation, as settled by now
-        self.entry = {}  # reservation id -> its entry in `spent`
+        self.entry = {}  # entry in `spent`, by reservation id
 
     @rule(length=st.integers(0, 60_000_000))
     def wait(self, length):
@@ -256,7 +256,7 @@ class AnyOrder(RuleBasedStateMachine):
         return made.reservation_id
 
     def _check_refusal(self, refusal, tenant, tokens):
-        """It was right, and waiting as told is enough unless something else has to end first."""
+        """Check that the rejection is right, and that its wait suffices unless another request must end first."""
         account = self.books.quota(tenant)
         is_full = account.concurrent_requests == 4
         assert (refusal.retry_after is None) == (tokens > self.LIMIT)

@@ -1,4 +1,4 @@
-"""Whom workers blame for crashed engines, from the worker that finds it out to the shard that refuses the next one."""
+"""Poison requests, from the worker whose engine crashes to the shard that rejects the next request."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_another_request_has_another_fingerprint(changes):
 
 
 def book_with_suspect(fingerprint=5):
-    """A book whose engine crashed under one run."""
+    """A run table whose engine crashed with one run."""
     book = ready_table()
     book.quarantine.max_wait_s = 30.0
     run = started_run(book)
@@ -137,13 +137,13 @@ def test_the_reports_of_a_worker_hold_until_replaced_or_expired():
     assert named(book) == {2: True}
     assert book.apply("w1", [said(3)], 12.0)
     assert book.apply("w1", [], 13.0)
-    assert named(book) == {2: True}, "the process has forgotten what the one before it found out"
+    assert named(book) == {2: True}, "a new process does not know the reports of the former one"
     assert book.expire(21.0)
     assert named(book) == {}
 
 
 def shard_blames():
-    """What a shard has heard of two schedulers, long after they came."""
+    """The poison requests of a shard with two schedulers that connected long ago."""
     blames = ShardBlames()
     for scheduler in "ab":
         blames.on_scheduler_connected(scheduler, -60.0)
@@ -154,7 +154,7 @@ def test_a_shard_rejects_confirmed_requests_and_lets_suspected_ones_retry():
     blames = shard_blames()
     assert blames.apply("a", [said(1)]) == {1: False}
     assert blames.apply("b", [said(1, is_guilty=True), said(2)]) == {1: True, 2: False}
-    assert blames.apply("a", [said(1, is_guilty=True)]) == {}, "that is nothing new"
+    assert blames.apply("a", [said(1, is_guilty=True)]) == {}, "unchanged reports are no change"
     assert blames.rejection(1, 0.0).reason == "ENGINE_CRASHED"
     assert blames.rejection(2, 0.0).reason == "SUSPECT"
     assert blames.rejection(2, 0.0).retry_after
@@ -243,7 +243,7 @@ def test_a_lease_of_a_lost_scheduler_is_shed_at_its_edge(is_guilty, reason):
     effects = hear_blames(shard, said(5, is_guilty=is_guilty), scheduler="t")
     assert (sheds(effects), withdrawn_offers(effects)) == ({"x": reason}, [])
     shard.record(shard.book.withdraw("e", ["x"]))
-    assert [each.ticket_id for each in shard.book.accounting] == ["y"], "whom nobody runs nobody speaks of"
+    assert [each.ticket_id for each in shard.book.accounting] == ["y"], "a ticket without a lease has no report"
 
 
 def test_a_lease_for_a_ticket_reported_meanwhile_is_not_used():
@@ -256,7 +256,7 @@ def test_a_lease_for_a_ticket_reported_meanwhile_is_not_used():
     assert leased(shard.place("y")) == ["lease"]
     hear_blames(shard, scheduler="t")
     shard.pass_time(DECLINE_PAUSE_S)
-    assert shard.credit(1) == ["x"], "it has waited, and nothing else"
+    assert shard.credit(1) == ["x"], "it was only paused"
     assert leased(shard.place("x")) == ["lease"]
 
 

@@ -1,4 +1,4 @@
-"""Until when a ticket that got a lease is charged as running, and for what."""
+"""Accounting of leased tickets: the time and the tokens for which they are charged as running."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from queue_tickets import ShardDriver, ticket
 
 @pytest.fixture
 def shard():
-    """One ticket got a lease and was served a part of its answer."""
+    """A shard with one leased ticket that was served a part of its answer."""
     shard = ShardDriver()
     shard.connect()
     shard.enqueue("a", tokens=200)
@@ -45,7 +45,7 @@ def test_an_expired_ticket_runs_again_after_a_new_report(shard):
 
 
 def decoding(name, **fields):
-    """A shard with a ticket that asks for 200 tokens and had 40 by its worker's 1,000th step."""
+    """A shard with a ticket of at most 200 output tokens that had 40 at step 1,000 of its worker."""
     shard = ShardDriver()
     shard.connect()
     long = replace(ticket(name, **fields), max_output_tokens=200)

@@ -1,4 +1,4 @@
-"""Slots that are kept for urgent tickets: how many, and that no other credit is for them."""
+"""Express slots: their number, and their exclusion from other credit."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ LARGE = 1_000  # tokens
 
 
 def reserve_of(pattern, times=100, share=SHARE):
-    """After tickets of which some were urgent, by turns."""
+    """Return express slots after tickets with this repeated pattern of express ones."""
     found = ExpressSlots(share)
     for number in range(times):
         found.record(is_express=pattern[number % len(pattern)])
@@ -44,7 +44,7 @@ def book_that_keeps(kept, queues="a"):
 
 
 def tickets(grants):
-    """By shard, for any ticket and for urgent ones alone."""
+    """Return regular and express tickets of grants, by shard."""
     found = {}
     for grant in grants:
         if grant.tickets or grant.express_tickets:
@@ -89,7 +89,7 @@ def test_regular_credit_excludes_express_slots():
     for _ in range(3):
         book.on_offer("a", 10)
     book.on_head("a", head(6))
-    assert tickets(plan_grants(book, space(2))) == {}, "two are free, and kept"
+    assert tickets(plan_grants(book, space(2))) == {}, "the two free slots are express slots"
 
 
 def test_a_released_slot_becomes_an_express_slot_first():

@@ -1,4 +1,4 @@
-"""What the dispatcher tells the shards by plain calls: pace, service, releases, and again where it may be lost."""
+"""Reports of the dispatcher to shards by plain calls: pool statistics, service and slot releases."""
 
 from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
@@ -59,7 +59,7 @@ def test_adopted_leases_are_reported_to_their_shard(scheduler):
     scheduler.on_worker_attached("w", "w", "w:1", profile)
     assert service_reports(scheduler.tick(START_UNIX_S)) == [
         ("q", "t", 2, 0, 0, False)
-    ]  # whoever lost it has said that it ended
+    ]  # its former scheduler has reported its end
     scheduler.on_progress("w", [served("x-9", 40, 8)])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, False)]
     scheduler.on_leases_released("w", ["x-9"])
@@ -105,7 +105,7 @@ def test_pool_stats_are_sent_on_change_and_once_a_second(scheduler):
     pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
     assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
     assert (pace.running, pace.slots) == (3, 4)
-    assert (pace.next_worker_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
+    assert (pace.next_worker_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the next worker
     assert pool_stats(scheduler.tick(START_UNIX_S + 0.9)) == []
     assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [pace]
     scheduler.on_load_report("b", LoadReport(running=3))
@@ -136,7 +136,7 @@ def test_pool_stats_have_slot_releases_and_step_costs(scheduler):
     scheduler.on_load_report("w", report)
     pace = only(SendPoolStats, scheduler.tick(START_UNIX_S + 0.1)).stats
     assert [each.after.ToMilliseconds() for each in pace.slot_releases] == [110, 150], (
-        "20 tokens were left five steps ago"
+        "five steps ago 20 tokens were left"
     )
 
 
@@ -167,7 +167,7 @@ def test_a_reconnected_shard_receives_pool_stats(scheduler):
 
 
 def run_two_until(scheduler, steps, *, waiting):
-    """Fill a worker with two leases that decode, let one end after so many steps; returns what that comes to."""
+    """Fill a worker with two decoding leases, release one after `steps` steps, and return the effects."""
     attach(scheduler, slots=2)
     for name in ("a", "b"):
         offer(scheduler, name)
@@ -186,7 +186,7 @@ def test_the_only_waiting_shard_receives_worker_steps_before_credit(scheduler):
     assert service_reports([first]) == [("q", "a", 1, 31, 20, True)]
     assert [(each.worker_id, each.steps) for each in first.workers] == [("w", 110)]
     assert [each.worker_steps for each in first.tickets] == [110]
-    assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [], "it was told already"
+    assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [], "it was reported already"
 
 
 def test_few_new_steps_are_not_reported(scheduler):
