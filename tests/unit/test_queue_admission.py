@@ -1,4 +1,4 @@
-"""Admission by TTFT targets and deadlines, expiration of waiting tickets, and the cost of service."""
+"""Admission by TTFT targets and deadlines, expiration of waiting tickets, and token limits."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from penstock.queue.admission.limits import TtftTargets
 from penstock.queue.frames import to_edge
 from penstock.queue.models.model_queue import MAX_POOL_STATS_AGE_S
 from penstock.queue.prediction.pool_stats import PoolStats, SlotRelease
-from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, leased, only, sheds
+from queue_tickets import BATCH, INTERACTIVE, STANDARD, ShardDriver, only, sheds
 
 RATE = 1_000.0  # tokens/s; ten tickets
 TTFT = 2.0  # s
@@ -237,77 +237,6 @@ def test_the_edge_receives_the_predicted_wait():
     enqueue_many(shard, 4)
     queued = only(out.Queued, shard.enqueue("a"))
     assert (queued.tickets_ahead, queued.predicted_wait) == (4, pytest.approx(0.5))
-
-
-# Service.
-
-
-def run_one(shard, name, **fields):
-    shard.enqueue(name, enqueued=shard.now, **fields)
-    assert shard.credit(1) == [name]
-    assert leased(shard.place(name)) == ["lease"]
-
-
-def counter(shard, tenant="acme"):
-    return shard.book.model_queues["m"].policy[STANDARD].tenant_queue.counter(tenant)
-
-
-def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):
-    shard.book.on_service_report([ServedTicket(name, prompt, output, ended, attempt)])
-
-
-def test_a_tenant_is_charged_for_its_service_at_the_end():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    assert counter(shard) == 90 + 2 * 10
-    served(shard, "a", prompt=30, output=5)
-    assert counter(shard) == 90 + 2 * 10, "a few tokens are charged in advance"
-    served(shard, "a", prompt=30, output=5, ended=True)
-    assert counter(shard) == 30 + 2 * 5
-    assert len(shard.book.accounting) == 0
-
-
-def test_an_end_that_is_revoked_is_charged_once():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    served(shard, "a", prompt=90, output=3, ended=True)
-    assert counter(shard) == 90 + 2 * 3
-    served(shard, "a", prompt=90, output=4)
-    assert (counter(shard), len(shard.book.accounting)) == (90 + 2 * 10, 1)
-    served(shard, "a", prompt=90, output=8, ended=True)
-    assert (counter(shard), len(shard.book.accounting)) == (90 + 2 * 8, 0)
-
-
-def test_a_withdrawn_lease_costs_nothing():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    shard.withdraw("a")
-    assert counter(shard) == 0
-    served(shard, "a", ended=True)
-    assert counter(shard) == 0
-
-
-def test_an_expired_lease_costs_nothing():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    served(shard, "a", ended=True)
-    assert counter(shard) == 0
-
-
-def test_the_end_of_an_older_attempt_does_not_end_a_newer_one():
-    shard = shard_at_full_speed()
-    run_one(shard, "a")
-    served(shard, "a", prompt=90, output=4, ended=True)
-    run_one(shard, "a", attempt=2)
-    served(shard, "a", ended=True, attempt=1)
-    assert len(shard.book.accounting) == 1
-    assert counter(shard) == 90 + 2 * 4 + 2 * 10, "the prompt of a resumed ticket is free"
-
-
-def test_service_of_unknown_tickets_is_ignored():
-    shard = shard_at_full_speed()
-    served(shard, "nobody's", prompt=5, output=5, ended=True)
-    assert counter(shard) == 0
 
 
 # Token limits.
