@@ -54,13 +54,13 @@ class AuthProcess:
 async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
-    async with opened_store(config.store) as (store, books):
-        desk = recover(config, books, clock())
+    async with opened_store(config.store) as (store, state):
+        authorizer = recover(config, state, clock())
         hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
         served = AdmissionService(
-            desk, edges_to_expect(config, desk, clock(), stall_threshold=math.inf), store, hello, clock
+            authorizer, edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf), store, hello, clock
         )
-        admin = AuthAdmin("auth-1", desk, store, clock, lambda: served.figures, token="")
+        admin = AuthAdmin("auth-1", authorizer, store, clock, lambda: served.figures, token="")
         sweeping = asyncio.create_task(served.sweep())
         async with (
             serving(config.listen, [(add_AdmissionServiceServicer_to_server, served)], admin=admin) as server,

@@ -108,7 +108,7 @@ async def test_a_reservation_that_auth_made_and_never_named_is_the_one_that_is_s
         assert await answer(client) == text_of(TOKENS)
         await mesh.auth.stop()
         await mesh.auth.start()
-        assert mesh.auth.desk.reservations.reservation_count == 1
+        assert mesh.auth.authorizer.reservations.reservation_count == 1
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
@@ -120,7 +120,7 @@ async def test_a_reservation_for_whom_the_edge_refused_meanwhile_is_given_back(t
             assert (await refused(answer(client))).reason == "AUTH_LOST"
         await mesh.auth.stop()
         await mesh.auth.start()
-        assert mesh.auth.desk.reservations.reservation_count == 1
+        assert mesh.auth.authorizer.reservations.reservation_count == 1
         await mesh.wait_for_figure("active_requests", 0)
         assert await all_booked(mesh) == [(0, 0, "failed")]
 
@@ -138,7 +138,7 @@ async def test_a_reservation_that_nobody_waits_for_any_more_is_given_back(tmp_pa
             unheard.setattr(mesh.auth.service, "_on_reservation_persisted", lambda *_, **__: None)
             assert (await refused(answer(client))).reason == "AUTH_LOST"
             await mesh.wait_for_figure("active_requests", 0)
-            assert mesh.auth.desk.reservations.reservation_count == 1
+            assert mesh.auth.authorizer.reservations.reservation_count == 1
         if is_restarted:
             await mesh.auth.stop()
             await mesh.auth.start()
@@ -183,7 +183,7 @@ async def test_a_disk_that_is_full_when_auth_is_back_books_it_later(tmp_path, mo
         mesh.auth.service.is_paused = True
         await answer(client)
         turned_away = asyncio.Event()
-        monkeypatch.setattr(mesh.auth.desk.reservations, "is_live", lambda _: turned_away.set())
+        monkeypatch.setattr(mesh.auth.authorizer.reservations, "is_live", lambda _: turned_away.set())
         mesh.auth.service.resume()
         await turned_away.wait()
         assert (await mesh.figures())["deferred_reservations"] == 1
@@ -290,7 +290,7 @@ async def test_a_key_revoked_in_an_outage_lives_until_auth_is_back_and_what_it_s
     async with edge_auth_mesh(tmp_path, **SOON) as mesh, client_of(mesh) as client:
         await known(mesh, client)
         mesh.auth.service.is_paused = True
-        mesh.auth.desk.keys.revoke("dev", mesh.auth.now)
+        mesh.auth.authorizer.keys.revoke("dev", mesh.auth.now)
         assert await answer(client) == text_of(TOKENS)
         mesh.auth.service.resume()
         await mesh.wait_for_figure("deferred_reservations", 0)

@@ -89,9 +89,9 @@ async def test_a_shard_receives_pool_stats():
         worker.send(
             load_report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0)
         )
-        while not (pace := await shard.receive("pool_stats")).running:
+        while not (stats := await shard.receive("pool_stats")).running:
             pass
-        assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == ("m", 100.0, 900.0)
+        assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == ("m", 100.0, 900.0)
 
 
 async def test_a_ticket_goes_to_the_worker_with_its_prefix():
@@ -210,8 +210,8 @@ async def test_a_worker_without_a_profile_is_rejected_with_a_message():
 
 
 async def test_shards_receive_poison_reports_of_a_worker_attached_elsewhere():
-    blame = PoisonReport(fingerprint=5)
-    blame.ttl.seconds = 30
+    report = PoisonReport(fingerprint=5)
+    report.ttl.seconds = 30
     async with (
         shard_server("queue-1") as shard,
         scheduler_of(shard) as scheduler,
@@ -221,10 +221,10 @@ async def test_shards_receive_poison_reports_of_a_worker_attached_elsewhere():
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
         assert not (await shard.receive("catalog")).poison_reports
-        for blames in ([blame], []):
-            await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=blames)))
+        for reports in ([report], []):
+            await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=reports)))
             said = await shard.receive("catalog")
-            assert [each.fingerprint for each in said.poison_reports] == [each.fingerprint for each in blames]
+            assert [each.fingerprint for each in said.poison_reports] == [each.fingerprint for each in reports]
         call.cancel()
 
 

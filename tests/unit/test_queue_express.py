@@ -36,7 +36,7 @@ def beside_a_backlog(served=40):
     return order
 
 
-def urgent(order, tenant, tickets, **fields):
+def express(order, tenant, tickets, **fields):
     """Return the number of express tickets of a burst."""
     asked = [ask(order, f"{tenant}-{at}", tenant, enqueued=START_UNIX_S + 600 + at, **fields) for at in range(tickets)]
     return sum(each.is_express for each in asked)
@@ -53,8 +53,8 @@ def test_a_tenant_that_did_not_use_its_share_goes_before_the_backlog():
 
 def test_a_new_or_backlogged_tenant_has_no_burst_credit():
     order = beside_a_backlog()
-    assert urgent(order, "loud", 3) == 0
-    assert urgent(order, "new", 3) == 0
+    assert express(order, "loud", 3) == 0
+    assert express(order, "new", 3) == 0
 
 
 def test_without_a_backlog_no_tenant_earns_credit():
@@ -67,13 +67,13 @@ def test_without_a_backlog_no_tenant_earns_credit():
 
 def test_a_burst_is_express_as_far_as_credit_covers_it():
     order = beside_a_backlog(served=8)
-    found = urgent(order, "quiet", 100)
+    found = express(order, "quiet", 100)
     assert 1 <= found <= 16, "at most the service of the other tenant meanwhile"
-    assert urgent(beside_a_backlog(served=90), "quiet", 100) == MAX_CREDIT_TICKETS
+    assert express(beside_a_backlog(served=90), "quiet", 100) == MAX_CREDIT_TICKETS
 
 
 def test_twice_the_weight_covers_twice_as_much():
-    once, twice = (urgent(beside_a_backlog(served=3), "quiet", 100, weight=weight) for weight in (1.0, 2.0))
+    once, twice = (express(beside_a_backlog(served=3), "quiet", 100, weight=weight) for weight in (1.0, 2.0))
     assert twice == 2 * once
 
 

@@ -220,8 +220,8 @@ class Mesh(RuleBasedStateMachine):
             for each in book.model_queues[model].policy._classes.values():
                 stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.express, *each.tenant_queue))
         stands.update(entry[-1].ticket_id for entry in book._transitions.expirations.pauses)
-        for seat in book.schedulers.values():
-            stands.update(seat.offered)
+        for session in book.schedulers.values():
+            stands.update(session.offered)
         assert stands == Counter(book.tickets.keys())
 
     @invariant()
@@ -268,8 +268,8 @@ class Mesh(RuleBasedStateMachine):
     @invariant()
     def no_credit_idles_while_a_fitting_ticket_waits(self):
         book = self.shard.book
-        for seat in book.schedulers.values():
-            for model, credit in seat.credits.items():
+        for session in book.schedulers.values():
+            for model, credit in session.credits.items():
                 if credit.tickets and credit.largest_fitting_tokens is None:
                     head = book.model_queues[model].policy.head()
                     assert head is None or head[0].refused_by

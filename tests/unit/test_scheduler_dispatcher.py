@@ -10,7 +10,7 @@ from penstock.scheduler.leases import LeaseBook
 from scheduler_calls import attach, credit_grants, offer, only
 
 
-def blame(fingerprint):
+def report(fingerprint):
     found = PoisonReport(fingerprint=fingerprint)
     found.ttl.seconds = 30
     return found
@@ -83,7 +83,7 @@ def test_a_quarantined_worker_gets_no_tickets(scheduler):
     attach(scheduler), attach(scheduler, "w2")
     [blamed, gone] = [
         each
-        for each in scheduler.on_worker_quarantined("w", "w:1", [blame(5)], START_UNIX_S)
+        for each in scheduler.on_worker_quarantined("w", "w:1", [report(5)], START_UNIX_S)
         if type(each) is CatalogUpdate
     ]
     assert (
@@ -96,7 +96,7 @@ def test_a_quarantined_worker_gets_no_tickets(scheduler):
 
 def test_an_offer_of_a_reported_request_is_declined(scheduler):
     attach(scheduler)
-    scheduler.on_worker_quarantined("w2", "w2:1", [blame(5)], START_UNIX_S)
+    scheduler.on_worker_quarantined("w2", "w2:1", [report(5)], START_UNIX_S)
     assert only(Decline, offer(scheduler, "a", fingerprint=5)).reason == "NO_CAPACITY"
     assert only(Place, offer(scheduler, "b", fingerprint=6)).lease.ticket_id == "b"
     scheduler.on_poison_reports("w2:1", [], START_UNIX_S)

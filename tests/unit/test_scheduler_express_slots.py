@@ -30,9 +30,9 @@ def space(room, largest=LARGE):
     return FreeCapacity(room, 1_000_000, largest, slots=SLOTS)
 
 
-def head(waiting=1, *, urgent=False, at=100):
+def head(waiting=1, *, express=False, at=100):
     return Head(
-        model=MODEL, waiting=waiting, priority=2, enqueue_unix_nano=at, waiting_tokens=10, tokens=10, express=urgent
+        model=MODEL, waiting=waiting, priority=2, enqueue_unix_nano=at, waiting_tokens=10, tokens=10, express=express
     )
 
 
@@ -77,8 +77,8 @@ def test_express_slots_stay_within_their_largest_share():
 @given(st.lists(st.booleans(), max_size=200), st.integers(0, 10_000), st.floats(0.0, 0.5))
 def test_express_slots_leave_slots_to_other_tickets(came, slots, share):
     found = ExpressSlots(share)
-    for is_urgent in came:
-        found.record(is_express=is_urgent)
+    for is_express in came:
+        found.record(is_express=is_express)
     assert 0 <= found.slots_to_keep(slots) <= slots / 2
 
 
@@ -107,14 +107,14 @@ def test_every_shard_holds_express_credit_unless_express_tickets_wait():
     book = book_that_keeps(2, "ab")
     assert tickets(plan_grants(book, space(2))) == {"a": (0, 2), "b": (0, 2)}
     book = book_that_keeps(2, "abc")
-    book.on_head("b", head(3, urgent=True, at=9))
-    book.on_head("c", head(3, urgent=True, at=8))
+    book.on_head("b", head(3, express=True, at=9))
+    book.on_head("c", head(3, express=True, at=8))
     assert tickets(plan_grants(book, space(2))) == {"c": (0, 2)}
 
 
 def test_express_credit_is_renewed_when_larger_tickets_fit():
     book = book_that_keeps(2)
-    book.on_head("a", head(9, urgent=True))
+    book.on_head("a", head(9, express=True))
     plan_grants(book, space(2, largest=5))
     assert plan_grants(book, space(2, largest=20)) == [CreditGrant("a")]
     assert plan_grants(book, space(2, largest=20)) == []
@@ -123,7 +123,7 @@ def test_express_credit_is_renewed_when_larger_tickets_fit():
 def test_an_express_head_goes_first_and_sets_no_virtual_time():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1))
-    book.on_head("b", head(5, urgent=True, at=9))
+    book.on_head("b", head(5, express=True, at=9))
     assert [grant.queue for grant in plan_grants(book, FreeCapacity(1, 1_000_000, LARGE))] == ["b"]
     assert book.remote_virtual_time("a") == {}
 
@@ -142,7 +142,7 @@ def test_a_lease_carries_the_express_flag_to_edge_and_worker(scheduler):
 
 
 def test_the_last_slot_is_left_to_an_express_ticket(scheduler):
-    scheduler.on_offer("q", ticket_of("urgent", express=True), START_UNIX_S)
+    scheduler.on_offer("q", ticket_of("express", express=True), START_UNIX_S)
     for number in range(14):
         scheduler.on_offer("q", ticket_of(f"t{number}"), START_UNIX_S)
     effects = scheduler.on_head("q", Head(model=MODEL, waiting=5, priority=2, waiting_tokens=160, tokens=32))

@@ -102,12 +102,12 @@ def test_pool_stats_are_sent_on_change_and_once_a_second(scheduler):
     scheduler.on_load_report("a", report)
     slow = LoadReport(running=2, prefill_backlog_tokens=900, tokens_per_second=50.0, prefill_tokens_per_second=500.0)
     scheduler.on_load_report("b", slow)
-    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
-    assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
-    assert (pace.running, pace.slots) == (3, 4)
-    assert (pace.next_worker_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the next worker
+    stats = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
+    assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
+    assert (stats.running, stats.slots) == (3, 4)
+    assert (stats.next_worker_backlog_tokens, stats.step_time.ToMilliseconds()) == (70, 20)  # of the next worker
     assert pool_stats(scheduler.tick(START_UNIX_S + 0.9)) == []
-    assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [pace]
+    assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [stats]
     scheduler.on_load_report("b", LoadReport(running=3))
     assert [each.running for each in pool_stats(scheduler.tick(START_UNIX_S + 1.1))] == [4]
 
@@ -121,21 +121,21 @@ def test_pool_stats_have_slot_releases_and_step_costs(scheduler):
     report = LoadReport(steps=7, seconds_per_prefill_token=0.001, max_step_tokens=300)
     report.decode_step_time.FromMilliseconds(10)
     scheduler.on_load_report("w", report)
-    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
-    assert (pace.leases, pace.available_leases, pace.workers) == (2, 0, 1)
-    assert (pace.leased_tokens, pace.free_tokens) == (64, 64)
-    assert (pace.seconds_per_prefill_token, pace.max_step_tokens, pace.decode_step_time.ToMilliseconds()) == (
+    stats = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
+    assert (stats.leases, stats.available_leases, stats.workers) == (2, 0, 1)
+    assert (stats.leased_tokens, stats.free_tokens) == (64, 64)
+    assert (stats.seconds_per_prefill_token, stats.max_step_tokens, stats.decode_step_time.ToMilliseconds()) == (
         0.001,
         300,
         10,
     )
-    assert [(each.ended_leases, each.after.ToMilliseconds()) for each in pace.slot_releases] == [(1, 110), (2, 410)]
+    assert [(each.ended_leases, each.after.ToMilliseconds()) for each in stats.slot_releases] == [(1, 110), (2, 410)]
     scheduler.on_lease_started("w", "s-1")
     scheduler.on_progress("w", [served("s-1", 31, 20)])
     report.steps = 12
     scheduler.on_load_report("w", report)
-    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S + 0.1)).stats
-    assert [each.after.ToMilliseconds() for each in pace.slot_releases] == [110, 150], (
+    stats = only(SendPoolStats, scheduler.tick(START_UNIX_S + 0.1)).stats
+    assert [each.after.ToMilliseconds() for each in stats.slot_releases] == [110, 150], (
         "five steps ago 20 tokens were left"
     )
 

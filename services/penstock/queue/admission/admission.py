@@ -114,10 +114,10 @@ class Admission:
         The work ahead is not served faster than time passes, so a window lasts as long as the lateness. Predictions
         that are corrected upwards fall faster, so that the window is divided by the correction.
         """
-        pace = max(1.0, self._model_queues[ticket.model].forecast.correction)
+        correction = max(1.0, self._model_queues[ticket.model].forecast.correction)
         by_deadline, longest = self._ttft_targets.is_limited_by_deadline(ticket, now), 0.0
         for variant in self._size_variants(ticket):
-            duration = self._lateness(ticket.model, self._model_queues.predict(variant, now), limit) / pace
+            duration = self._lateness(ticket.model, self._model_queues.predict(variant, now), limit) / correction
             if duration > longest:
                 longest = duration
                 yield RejectionWindow(duration, variant.prompt_tokens, variant.max_output_tokens, by_deadline)
