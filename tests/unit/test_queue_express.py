@@ -1,7 +1,7 @@
 """Burst credit: tickets of tenants within their share are express, go first in their class, and have express credit."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.queue import effects as out
@@ -104,6 +104,7 @@ def test_the_virtual_clock_stops_while_no_tenant_waits():
     assert clock.now(201.0) == 41.0
 
 
+@settings(deadline=None)
 @given(
     bursts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60),
     weight=st.sampled_from([0.5, 1.0, 3.0]),
