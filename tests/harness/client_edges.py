@@ -20,12 +20,12 @@ FAST_RETRIES = RetryPolicy(backoff=(0.001, 0.002))
 
 
 class EdgeDied(Exception):
-    """What an edge that dies looks like in the middle of an answer."""
+    """The failure that a client sees when its edge dies during a response."""
 
 
 @dataclass
 class ScriptedEdge:
-    """Answers each request with WORDS, one token each; `script` says what happens at its nth attempt."""
+    """Answers each request with WORDS, one token each; `script` gives the behaviour of its nth attempt."""
 
     script: list = field(default_factory=list)  # number of tokens before the cut, or an error to refuse with
     requests: list = field(default_factory=list)
@@ -81,7 +81,7 @@ async def client_of(*edges, retries=FAST_RETRIES, **methods):
 
 @dataclass
 class SessionEdge:
-    """Holds one session at a time; a test says what it answers."""
+    """Serves one session at a time with the responses that a test sets."""
 
     peers: list = field(default_factory=list)
     frames: asyncio.Queue = field(default_factory=asyncio.Queue)

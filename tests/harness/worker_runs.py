@@ -1,4 +1,4 @@
-"""Runs of a worker's run book, made and driven by plain calls."""
+"""Runs of a worker's run table, made and driven by plain calls."""
 
 from penstock.worker.engine.interface import (
     SequenceSpec,
@@ -43,7 +43,7 @@ def started_run(book, **what):
 
 
 def rejection_reason(effects):
-    """Reason of the one refusal among `effects`."""
+    """Reason of the one failure among `effects`."""
     [ended] = [each for each in effects if isinstance(each, RunEnded)]
     return ended.outcome.reason
 

@@ -1,4 +1,4 @@
-"""The engine's process from outside, where it is more than one process."""
+"""The supervisor of engines that start processes of their own."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ def _engine_that_stays(monkeypatch):
 
 @contextlib.asynccontextmanager
 async def running_link():
-    """A link, what its engines say, and a queue that gets for each that died whether it crashed."""
+    """A supervisor, the messages of its engines, and a queue with True for each crash and False for other deaths."""
     heard, down = asyncio.Queue(), asyncio.Queue()
     link = EngineSupervisor("options", on_message=heard.put_nowait, on_down=down.put_nowait)
     running = asyncio.create_task(link.run())

@@ -1,4 +1,4 @@
-"""The CPU's own forward: the same logits as plain torch, and the same bits whatever is computed beside a row."""
+"""The native forward pass: the logits of plain torch, and bits that do not depend on the rows beside a row."""
 
 import os
 import shutil
@@ -83,9 +83,7 @@ def test_a_tied_head_is_the_embedding():
     block_size=st.sampled_from([16, 32, 64]),
     threads=st.integers(1, 3),
 )
-def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(
-    *, dtype, mates, budget, prompt_share, block_size, threads
-):
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(*, dtype, mates, budget, prompt_share, block_size, threads):
     text = random_text(330)
     alone = logits_of(runners(SHAPE, dtype)[1], [text], prompt_share=0.9)
     runner = runners(SHAPE, dtype, block_size=block_size, threads=threads)[1]
@@ -124,7 +122,7 @@ def test_unsupported_shapes_are_rejected():
 
 @pytest.fixture
 def quick_compiler(tmp_path):
-    """The compiler, told last not to optimise: seconds instead of ten."""
+    """The compiler without optimization, which takes seconds instead of ten."""
     script = tmp_path / "compiler"
     script.write_text(f'#!/bin/sh\nexec {shutil.which("g++") or shutil.which("clang++")} "$@" -O0\n')
     script.chmod(0o755)

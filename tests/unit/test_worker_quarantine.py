@@ -1,4 +1,4 @@
-"""Who is blamed for crashed engines: whatever runs beside whom, and whatever else happens to engines and edges."""
+"""Confirmed causes of engine crashes, with any runs side by side and any other events of engines and edges."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ def reason_of(outcome):
 
 
 class Bench:
-    """A run book and its engines, which some runs crash: `poison` says at which token, by handle."""
+    """A run table and its engines, which some runs crash: `poison` has the token of the crash by handle."""
 
     def __init__(self, poison):
         self.poison = poison
@@ -86,7 +86,7 @@ class Bench:
 
     @property
     def tries(self):
-        """Whether an engine has a run that a crash would be held against."""
+        """Whether a crash of the engine would confirm a run."""
         tried = self.book.quarantine.isolation.isolated
         return tried is not None and self.book.quarantine.isolation.find_culprit([tried]) is tried
 
@@ -137,9 +137,7 @@ def test_poisonous_runs_crash_two_engines_of_one_worker_and_no_other_run_is_conf
 @given(
     culprit=HANDLES, poison_at=st.integers(0, OUTPUT - 1), prompts=st.lists(st.integers(1, 20), min_size=6, max_size=6)
 )
-def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(
-    culprit, poison_at, prompts
-):
+def test_without_other_faults_one_run_is_confirmed_and_the_others_lose_only_time(culprit, poison_at, prompts):
     bench = Bench({culprit: poison_at})
     play(bench, [("start", prompt) for prompt in prompts])
     assert bench.told.pop(culprit) == "ENGINE_CRASHED"

@@ -1,4 +1,4 @@
-"""The run book: tokens, receipts and deadlines, as an order of plain calls."""
+"""The run table: tokens, receipts and deadlines, as sequences of plain calls."""
 
 from penstock.worker.engine.interface import (
     FinishReason,

@@ -1,4 +1,4 @@
-"""The run book when an engine dies: who is to blame is found, and the others go on."""
+"""The run table after an engine's death: the cause is confirmed, and other runs continue."""
 
 from penstock.worker.engine.interface import (
     FinishReason,
@@ -46,7 +46,7 @@ def made(book, *runs, step=1):
 
 
 def let_go(book, run, step=1):
-    """A step that lets go of the run."""
+    """A step that releases the cancelled run."""
     return book.on_step(StepResult(step, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 1.0, 2.0)
 
 

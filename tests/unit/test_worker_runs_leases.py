@@ -1,4 +1,4 @@
-"""The run book's starts: which lease each of them needs, and what is refused."""
+"""Starts of the run table: their leases, and failures."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The run book under any order of what edges, a scheduler, an engine and the clock do."""
+"""The run table under any order of events of edges, a scheduler, an engine and the clock."""
 
 from collections import Counter
 
@@ -70,7 +70,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.sent.setdefault(run, []).append(index)
 
     def finished_now(self, stream, handle):
-        """Its tokens come before its end, but the book has taken it off the stream already."""
+        """Its tokens precede its end, but the table has already removed it from the stream."""
         runs = [run for run in self.begun if (run.stream, run.handle) == (stream, handle)]
         return runs[-1]
 
