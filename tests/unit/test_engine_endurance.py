@@ -80,7 +80,7 @@ def test_many_sequences_run_in_a_real_engine_in_constant_memory(tmp_path):
 
 
 def long_and_short(engine, *, long, budget, decodes=16):
-    """Decode `decodes` sequences beside a prompt of `long` tokens; return its prefill steps. No sequence may miss a step."""
+    """Decode `decodes` sequences beside a prompt of `long` tokens, without a missed step; return its prefill steps."""
     for seq_id in range(decodes):
         engine.add(SequenceSpec(seq_id=seq_id, token_ids=[seq_id + 3] * 4, max_output_tokens=600, ignore_eos=True))
     engine.step()
