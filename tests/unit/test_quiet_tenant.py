@@ -1,4 +1,4 @@
-"""A tenant inside its share beside one that asks for ten times its own, with real cores on virtual time."""
+"""A tenant within its share beside one at ten times its share, with real cores on virtual time."""
 
 from dataclasses import replace
 from statistics import mean, median
@@ -37,16 +37,16 @@ def test_a_quiet_tenant_hardly_notices_a_loud_one():
     assert 1.0 <= p99(beside) / p99(alone) <= NOTICED
 
 
-def test_a_quiet_tenant_is_not_refused_for_promises_to_a_loud_one():
+def test_a_quiet_tenant_is_not_rejected_for_the_load_of_a_loud_one():
     assert len(first_tokens(QUIET, LOUD)) >= 0.99 * len(first_tokens(QUIET))
 
 
-def test_most_of_a_quiet_tenants_requests_wait_for_a_slot_where_none_is_kept():
+def test_most_of_a_quiet_tenants_requests_wait_for_a_slot_without_express_slots():
     kept, not_kept = first_tokens(QUIET, LOUD), first_tokens(QUIET, LOUD, reserve_share=0.0)
     assert 1.5 * median(kept) < median(not_kept)
 
 
-def test_a_busy_tenants_prompts_hold_a_quiet_ones_up_where_the_oldest_keeps_all_of_its_share(monkeypatch):
+def test_a_busy_tenants_prompts_delay_a_quiet_ones_if_the_oldest_keeps_its_whole_share(monkeypatch):
     overtaken = mean(first_tokens(QUIET, LOUD))
     monkeypatch.setattr(policy, "OVERTAKEN_OLDEST_FACTOR", 1.0)
     assert 1.03 * overtaken < mean(first_tokens(QUIET, LOUD))
