@@ -6,7 +6,7 @@ import protoLoader from "@grpc/proto-loader";
 
 const target = process.argv[2] ?? "127.0.0.1:7001";
 const here = path.dirname(fileURLToPath(import.meta.url));
-const protos = process.env.PROTOS ?? path.join(here, "..", "..", "protos");
+const protos = path.join(here, "..", "..", "protos");
 const options = { includeDirs: [protos], defaults: true, oneofs: true };
 const definition = protoLoader.loadSync("penstock/v1/inference.proto", options);
 const { penstock } = grpc.loadPackageDefinition(definition);

@@ -113,8 +113,8 @@ def a_lost_run_is_never_retried(worker_lost, self, now, *, died):
 
 
 @mutant(gateway, "plan_generation", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_resumed_answer_forgets_its_text(plan_for, spec, model, **given):
-    plan = plan_for(spec, model, **given)
+def a_resumed_answer_forgets_its_text(plan_generation, spec, model, **given):
+    plan = plan_generation(spec, model, **given)
     fresh = model.codec.new_detokenizer(spec.input, plan.prompt_ids, spec.stop)
     return dataclasses.replace(plan, detokenizer=fresh)
 

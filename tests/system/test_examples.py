@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 
 from documents import blocks
-from mesh import PATIENCE, caller, running_mesh, snapshot
+from mesh import TIMEOUT_S, running_mesh, snapshot, stub_client
 from paths import REPO
 from penstock.v1.inference_pb2 import ListModelsRequest
 
 EXAMPLES = REPO / "examples"
-SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)  # s; an edge can be killed in the middle of an answer
+SLOW_STEPS = ("PENSTOCK_WORKER_SIM_BASE_S=0.01",)  # s; an edge can be killed in the middle of an answer
 
 # Runs a code block as documents show it: `await` and `async with` need no function around them.
 RUN_BLOCK = """
@@ -37,22 +37,21 @@ async def mesh(tiny_model):
 
 @pytest.fixture(scope="module")
 def first_edge(mesh):
-    return mesh.plan.of("edge")[0]
+    return mesh.plan.processes_of("edge")[0]
 
 
-async def run(mesh, *command, folder=REPO, **variables):
+async def run(mesh, *command):
     """Run a program to its end with the mesh's key; returns its output."""
-    process = await start(mesh, *command, folder=folder, **variables)
-    async with asyncio.timeout(PATIENCE):
+    process = await start(mesh, *command)
+    async with asyncio.timeout(TIMEOUT_S):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     return out.decode()
 
 
-async def start(mesh, *command, folder=REPO, **variables):
-    environment = {**os.environ, "PENSTOCK_API_KEY": mesh.api_key, **variables}
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*command, cwd=folder, env=environment, stdout=pipe, stderr=pipe)
+async def start(mesh, *command):
+    environment, pipe = {**os.environ, "PENSTOCK_API_KEY": mesh.api_key}, asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*command, cwd=REPO, env=environment, stdout=pipe, stderr=pipe)
 
 
 def python(name):
@@ -74,21 +73,18 @@ async def test_the_session_example_runs_three_requests_on_one_stream(mesh, first
     assert len(re.findall(r"\(\d+ tokens\)", out)) == 3
 
 
-async def test_the_node_example_streams_an_answer(mesh, first_edge, tmp_path):
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not (node and npm):
-        pytest.skip("examples/node needs Node.js: apt-get install nodejs npm")
-    folder = tmp_path / "node"
-    shutil.copytree(EXAMPLES / "node", folder, ignore=shutil.ignore_patterns("node_modules"))
-    await run(mesh, npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", folder=folder)
-    out = await run(mesh, node, "generate.js", first_edge.address, folder=folder, PROTOS=str(REPO / "protos"))
+async def test_the_node_example_streams_an_answer(mesh, first_edge):
+    node, packages = shutil.which("node"), EXAMPLES / "node" / "node_modules"
+    if not (node and packages.is_dir()):
+        pytest.skip("examples/node needs Node.js and its packages: apt-get install nodejs npm, then ./tools/test")
+    out = await run(mesh, node, str(EXAMPLES / "node" / "generate.js"), first_edge.address)
     assert re.search(r"\d+ tokens$", out.strip())
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
 async def test_python_code_of_the_documents_runs_as_it_stands(mesh, first_edge, tmp_path, block):
-    async with caller(mesh) as client:
-        models = await client.stub.ListModels(ListModelsRequest(), metadata=client.metadata, timeout=PATIENCE)
+    async with stub_client(mesh) as client:
+        models = await client.stub.ListModels(ListModelsRequest(), metadata=client.metadata, timeout=TIMEOUT_S)
     addresses = {"127.0.0.1:7080": first_edge.http, "127.0.0.1:7001": first_edge.address, "pk_…": mesh.api_key}
     text = block.text.replace("SmolLM2-135M-Instruct", models.models[0].name)
     for shown, real in addresses.items():
@@ -100,10 +96,10 @@ async def test_python_code_of_the_documents_runs_as_it_stands(mesh, first_edge, 
 
 async def test_the_resume_example_goes_on_at_another_edge_when_its_edge_is_killed(mesh):
     """The last test: the mesh has lost an edge after it."""
-    second, first = mesh.plan.of("edge")
+    second, first = mesh.plan.processes_of("edge")
     edge = next(child for child in mesh.processes.children if child.spec.name == first.name)
     process = await start(mesh, *python("resume.py"), first.address, second.address)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         beginning = await process.stdout.read(1)
         edge.process.kill()
         rest, err = await process.communicate()

@@ -39,7 +39,7 @@ def figures(policy, tenants, *, kv_blocks=625, slots=19, shards=1, **fields):
     ],
     ids=["two tenants", "two that ask for four times what they need", "eight tenants"],
 )
-def test_service_gaps_are_half_of_those_of_plain_counters(tenants, kv_blocks):
+def test_the_service_of_tenants_differs_by_half_as_much_as_with_plain_counters(tenants, kv_blocks):
     plain, ours = (
         figures(policy, tenants, kv_blocks=kv_blocks, duration=60.0, sample_every=1.0) for policy in ("vtc", "fair")
     )
@@ -52,7 +52,7 @@ def test_large_tickets_of_one_shard_are_not_starved_by_small_ones_of_another():
     assert found["max_service_gap"] <= 5 * (64 + 2 * 512), "a few requests of those that run at once"
 
 
-def test_the_next_tenant_is_chosen_by_its_current_service(monkeypatch):
+def test_the_next_tenant_is_chosen_by_up_to_date_service(monkeypatch):
     tenants = [tenant("short", 12.0, prompt=64, output=512), tenant("long", 24.0, prompt=768, output=64)]
     by_steps = figures("fair", tenants, duration=40.0, sample_every=1.0)
     monkeypatch.setattr(worker, "MIN_REPORTED_STEPS", 10**9)

@@ -6,7 +6,7 @@ from penstock.scheduler.effects import CatalogUpdate, Decline, Place, Revoke
 from scheduler_calls import attach, credit_grants, free_capacity, offer, only, without_reports
 
 
-def test_a_lease_that_is_not_started_lapses(scheduler):
+def test_an_unstarted_lease_expires(scheduler):
     attach(scheduler, slots=1)
     offer(scheduler)
     assert without_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S - 0.1)) == []
@@ -15,12 +15,12 @@ def test_a_lease_that_is_not_started_lapses(scheduler):
     assert (len(scheduler.leases), scheduler.promised_blocks, scheduler.fleet["w"].unstarted_tokens) == (0, 0, 0)
 
 
-def test_a_scheduler_that_stood_still_waits_for_what_was_started_meanwhile(scheduler):
-    scheduler.leases.own_time = StallFreeClock(0.5)
+def test_lease_expiration_excludes_stalls_of_the_scheduler(scheduler):
+    scheduler.leases.clock = StallFreeClock(0.5)
     attach(scheduler, slots=2)
     offer(scheduler, "starts"), offer(scheduler, "never")
     assert without_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []
-    scheduler.started("w", "s-1")
+    scheduler.on_lease_started("w", "s-1")
     lapsed = {
         now: without_reports(scheduler.tick(now))
         for now in (START_UNIX_S + LEASE_TTL_S + tick / 4 for tick in range(1, int(4 * LEASE_TTL_S)))
@@ -29,13 +29,13 @@ def test_a_scheduler_that_stood_still_waits_for_what_was_started_meanwhile(sched
     assert list(scheduler.leases.leases) == ["s-1"]
 
 
-def test_a_started_lease_does_not_lapse_and_ends_when_its_worker_says_so(scheduler):
+def test_a_started_lease_ends_only_when_its_worker_releases_it(scheduler):
     attach(scheduler, slots=1)
     offer(scheduler, tokens=32)
-    scheduler.started("w", "s-1")
+    scheduler.on_lease_started("w", "s-1")
     assert without_reports(scheduler.tick(START_UNIX_S + 100)) == []
     assert (len(scheduler.leases), scheduler.leases.unstarted_count, scheduler.fleet["w"].unstarted_tokens) == (1, 0, 0)
-    assert credit_grants(scheduler.released("w", ["s-1"])) == [("q", 1, False)]
+    assert credit_grants(scheduler.on_leases_released("w", ["s-1"])) == [("q", 1, False)]
     assert (len(scheduler.leases), scheduler.promised_blocks) == (0, 0)
 
 
@@ -43,29 +43,29 @@ def test_a_worker_cannot_start_or_end_the_lease_of_another(scheduler):
     attach(scheduler, "w")
     offer(scheduler)
     attach(scheduler, "x")
-    scheduler.started("x", "s-1")
-    scheduler.released("x", ["s-1", "unheard-of"])
+    scheduler.on_lease_started("x", "s-1")
+    scheduler.on_leases_released("x", ["s-1", "unheard-of"])
     assert (scheduler.leases.unstarted_count, scheduler.fleet["w"].promised_blocks) == (1, 2)
 
 
-def test_a_recalled_ticket_frees_its_lease_unless_that_was_started(scheduler):
+def test_a_withdrawn_ticket_frees_its_unstarted_lease(scheduler):
     attach(scheduler)
     offer(scheduler, "left")
     offer(scheduler, "runs")
-    scheduler.started("w", "s-2")
-    assert only(Revoke, scheduler.recalled("q", ["left", "runs", "unheard-of"])).lease_id == "s-1"
+    scheduler.on_lease_started("w", "s-2")
+    assert only(Revoke, scheduler.on_offer_withdrawn("q", ["left", "runs", "unheard-of"])).lease_id == "s-1"
     assert list(scheduler.leases.leases) == ["s-2"]
 
 
-def test_a_shard_cannot_recall_what_another_had_placed(scheduler):
+def test_a_shard_cannot_withdraw_the_ticket_of_another(scheduler):
     attach(scheduler)
     scheduler.on_queue_connected("q2")
     offer(scheduler, queue="q2")
-    assert scheduler.recalled("q", ["t"]) == []
+    assert scheduler.on_offer_withdrawn("q", ["t"]) == []
     assert scheduler.leases.unstarted_count == 1
 
 
-def test_a_ticket_offered_again_gives_up_the_lease_that_nobody_started(scheduler):
+def test_a_ticket_offered_again_ends_its_unstarted_lease(scheduler):
     attach(scheduler, slots=1)
     offer(scheduler)
     effects = offer(scheduler, now=START_UNIX_S + 1)
@@ -75,7 +75,7 @@ def test_a_ticket_offered_again_gives_up_the_lease_that_nobody_started(scheduler
     assert len(scheduler.leases) == 0
 
 
-def test_an_offer_of_an_attempt_that_is_over_changes_nothing(scheduler):
+def test_an_offer_of_an_older_attempt_is_declined(scheduler):
     attach(scheduler)
     offer(scheduler, attempt=2)
     scheduler.on_queue_connected("slow")
@@ -83,34 +83,34 @@ def test_an_offer_of_an_attempt_that_is_over_changes_nothing(scheduler):
     assert scheduler.leases.unstarted_for_ticket("t").attempt == 2
 
 
-def test_a_lost_worker_takes_along_what_runs_and_leaves_what_may_start_until_it_lapses(scheduler):
+def test_a_lost_worker_ends_started_leases_and_keeps_unstarted_ones(scheduler):
     attach(scheduler)
     offer(scheduler, "runs")
     offer(scheduler, "waits")
-    scheduler.started("w", "s-1")
-    assert only(CatalogUpdate, scheduler.worker_lost("w")).entries == ()
+    scheduler.on_lease_started("w", "s-1")
+    assert only(CatalogUpdate, scheduler.on_worker_lost("w")).entries == ()
     assert list(scheduler.leases.leases) == ["s-2"]
     assert without_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []  # there is nobody to tell
     assert len(scheduler.leases) == 0
 
 
-def test_a_worker_that_comes_back_is_still_held_to_what_it_was_promised_for(scheduler):
+def test_a_worker_that_attaches_again_keeps_its_promised_leases(scheduler):
     attach(scheduler, stream="w/1", slots=3)
     for name in ("runs", "waits", "started-meanwhile"):
         offer(scheduler, name, tokens=16)
-    scheduler.started("w/1", "s-1")
-    scheduler.worker_lost("w/1")
+    scheduler.on_lease_started("w/1", "s-1")
+    scheduler.on_worker_lost("w/1")
     effects = attach(scheduler, stream="w/2", slots=4, running={"s-1": 1, "s-3": 1})
     worker = scheduler.fleet["w/2"]
     assert worker.promised == {"s-1": 1, "s-2": 1, "s-3": 1}
     assert worker.unstarted_tokens == 15
     assert credit_grants(effects) == [("q", 1, False)]
-    scheduler.started("w/2", "s-2")
-    scheduler.released("w/2", ["s-1", "s-2", "s-3"])
+    scheduler.on_lease_started("w/2", "s-2")
+    scheduler.on_leases_released("w/2", ["s-1", "s-2", "s-3"])
     assert (worker.promised_blocks, worker.unstarted_tokens, len(scheduler.leases)) == (0, 0, 0)
 
 
-def test_a_worker_that_attaches_before_its_loss_is_noticed_counts_once(scheduler):
+def test_a_worker_with_two_streams_counts_once(scheduler):
     attach(scheduler, stream="w/1", slots=2)
     attach(scheduler, stream="w/2", slots=2)
     assert [worker.key for worker in scheduler.fleet] == ["w/2"]
@@ -118,15 +118,15 @@ def test_a_worker_that_attaches_before_its_loss_is_noticed_counts_once(scheduler
     assert free_capacity(scheduler)[0] == 2
 
 
-def test_leases_a_worker_brings_along_take_room_and_give_it_back(scheduler):
+def test_leases_of_another_scheduler_use_capacity_and_free_it(scheduler):
     attach(scheduler, slots=2, kv_blocks=8, running={"of-another-scheduler": 7})
     assert free_capacity(scheduler) == (1, 16)
     assert len(scheduler.leases) == 0
-    scheduler.released("w", ["of-another-scheduler"])
+    scheduler.on_leases_released("w", ["of-another-scheduler"])
     assert free_capacity(scheduler) == (2, 128)
 
 
-def test_a_draining_scheduler_gives_no_credit_and_places_nothing(scheduler):
+def test_a_draining_scheduler_grants_no_credit_and_places_no_ticket(scheduler):
     attach(scheduler)
     scheduler.drain()
     effects = offer(scheduler)

@@ -61,7 +61,7 @@ def test_the_example_can_be_run_and_shows_the_defaults():
         (TENANT + "class = 'vip'", "tenants[0].class"),
         (TENANT + "client = { retrys = 3 }", "tenants[0].client.retrys"),
         (TENANT + "trace = { kind = 'azure', path = 'none.csv' }", "tenants[0].trace.path"),
-        (TENANT + "[[workers]]\nstep_law = { base_ms = 0 }", "workers[0].step_law.base_ms"),
+        (TENANT + "[[workers]]\nstep_time = { base_ms = 0 }", "workers[0].step_time.base_ms"),
         (TENANT + "[[losses]]\nworker = 1\nat = 3.0", "losses[0].worker"),
         (TENANT + "[queues]\npolicy = 'magic'", "queues.policy"),
         (TENANT + "[queues]\npolicy = 'codel'\nage_limit = 1.0", "queues.age_limit"),
@@ -162,11 +162,15 @@ def test_a_servegen_folder_gives_its_busiest_clients(tmp_path):
         ("azure", None, "cannot be read: No such file or directory"),
         ("azure", "a,b\n1,2\n", "it has no 'TIMESTAMP'"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "it has no requests"),
-        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0000000,3\n", "is no azure trace"),
+        (
+            "azure",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0000000,3\n",
+            "is not a trace in azure format",
+        ),
         ("mooncake", "", "it has no requests"),
-        ("mooncake", "[]\n", "is no mooncake trace"),
+        ("mooncake", "[]\n", "is not a trace in mooncake format"),
         ("mooncake", '{"timestamp": 0}\n', "it has no 'input_length'"),
-        ("mooncake", '{"timestamp": 0, "input_length": null}\n', "is no mooncake trace"),
+        ("mooncake", '{"timestamp": 0, "input_length": null}\n', "is not a trace in mooncake format"),
         ("servegen", "", "cannot be read: Not a directory"),
     ],
 )
@@ -180,7 +184,7 @@ def test_an_invalid_trace_is_rejected_with_its_file_and_reason(tmp_path, kind, c
 
 
 def test_a_servegen_folder_without_clients_is_rejected(tmp_path):
-    with pytest.raises(ScenarioError, match="nobody's arrivals and lengths are there from 60 s on"):
+    with pytest.raises(ScenarioError, match="no client has arrivals and lengths from 60 s on"):
         scenario_of({"tenants": [{"name": "a", "trace": {"kind": "servegen", "path": ".", "start": 60}}]}, tmp_path)
 
 

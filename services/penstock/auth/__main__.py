@@ -1,11 +1,11 @@
-"""`python -m penstock.auth`: the whole object graph of auth."""
+"""One auth process: `python -m penstock.auth`."""
 
 from penstock.auth.admin.service import AuthAdmin
 from penstock.auth.config import AuthConfig
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.sqlite import opened_store
-from penstock.chassis.clocks import wall_monotonic
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.link import PROTOCOL_VERSION
@@ -14,13 +14,15 @@ from penstock.v1.stream_pb2 import Hello
 
 
 async def run_auth(config: AuthConfig) -> None:
-    clock = wall_monotonic()
-    async with opened_store(config.store, fsync=config.fsync) as (store, books):
-        desk = recover(config, books, clock())
-        edges = edges_to_expect(config, desk, clock())
+    clock = WallMonotonicClock().now
+    async with opened_store(config.store, fsync=config.fsync) as (store, state):
+        authorizer = recover(config, state, clock())
+        edges = edges_to_expect(config, authorizer, clock())
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="auth")
-        service = AdmissionService(desk, edges, store, hello, clock)
-        admin = AuthAdmin(config.instance_id, desk, store, clock, lambda: service.figures, token=config.admin_token)
+        service = AdmissionService(authorizer, edges, store, hello, clock)
+        admin = AuthAdmin(
+            config.instance_id, authorizer, store, clock, lambda: service.figures, token=config.admin_token
+        )
         async with (
             background(service.sweep()),
             serving(

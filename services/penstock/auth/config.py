@@ -32,7 +32,8 @@ class AuthConfig(ServiceConfig):
     )
     mesh_secret: str = setting(
         "",
-        "Secret from which the prefix cache salts of tenants derive. Empty: kept in `<store>.mesh-secret`.",
+        "Secret from which the prefix cache salts of tenants derive. Empty: generated once and kept in"
+        " `<store>.mesh-secret`.",
         fleet="PENSTOCK_MESH_SECRET",
         secret=True,
     )

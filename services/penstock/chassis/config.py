@@ -94,7 +94,7 @@ def variable_prefix(tier: str) -> str:
 
 
 def load(cls: type[Config], tier: str, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read the settings of `tier`; raises ConfigError with every fault that was found, not only the first."""
+    """Read the settings of `tier`. Raises ConfigError with all errors found, not only the first."""
     faults: list[str] = []
     values: dict[str, Any] = {}
     types_by_name = typing.get_type_hints(cls)
@@ -113,20 +113,20 @@ def load(cls: type[Config], tier: str, environ: Mapping[str, str] = os.environ) 
 
 
 def _with_variable_name(message: str, cls: type[ServiceConfig], tier: str) -> str:
-    """What a config says of one of its fields, by the name under which an operator knows it."""
+    """Replace a field's name at the start of an error with the name of its variable."""
     name, space, rest = message.partition(" ")
     is_field = name in {each.name for each in dataclasses.fields(cls)}
     return f"{variable_prefix(tier)}{name.upper()}{space}{rest}" if is_field else message
 
 
 def describe(config: ServiceConfig, tier: str) -> str:
-    """Every setting as a line of an environment file, secrets masked."""
+    """Return each setting as a line of an environment file, secrets masked."""
     prefix = variable_prefix(tier)
     return "\n".join(f"{prefix}{name.upper()}={value}" for name, value in settings(config).items())
 
 
 def settings(config: ServiceConfig) -> dict[str, str]:
-    """Text of each setting by field name, as `load` would read it back; secrets masked."""
+    """Return the text of each setting by field name, in the form that `load` reads; secrets masked."""
     shown = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
@@ -137,7 +137,7 @@ def settings(config: ServiceConfig) -> dict[str, str]:
 def _present_settings(
     cls: type[ServiceConfig], tier: str, environ: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Field, variable and text of each setting that is set."""
+    """Yield field, variable and text of each setting that is set."""
     for each in dataclasses.fields(cls):
         for variable in (variable_prefix(tier) + each.name.upper(), each.metadata.get("fleet", "")):
             if variable in environ:
@@ -169,7 +169,7 @@ def _text(value: Any) -> str:
 
 
 def _parse(kind: Any, text: str) -> Any:
-    """Return `text` as `kind`; raises ValueError that says what is allowed."""
+    """Return `text` as `kind`. Raises ValueError that names the allowed values."""
     if typing.get_origin(kind) in {types.UnionType, typing.Union}:  # X | None: empty is None
         inner = next(each for each in typing.get_args(kind) if each is not types.NoneType)
         return _parse(inner, text) if text else None

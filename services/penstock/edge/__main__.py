@@ -29,41 +29,39 @@ async def run_edge(config: EdgeConfig) -> None:
 
 @asynccontextmanager
 async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
-    """An edge that serves; leaving the block drains it.
+    """Serve an edge; leaving the block drains it.
 
-    It does not listen before it could answer, so that whoever asks it meanwhile is refused and goes elsewhere at once.
+    The edge listens only once it can serve, so that a client which connects earlier switches to another edge at once.
     """
-    clock, hello = (
-        WallMonotonicClock(),
-        Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="edge", zone=config.zone),
-    )
+    clock = WallMonotonicClock()
+    hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="edge", zone=config.zone)
     with TokenizerPools(config.tokenizer_threads) as threads:
         catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout)
-        tower = RequestRunner(config, hello, catalog, clock)
-        gateway = Gateway(config, tower, catalog, threads)
-        async with background(catalog.run(), tower.run()):
-            await _wait_ready(tower, catalog, config.startup_timeout)
+        runner = RequestRunner(config, hello, catalog, clock)
+        gateway = Gateway(config, runner, catalog, threads)
+        async with background(catalog.run(), runner.run()):
+            await _wait_ready(runner, catalog, config.startup_timeout)
             async with (
-                serving_http(config.http_listen, OpenAIApp(gateway, tower.has_connected.is_set), config.drain_grace),
+                serving_http(config.http_listen, OpenAIApp(gateway, runner.has_connected.is_set), config.drain_grace),
                 serving(
                     config.listen,
                     [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
                     admin=AdminService(
-                        "edge", config.instance_id, tower.figures, tower.tables, token=config.admin_token
+                        "edge", config.instance_id, runner.figures, runner.tables, token=config.admin_token
                     ),
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
                     is_ready=False,
                     message_bytes=limits.BODY_BYTES,
                 ) as server,
-                background(_set_ready_once_connected(tower, server)),
+                background(_set_ready_once_connected(runner, server)),
             ):
                 yield server
-            await tower.wait_drained()
+            await runner.wait_drained()
 
 
 async def _wait_ready(runner: RequestRunner, catalog: ModelCatalog, timeout: float) -> None:
-    """Return once a request would go straight on; in a mesh where it cannot, after `patience` s, to say so."""
+    """Return once upstreams and models are ready, or after `timeout` s, so that clients receive an error."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout):
             await runner.has_connected.wait()

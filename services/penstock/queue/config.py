@@ -54,8 +54,8 @@ class QueueConfig(ServiceConfig):
     )
     burst_tokens: float = setting(
         0.0,
-        "Weighted tokens (input counts 1, output 2) that a returning tenant may catch up. Also the bound by which"
-        " the service of two tenants may differ in addition.",
+        "Weighted tokens (input counts 1, output 2) that a returning tenant may catch up. The service of two"
+        " tenants can differ by as much more.",
         unit="tokens",
     )
     ageing_rate: float = setting(

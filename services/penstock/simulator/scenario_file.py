@@ -91,7 +91,7 @@ def _worker_kind(table: ScenarioTable) -> WorkerKind:
             token_budget=table.count("token_budget", 512, minimum=1),
             oldest_share=table.number("oldest_share", 0.25, is_exclusive=True, maximum=1.0),
         ),
-        step_time=table.section("step_law", _step_time),
+        step_time=table.section("step_time", _step_time),
     )
 
 

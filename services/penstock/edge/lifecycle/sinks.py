@@ -1,4 +1,4 @@
-"""What one client has not read yet of its answer."""
+"""Response sinks: the receivers of a response, with a buffer of the output that the client has not read yet."""
 
 import asyncio
 from collections import deque
@@ -12,59 +12,60 @@ from penstock.v1.inference_pb2 import Accepted, Delta, Finished
 
 
 class ResponseBuffer:
-    """Pieces of an answer, run together into one when they are taken. Whoever adds to it looks at `size`."""
+    """Deltas that are merged into one when they are taken. The request runner enforces the limit of `size_bytes`."""
 
     def __init__(self) -> None:
         self._deltas: list[Emit] = []
-        self.size_bytes = 0  # bytes, about
+        self.size_bytes = 0  # approximate
 
     def __bool__(self) -> bool:
         return self.size_bytes > 0
 
-    def add(self, piece: Emit) -> None:
-        self._deltas.append(piece)
-        self.size_bytes += 4 * len(piece.token_ids) + len(piece.text)
+    def add(self, delta: Emit) -> None:
+        self._deltas.append(delta)
+        self.size_bytes += 4 * len(delta.token_ids) + len(delta.text)
 
     def pop(self) -> Emit:
-        """Return all of it as one piece, but for text after the last token: that is taken next.
+        """Return all deltas as one. Text without a token is kept for the next call.
 
-        A client that has all tokens is sent that text again, and can only pass it by as a piece of its own.
+        A client that resumes with all tokens receives that text again. It can drop the text only if it is a delta of
+        its own.
         """
-        pieces, self._deltas, self.size_bytes = self._deltas, [], 0
-        if len(pieces) > 1 and not pieces[-1].token_ids:
-            self.add(pieces.pop())
-        if len(pieces) == 1:
-            return pieces[0]
+        deltas, self._deltas, self.size_bytes = self._deltas, [], 0
+        if len(deltas) > 1 and not deltas[-1].token_ids:
+            self.add(deltas.pop())
+        if len(deltas) == 1:
+            return deltas[0]
         return Emit(
-            "".join(piece.text for piece in pieces),
-            [token_id for piece in pieces for token_id in piece.token_ids],
-            pieces[0].first_index,
-            [logprob for piece in pieces for logprob in piece.logprobs],
+            "".join(delta.text for delta in deltas),
+            [token_id for delta in deltas for token_id in delta.token_ids],
+            deltas[0].first_index,
+            [logprob for delta in deltas for logprob in delta.logprobs],
         )
 
 
 class ResponseSink(Protocol):
-    """Takes what a flight tells its client; never waits."""
+    """Receives the response of one request. Its methods never wait."""
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes given and not yet taken."""
+        """Bytes that the client has not read yet."""
 
     def send_accepted(self, accepted: Accepted) -> None: ...
 
-    def send_delta(self, piece: Emit) -> None: ...
+    def send_delta(self, delta: Emit) -> None: ...
 
     def send_finished(self, finished: Finished) -> None: ...
 
     def send_failed(self, error: PenstockError) -> None: ...
 
-    def send_cancelled(self, receipt: AcknowledgeCancel) -> None: ...
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None: ...
 
 
 class ResponseStream:
-    """An answer as one reader iterates it: what came while the reader was busy comes as one delta.
+    """A response that one reader iterates. Deltas that arrive while the reader is busy are merged.
 
-    `leave` cancels the request at once; a reader that is left by its client may take turns of the loop to unwind.
+    `cancel` cancels the request at once, before the reader's task has unwound.
     """
 
     def __init__(self) -> None:
@@ -82,8 +83,8 @@ class ResponseStream:
         self._accepted.append(accepted)
         self._ready.set()
 
-    def send_delta(self, piece: Emit) -> None:
-        self._buffer.add(piece)
+    def send_delta(self, delta: Emit) -> None:
+        self._buffer.add(delta)
         self._ready.set()
 
     def send_finished(self, finished: Finished) -> None:
@@ -92,8 +93,8 @@ class ResponseStream:
     def send_failed(self, error: PenstockError) -> None:
         self._end(error)
 
-    def send_cancelled(self, receipt: AcknowledgeCancel) -> None:
-        """The reader left; nobody is there to be told."""
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
+        """Does nothing: a reader that has cancelled reads no further event."""
 
     def _end(self, ending: Finished | PenstockError) -> None:
         self._ending = ending
@@ -103,7 +104,7 @@ class ResponseStream:
         return self
 
     async def __anext__(self) -> Accepted | Delta | Finished:
-        """Return the next event; raises the flight's error after all that came before it."""
+        """Return the next event. Raises the error of the request after all events before it."""
         await self._ready.wait()
         if self._accepted:
             event: Accepted | Delta | Finished = self._accepted.popleft()
@@ -121,22 +122,22 @@ class ResponseStream:
         return event
 
 
-def delta_of(piece: Emit) -> Delta:
-    return Delta(text=piece.text, token_ids=piece.token_ids, first_index=piece.first_index, logprobs=piece.logprobs)
+def delta_of(delta: Emit) -> Delta:
+    return Delta(text=delta.text, token_ids=delta.token_ids, first_index=delta.first_index, logprobs=delta.logprobs)
 
 
 class SessionStream(Protocol):
-    """What a request knows of the stream it shares."""
+    """The interface of a session's stream for the sinks of its requests."""
 
     def send(self, frame: pb.SessionResponse) -> None: ...
 
-    def on_output(self, outlet: "SessionSink") -> None: ...
+    def on_output(self, sink: "SessionSink") -> None: ...
 
-    def on_request_over(self, outlet: "SessionSink") -> None: ...
+    def on_request_over(self, sink: "SessionSink") -> None: ...
 
 
 class SessionSink:
-    """Collects pieces until the stream's next step frame; other news go at once, after the pieces before them."""
+    """Collects deltas for the session's next step frame. Other events are sent at once, after earlier deltas."""
 
     def __init__(self, stream: SessionStream, handle: int) -> None:
         self.handle = handle
@@ -150,8 +151,8 @@ class SessionSink:
     def send_accepted(self, accepted: pb.Accepted) -> None:
         self._stream.send(pb.SessionResponse(accepted=pb.SessionAccepted(handle=self.handle, accepted=accepted)))
 
-    def send_delta(self, piece: Emit) -> None:
-        self.buffer.add(piece)
+    def send_delta(self, delta: Emit) -> None:
+        self.buffer.add(delta)
         self._stream.on_output(self)
 
     def send_finished(self, finished: pb.Finished) -> None:
@@ -160,11 +161,13 @@ class SessionSink:
     def send_failed(self, error: PenstockError) -> None:
         self._end(failed_frame(self.handle, error))
 
-    def send_cancelled(self, receipt: AcknowledgeCancel) -> None:
-        told = pb.SessionCancelled(
-            handle=self.handle, output_tokens=receipt.output_tokens, kv_blocks_freed=receipt.kv_blocks_freed
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
+        cancelled = pb.SessionCancelled(
+            handle=self.handle,
+            output_tokens=acknowledgement.output_tokens,
+            kv_blocks_freed=acknowledgement.kv_blocks_freed,
         )
-        self._end(pb.SessionResponse(cancelled=told))
+        self._end(pb.SessionResponse(cancelled=cancelled))
 
     def _end(self, frame: pb.SessionResponse) -> None:
         while self.buffer:
@@ -180,17 +183,17 @@ def failed_frame(handle: int, error: PenstockError) -> pb.SessionResponse:
     return frame
 
 
-def step_frame(outlets: list[SessionSink]) -> pb.SessionResponse:
+def step_frame(sinks: list[SessionSink]) -> pb.SessionResponse:
     """Take what is waiting of all `outlets` into one frame of parallel arrays."""
     step = pb.SessionStep()
-    pieces = [outlet.buffer.pop() for outlet in outlets]
-    step.handles.extend([outlet.handle for outlet in outlets])
-    step.texts.extend([piece.text for piece in pieces])
-    step.first_indexes.extend([piece.first_index for piece in pieces])
-    step.counts.extend([len(piece.token_ids) for piece in pieces])
-    has_logprobs = any(piece.logprobs for piece in pieces)
-    for piece in pieces:
-        step.token_ids.extend(piece.token_ids)
+    deltas = [sink.buffer.pop() for sink in sinks]
+    step.handles.extend([sink.handle for sink in sinks])
+    step.texts.extend([delta.text for delta in deltas])
+    step.first_indexes.extend([delta.first_index for delta in deltas])
+    step.counts.extend([len(delta.token_ids) for delta in deltas])
+    has_logprobs = any(delta.logprobs for delta in deltas)
+    for delta in deltas:
+        step.token_ids.extend(delta.token_ids)
         if has_logprobs:
-            step.logprobs.extend(piece.logprobs or [0.0] * len(piece.token_ids))
+            step.logprobs.extend(delta.logprobs or [0.0] * len(delta.token_ids))
     return pb.SessionResponse(step=step)

@@ -41,7 +41,7 @@ class CalibrationResult:
             }
             for point, step, predicted in zip(self.points, self.steps, self.fit.held_out_predictions, strict=True)
         ]
-        return {"step_law": step_time, "measured": dict(self.facts), "points": measured}
+        return {"step_time": step_time, "measured": dict(self.facts), "points": measured}
 
     def law_table(self) -> Table:
         table = _table(("term", "left"), ("us", "right"), ("for", "left"))

@@ -1,4 +1,4 @@
-"""penstock.v1.Inference: frames to calls of the gateway, and back."""
+"""The gRPC service `penstock.v1.Inference` over the gateway."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -26,19 +26,19 @@ class InferenceService(InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
         with self._gateway.naming(credential):
-            arrival = self._gateway.admit(
+            admission = self._gateway.admit(
                 estimate_from_message(request), credential, traceparent=traceparent, time_left=context.time_remaining()
             )
             generating = self._gateway.generate(
                 spec_of(request),
                 credential,
-                arrival,
+                admission,
                 traceparent=traceparent,
-                # Before anything is waited for, or a proxy counts early cancels as an attack.
+                # Sent before any wait, because a proxy may count cancels before a response as an attack.
                 on_admitted=partial(context.send_initial_metadata, ()),
             )
-            async with generating as answer:
-                async for event in answer:
+            async with generating as events:
+                async for event in events:
                     yield response_of(event)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # reads and writes

@@ -1,0 +1,70 @@
+"""A crowd that leaves a real edge at once: auth hears of all of it together, and of nobody too late."""
+
+import asyncio
+
+import pytest
+
+from edge_calls import wait_at_rest
+from edge_mesh import edge_mesh
+from edge_sessions import session
+from penstock.edge.upstreams import coalescer
+
+CROWD = coalescer.MAX_IMMEDIATE_FRAMES + 4
+HELD = CROWD - coalescer.MAX_IMMEDIATE_FRAMES
+
+
+@pytest.fixture(autouse=True)
+def _held_for_good(monkeypatch):
+    monkeypatch.setattr(coalescer, "COALESCE_WINDOW_S", 3_600.0)
+
+
+async def leave(mesh, client):
+    """Have a crowd come and leave; the first few settlements are heard."""
+    mesh.queue.holds_tickets = True
+    for handle in range(CROWD):
+        client.generate(handle)
+    for _ in range(CROWD):
+        await mesh.queue.held_tickets.get()
+    for handle in range(CROWD):
+        client.cancel(handle)
+    for _ in range(CROWD):
+        await client.next_frame("cancelled")
+    mesh.queue.holds_tickets = False
+    assert {(await mesh.auth.settles.get()).outcome for _ in range(coalescer.MAX_IMMEDIATE_FRAMES)} == {"cancelled"}
+    assert len(mesh.auth.open_reservations) == HELD
+
+
+async def test_a_crowd_costs_auth_a_few_words_and_whoever_asks_next_finds_its_room_free():
+    async with edge_mesh() as mesh, session(mesh) as client:
+        await leave(mesh, client)
+        answer, found_open = mesh.auth.answer, []
+
+        def count_and_answer(frame):
+            if frame.HasField("reserve"):
+                found_open.append(len(mesh.auth.open_reservations))
+            return answer(frame)
+
+        mesh.auth.answer = count_and_answer
+        client.generate(CROWD, max_output_tokens=3)
+        await client.next_frame("finished")
+        assert found_open == [0]
+        await wait_at_rest(mesh)
+        assert mesh.auth.settles.qsize() == HELD + 1  # each once
+
+
+async def test_what_is_held_back_reaches_auth_when_its_stream_is_new():
+    async with edge_mesh() as mesh, session(mesh) as client:
+        await leave(mesh, client)
+        for peer in list(mesh.auth.peers):
+            peer.close("killed")
+        assert {(await mesh.auth.settles.get()).outcome for _ in range(HELD)} == {"cancelled"}
+        await wait_at_rest(mesh)
+
+
+async def test_an_edge_that_ends_says_first_what_it_held_back():
+    async with edge_mesh() as mesh:
+        async with session(mesh) as client:
+            await leave(mesh, client)
+        async with asyncio.timeout(30):
+            await mesh.drain()
+        assert not mesh.auth.open_reservations

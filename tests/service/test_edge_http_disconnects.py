@@ -1,0 +1,152 @@
+"""Clients of the OpenAI API that leave, lag or stay silent, and edges that drain, over real connections."""
+
+import asyncio
+import json
+
+import pytest
+
+from edge_http import TIMEOUT_S, http_edge
+from openai_calls import CHUNK_BYTES, next_line, wait_until
+from penstock.chassis.errors import (
+    Overloaded,
+)
+from penstock.chassis.lifecycle import request_stop
+from penstock.edge.api.http import server as http_server
+from penstock.edge.lifecycle.effects import Emit
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("is_accepted", [True, False])
+async def test_a_client_that_leaves_cancels_its_request(is_stream, is_accepted):
+    async with http_edge() as edge:
+        asked = asyncio.create_task(edge.post(stream=is_stream))
+        call = await edge.gateway.call()
+        if is_accepted:
+            call.accept()
+            call.send("Wa")
+            await wait_until(lambda: not call.stream.unread_bytes)
+        assert not call.was_left.is_set()
+        asked.cancel()
+        await call.wait_left()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert call.disconnects == [False]  # before all that had to unwind
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten():
+    async with http_edge() as edge:
+        _, writer = await edge.connect()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: 100\r\n\r\n{")
+        await wait_until(lambda: "1 running" in repr(edge.front))
+        writer.close()
+        await wait_until(lambda: "0 running" in repr(edge.front))
+        assert not edge.gateway.was_called
+
+
+async def stall(call):
+    """Say so much that nothing more is taken from the call; returns how many bytes were taken."""
+    piece, taken = Emit("x" * CHUNK_BYTES, [1], 0, ()), 0
+    while True:
+        call.stream.send_delta(piece)
+        for _ in range(1_000):
+            if not call.stream.unread_bytes:
+                break
+            await asyncio.sleep(0)
+        else:
+            return taken
+        taken += CHUNK_BYTES
+        assert taken < 64 << 20
+
+
+async def count_until_done(reader):
+    """Bytes of x in the rest of a stream."""
+    read = b""
+    async with asyncio.timeout(TIMEOUT_S):
+        while b"[DONE]" not in read[-100:]:
+            read += await reader.read(1 << 20)
+    return read.count(b"x" * 64) * 64  # alone they are in words like `text`
+
+
+async def test_a_client_that_does_not_read_holds_back_its_own_stream_alone():
+    async with (
+        http_edge() as edge,
+        edge.unread_stream() as (reader, _, call),
+        edge.accepted_stream() as (response, other),
+    ):
+        taken = await stall(call)
+        other.send("Wa")
+        assert '"text":"Wa"' in await next_line(response.aiter_lines())
+        call.finish()
+        assert await count_until_done(reader) == taken + CHUNK_BYTES
+
+
+async def test_a_client_that_leaves_while_it_is_behind_is_noticed():
+    async with http_edge() as edge, edge.unread_stream() as (_, writer, call):
+        await stall(call)
+        assert not call.was_left.is_set()
+        writer.close()
+        await call.wait_left()
+
+
+async def test_a_client_that_never_reads_loses_its_connection(monkeypatch):
+    monkeypatch.setattr(http_server, "TCP_USER_TIMEOUT_MS", 500)  # ms
+    async with http_edge() as edge, edge.unread_stream() as (_, _, call):
+        await stall(call)
+        await call.wait_left()
+
+
+async def test_a_silent_stream_says_that_it_lives():
+    async with http_edge(keepalive_interval=0.05) as edge, edge.accepted_stream() as (response, call):
+        lines = response.aiter_lines()
+        for _ in range(3):
+            assert await next_line(lines) == ": waiting"
+        call.send("Wa")
+        call.finish()
+        rest = [line async for line in lines if line.startswith("data:")]
+    assert rest[-1] == "data: [DONE]"
+
+
+async def test_nothing_is_said_before_the_turn_has_come():
+    async with http_edge(keepalive_interval=0.01) as edge:
+        asked = asyncio.create_task(edge.post(stream=True))
+        call = await edge.gateway.call()
+        await asyncio.sleep(0.05)  # many silences long
+        call.fail(Overloaded("full", reason="QUEUE_FULL", retry_after=1.0))
+        assert (await asked).status_code == 503
+
+
+async def test_a_drain_lets_streams_end_and_takes_nothing_new():
+    async with http_edge(drain_grace=TIMEOUT_S) as edge:
+        async with edge.accepted_stream() as (response, call):
+            call.send("Wa")
+            request_stop("test")
+            await edge.wait_connections_refused()
+            assert not call.was_left.is_set()
+            call.send("ter")
+            call.finish()
+            text = await response.aread()
+        assert text.endswith(b"data: [DONE]\n\n")
+
+
+async def test_after_the_grace_streams_end_in_an_error_and_the_rest_in_a_status():
+    async with http_edge(drain_grace=TIMEOUT_S) as edge:
+        whole = asyncio.create_task(edge.post())
+        unanswered = await edge.gateway.call()
+        async with edge.accepted_stream() as (response, call):
+            call.send("Wa")
+            request_stop("test", grace=0.0)
+            text = await response.aread()
+        await call.wait_left()
+        await unanswered.wait_left()
+        assert (await whole).status_code == 503
+    assert json.loads(text.decode().split("data: ")[-1])["error"]["code"] == "draining"
+    assert (await whole).headers["retry-after-ms"] == "100"
+
+
+async def test_a_second_request_to_stop_ends_the_waiting():
+    async with http_edge(drain_grace=1_000 * TIMEOUT_S) as edge, edge.accepted_stream() as (response, call):
+        request_stop("test")
+        await edge.wait_connections_refused()
+        assert not call.was_left.is_set()
+        request_stop("test")
+        assert b"draining" in await response.aread()

@@ -1,0 +1,344 @@
+"""What an edge decides without auth: when that is, for whom, up to how much, and what it owes auth afterwards."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from penstock.chassis.clocks import StallFreeClock
+from penstock.edge.auth_fallback.fallback import MAX_COUNTED_STEP_S
+from penstock.edge.auth_fallback.identity_cache import IdentityCache
+from penstock.edge.auth_fallback.outage import RESPONSE_TIMEOUT_S, OutageDetector
+from penstock.edge.auth_fallback.pending import DeferredReservation, DeferredReservations, PendingReservations
+from penstock.edge.lifecycle.effects import Settle
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identity, Reserve
+from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_INTERACTIVE, PRIORITY_STANDARD, PRIORITY_UNSPECIFIED
+
+ANNA = Credential(bearer="pk_anna", loopback=True)
+AFTER = 1.0  # s
+
+
+def silence() -> OutageDetector:
+    """Of an auth that has answered once."""
+    found = OutageDetector(outage_after=AFTER)
+    found.on_connected(0.0)
+    found.on_request_sent("first", 0.0)
+    found.on_response(0.0, "first")
+    return found
+
+
+def test_auth_is_away_once_its_link_was_down_for_a_moment_and_not_before():
+    found = silence()
+    found.on_disconnected(10.0)
+    assert not found.is_unreachable(10.999)
+    assert found.is_unreachable(11.0)
+    assert found.outage_duration(15.0) == 5.0
+
+
+def test_auth_that_says_it_goes_is_away_at_once():
+    found = silence()
+    found.on_disconnected(10.0, on_purpose=True)
+    assert found.is_unreachable(10.0)
+    assert found.outage_duration(15.0) == 5.0
+    found.on_connected(16.0)
+    assert not found.is_unreachable(16.0)
+
+
+def test_auth_is_away_when_it_owes_an_answer_and_says_nothing():
+    found = silence()
+    found.on_request_sent("a", 10.0)
+    found.on_request_sent("b", 10.9)
+    assert (found.is_unreachable(10.9), found.is_unreachable(11.0)) == (False, True)
+
+
+def test_auth_that_answers_others_is_not_away_however_long_one_waits():
+    found = silence()
+    found.on_request_sent("slow", 10.0)
+    for tenth in range(1, 50):
+        found.on_request_sent("quick", 10.0 + tenth / 10)
+        found.on_response(10.0 + tenth / 10, "quick")
+        assert not found.is_unreachable(10.05 + tenth / 10)
+    assert found.is_unreachable(16.0)
+
+
+def test_an_answer_that_auth_forgot_while_it_gave_others_is_not_awaited_for_ever():
+    found = silence()
+    found.on_request_sent("forgotten", 10.0)
+    found.on_request_sent("a", 20.0)
+    found.on_response(20.0, "a")
+    assert found.is_unreachable(21.0)
+    found.on_request_sent("b", 10.0 + RESPONSE_TIMEOUT_S)
+    found.on_response(10.0 + RESPONSE_TIMEOUT_S, "b")
+    assert not found.is_unreachable(1e9)
+
+
+def test_auth_that_nobody_asks_owes_nothing():
+    found = silence()
+    assert not found.is_unreachable(1e9)
+    found.on_request_sent("a", 10.0)
+    found.on_response(10.5, "a")
+    assert not found.is_unreachable(1e9)
+    assert found.outage_duration(1e9) == 0.0
+
+
+def test_an_edge_that_auth_never_answered_waits_for_it():
+    found = OutageDetector(outage_after=AFTER)
+    for begin in (0.0, 10.0):
+        found.on_connected(begin)
+        found.on_request_sent("a", begin)
+        assert not found.is_unreachable(begin + 9.0)
+        found.on_disconnected(begin + 9.0)
+        assert not found.is_unreachable(begin + 10.0)
+    found.on_connected(20.0)
+    found.on_request_sent("a", 20.0)
+    found.on_response(20.1, "a")
+    found.on_disconnected(30.0)
+    assert found.is_unreachable(31.0)
+
+
+def test_a_link_that_comes_back_gives_auth_a_moment_but_ends_no_outage():
+    found = silence()
+    found.on_disconnected(10.0)
+    found.on_connected(40.0)
+    found.on_request_sent("a", 40.0)
+    assert not found.is_unreachable(40.9)
+    found.on_disconnected(40.9)
+    assert found.is_unreachable(41.0)
+    assert found.outage_duration(80.0) == 70.0
+    found.on_connected(81.0)
+    found.on_request_sent("a", 81.0)
+    found.on_response(81.1, "a")
+    found.on_disconnected(90.0)
+    assert found.outage_duration(91.0) == 1.0
+
+
+def test_an_outage_in_which_nobody_asked_is_over_when_auth_was_back_for_a_while():
+    found = silence()
+    found.on_disconnected(10.0)
+    found.on_connected(12.0)
+    found.on_request_sent("a", 300.0)
+    assert found.outage_duration(300.5) == 0.5
+
+
+def test_a_silence_is_looked_at_from_when_auth_could_have_spoken_until_it_has():
+    found = OutageDetector(outage_after=AFTER)
+    found.on_connected(0.0)
+    found.on_request_sent("a", 0.0)
+    assert not found.is_timing  # an edge that auth never answered waits, however long
+    found.on_response(0.1, "a")
+    assert not found.is_timing
+    found.on_disconnected(10.0)
+    assert found.is_timing
+    found.on_connected(12.0)
+    found.check(12.9)
+    assert found.is_timing
+    found.check(13.0)
+    assert not found.is_timing
+    assert found.outage_duration(13.0) == 0.0
+    found.on_request_sent("b", 20.0)
+    assert found.is_timing
+
+
+def away_after(looks: list[float], *, since: float) -> float | None:
+    """When auth, gone at `since`, counts as away to an edge that looks then; None: not by the last look."""
+    found, ran = silence(), StallFreeClock(MAX_COUNTED_STEP_S)
+    found.on_disconnected(ran.at(since))
+    return next((now for now in looks if found.is_unreachable(ran.at(now))), None)
+
+
+def test_an_edge_that_stood_still_counts_no_more_than_a_step_of_it_as_silence():
+    before = [10.0 + look / 8 for look in range(1, 4)]
+    after = [14.0 + look / 8 for look in range(20)]
+    assert away_after([*before, *after], since=10.0) == 14.375  # 0.375 s heard before, a step, and 0.375 s after
+
+
+@given(st.lists(st.floats(0.001, 20.0), min_size=1, max_size=60))
+def test_no_auth_is_away_before_the_edge_itself_has_listened_for_long_enough(gaps):
+    looks = list(itertools.accumulate(gaps, initial=10.0))[1:]
+    found = away_after(looks, since=10.0)
+    listened = list(itertools.accumulate(min(gap, MAX_COUNTED_STEP_S) for gap in gaps))
+    expected = next((now for now, passed in zip(looks, listened, strict=True) if passed >= AFTER), None)
+    if min(abs(passed - AFTER) for passed in listened) > 1e-9:  # but for how floats round
+        assert found == expected
+
+
+def test_an_outage_of_an_edge_that_runs_lasts_as_long_as_any_clock_says():
+    found, ran = silence(), StallFreeClock(MAX_COUNTED_STEP_S)
+    found.on_disconnected(ran.at(10.0))
+    for look in range(1, 400):
+        assert found.outage_duration(ran.at(10.0 + look / 8)) == look / 8
+
+
+def test_what_nobody_waits_for_is_asked_again_until_it_is_answered():
+    unanswered, frames = (
+        PendingReservations(max_entries=3),
+        {each: AdmitRequest(reserve=Reserve(request_id=each)) for each in "abcd"},
+    )
+    for each in "abac":
+        unanswered.add(each, frames[each])
+    unanswered.remove("c"), unanswered.remove("unheard of")
+    assert unanswered.orphaned("b".__contains__) == [frames["a"]]
+    assert unanswered.orphaned("".__contains__) == [frames["b"], frames["a"]]
+    unanswered.add("c", frames["c"]), unanswered.add("d", frames["d"])
+    assert (len(unanswered), unanswered.orphaned("".__contains__)) == (3, [frames[each] for each in "acd"])
+
+
+def callers(**changes) -> IdentityCache:
+    return IdentityCache(**{"max_entries": 3, "ttl": 600.0, "pepper": b"p" * 32} | changes)
+
+
+def identity(tenant="acme", priority=PRIORITY_STANDARD) -> Identity:
+    return Identity(tenant_id=tenant, priority=priority, weight=2.0, cache_salt=b"s" * 16, key_id="k")
+
+
+def credential(number: int) -> Credential:
+    return Credential(bearer=f"pk_{number}")
+
+
+def test_a_caller_is_known_by_what_it_shows_where_it_shows_it_for_a_while():
+    known = callers()
+    known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 610.0) == identity()
+    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 610.1) is None
+    assert known.find(Credential(bearer="pk_anna"), PRIORITY_UNSPECIFIED, 10.0) is None
+    assert known.find(Credential(bearer="pk_ann", loopback=True), PRIORITY_UNSPECIFIED, 10.0) is None
+
+
+def test_nothing_that_is_kept_of_a_caller_shows_its_key():
+    known = callers()
+    known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert b"anna" not in b"".join(known._identities)
+    other = callers(pepper=b"q" * 32)
+    other.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    assert not known._identities.keys() & other._identities.keys()
+
+
+@pytest.mark.parametrize(
+    ("met", "asked", "granted"),
+    [
+        ([(PRIORITY_UNSPECIFIED, PRIORITY_STANDARD)], PRIORITY_INTERACTIVE, PRIORITY_STANDARD),
+        ([(PRIORITY_UNSPECIFIED, PRIORITY_STANDARD)], PRIORITY_BATCH, PRIORITY_BATCH),
+        ([(PRIORITY_BATCH, PRIORITY_BATCH)], PRIORITY_UNSPECIFIED, PRIORITY_BATCH),
+        (
+            [(PRIORITY_UNSPECIFIED, PRIORITY_STANDARD), (PRIORITY_BATCH, PRIORITY_BATCH)],
+            PRIORITY_UNSPECIFIED,
+            PRIORITY_STANDARD,
+        ),
+        (
+            [(PRIORITY_UNSPECIFIED, PRIORITY_INTERACTIVE), (PRIORITY_UNSPECIFIED, PRIORITY_BATCH)],
+            PRIORITY_INTERACTIVE,
+            PRIORITY_BATCH,
+        ),
+    ],
+)
+def test_nobody_gets_a_higher_class_than_auth_has_granted_it(met, asked, granted):
+    known = callers()
+    for wish, class_then in met:
+        known.record_admitted(ANNA, identity(priority=class_then), wish, 10.0)
+    assert known.find(ANNA, asked, 10.0).priority == granted
+
+
+def test_who_auth_refuses_is_forgotten_and_who_is_at_its_limits_gets_nothing():
+    known = callers()
+    known.record_admitted(ANNA, identity(), PRIORITY_UNSPECIFIED, 10.0)
+    known.grant("acme", 100)
+    known.revoke_grant(ANNA)
+    assert not known.acquire("acme", 1)
+    known.invalidate(ANNA)
+    assert known.find(ANNA, PRIORITY_UNSPECIFIED, 10.0) is None
+
+
+def test_the_least_recently_met_is_forgotten_first():
+    known = callers()
+    for number in (1, 2, 3, 1, 4):
+        known.record_admitted(credential(number), identity(f"t{number}"), PRIORITY_UNSPECIFIED, 10.0)
+    assert [bool(known.find(credential(number), PRIORITY_UNSPECIFIED, 10.0)) for number in (1, 2, 3, 4)] == [
+        *(True, False, True, True)
+    ]
+
+
+def test_a_request_is_let_in_whole_or_not_at_all():
+    known = callers()
+    known.grant("acme", 100)
+    assert known.acquire("acme", 60)
+    assert not known.acquire("acme", 41)
+    assert known.acquire("acme", 40)
+    known.release("acme", 5)
+    assert known.acquire("acme", 5)
+    assert not known.acquire("acme", 0)
+    assert not known.acquire("nobody", 0)
+
+
+class Outage(RuleBasedStateMachine):
+    """An edge alone and an auth that comes and goes: no more is let in than was granted, and all of it is told once."""
+
+    TENANTS = ("acme", "blue")
+
+    def __init__(self):
+        super().__init__()
+        self.callers = callers()
+        self.unbooked = DeferredReservations(max_entries=4)
+        self.granted = dict.fromkeys(self.TENANTS, 0)
+        self.running = {}  # ticket -> tenant, tokens
+        self.ended = {}  # ticket -> spent, not told yet
+        self.told = {}  # ticket -> spent
+        self.number = 0
+
+    @rule(tenant=st.sampled_from(TENANTS), tokens=st.integers(0, 50))
+    def grant(self, tenant, tokens):
+        """As auth does that has heard of everything but what is not booked."""
+        self.callers.grant(tenant, tokens - self.unbooked.tokens_of(tenant))
+        self.granted[tenant] = max(tokens, self._open(tenant))
+
+    @rule(tenant=st.sampled_from(TENANTS), tokens=st.integers(0, 50))
+    def let_in(self, tenant, tokens):
+        if self.unbooked.is_full or not self.callers.acquire(tenant, tokens):
+            return
+        self.number += 1
+        ticket = f"t{self.number}"
+        frame = AdmitRequest(reserve=Reserve(request_id=ticket))
+        self.unbooked.add(ticket, DeferredReservation(tenant, tokens, frame))
+        self.running[ticket] = tenant, tokens
+
+    @rule(number=st.integers(1, 30), share=st.floats(0, 1))
+    def end(self, number, share):
+        tenant, tokens = self.running.pop(f"t{number}", ("", 0))
+        if not tenant or f"t{number}" not in self.unbooked:
+            return
+        spent = Settle(0, int(tokens * share), "stop")
+        self.callers.release(*self.unbooked.settle(f"t{number}", spent))
+        self.ended[f"t{number}"] = tenant, spent
+
+    @rule(number=st.integers(1, 30))
+    def book(self, number):
+        entry = self.unbooked.pop(f"t{number}")
+        if entry is None:
+            return
+        assert f"t{number}" not in self.told
+        _, spent = self.ended.pop(f"t{number}", ("", None))
+        assert entry.settlement == spent
+        self.told[f"t{number}"] = spent
+
+    def _open(self, tenant):
+        under_way = sum(
+            tokens for ticket, (whose, tokens) in self.running.items() if whose == tenant and ticket in self.unbooked
+        )
+        return under_way + sum(spent.output_tokens for whose, spent in self.ended.values() if whose == tenant)
+
+    @invariant()
+    def no_tenant_has_more_than_was_granted(self):
+        for tenant in self.TENANTS:
+            assert self._open(tenant) == self.unbooked.tokens_of(tenant)
+            assert self._open(tenant) <= self.granted[tenant]
+
+    @invariant()
+    def all_that_was_let_in_is_told_or_to_be_told(self):
+        assert len(self.unbooked) <= 4
+        assert set(self.unbooked.frames) | set(self.told) == {f"t{number + 1}" for number in range(self.number)}
+        assert not set(self.unbooked.frames) & set(self.told)
+
+
+Outage.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOutage = Outage.TestCase

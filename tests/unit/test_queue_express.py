@@ -1,0 +1,175 @@
+"""Who is inside its share, and what that gives it: first in its class, and credit that is kept for it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.queue import effects as out
+from penstock.queue.policies.burst_credit import MAX_CREDIT_TICKETS, VirtualClock
+from penstock.queue.policies.cost import predicted_cost
+from penstock.queue.policies.factory import PolicyConfig
+from penstock.queue.policies.policy import Fit
+from queue_tickets import START_UNIX_S, ShardDriver, offered, ticket
+
+COST = 30.0  # weighted tokens of one ticket here: ten in, ten out
+
+
+def ask(order, name, tenant, *, weight=1.0, **fields):
+    asked = ticket(name, tenant_id=tenant, tokens=20, weight=weight, **fields)
+    asked.is_express = order.is_express(asked)
+    order.push(asked)
+    return asked
+
+
+def serve(order, tickets=1):
+    return [order.pop_fitting(lambda _: Fit.NOW) for _ in range(tickets)]
+
+
+def beside_a_backlog(served=40):
+    """A loud tenant was served so much of its backlog while no other came."""
+    order = PolicyConfig()()
+    for number in range(200):
+        ask(order, f"loud-{number}", "loud", enqueued=START_UNIX_S + number)
+    if served:
+        ask(order, "first", "quiet", enqueued=START_UNIX_S + 500)
+        serve(order, 2 * served)
+    return order
+
+
+def urgent(order, tenant, tickets, **fields):
+    """Count those of a burst that are urgent."""
+    asked = [ask(order, f"{tenant}-{at}", tenant, enqueued=START_UNIX_S + 600 + at, **fields) for at in range(tickets)]
+    return sum(each.is_express for each in asked)
+
+
+def test_a_tenant_that_did_not_use_its_share_goes_before_the_backlog():
+    order = beside_a_backlog()
+    quiet = ask(order, "quiet", "quiet", enqueued=START_UNIX_S + 1_000)
+    assert quiet.is_express
+    assert order.head()[0] is quiet
+    assert serve(order) == [quiet]
+    assert serve(order)[0].tenant_id == "loud"
+
+
+def test_a_new_or_backlogged_tenant_has_no_burst_credit():
+    order = beside_a_backlog()
+    assert urgent(order, "loud", 3) == 0
+    assert urgent(order, "new", 3) == 0
+
+
+def test_without_a_backlog_no_tenant_earns_credit():
+    order = PolicyConfig()()
+    for number in range(50):
+        for tenant in ("often", "often", "often", "seldom"):
+            assert not ask(order, f"{tenant}-{number}", tenant).is_express
+            serve(order)
+
+
+def test_a_burst_is_express_as_far_as_credit_covers_it():
+    order = beside_a_backlog(served=8)
+    found = urgent(order, "quiet", 100)
+    assert 1 <= found <= 16, "no more than went to the loud tenant meanwhile"
+    assert urgent(beside_a_backlog(served=90), "quiet", 100) == MAX_CREDIT_TICKETS
+
+
+def test_twice_the_weight_covers_twice_as_much():
+    once, twice = (urgent(beside_a_backlog(served=3), "quiet", 100, weight=weight) for weight in (1.0, 2.0))
+    assert twice == 2 * once
+
+
+def test_a_returned_express_ticket_stays_express_and_is_refunded():
+    order = beside_a_backlog()
+    quiet = ask(order, "quiet", "quiet", enqueued=START_UNIX_S + 1_000)
+    serve(order)
+    order.push(quiet)
+    assert not quiet.charged_cost
+    assert serve(order) == [quiet]
+
+
+def test_express_tickets_can_be_evicted():
+    order = beside_a_backlog()
+    quiet = ask(order, "quiet", "quiet", enqueued=START_UNIX_S + 1_000)
+    assert order.next_victim(1)[0] is quiet
+    order.remove(quiet)
+    assert order.next_victim(1)[0].tenant_id == "loud"
+
+
+def test_the_virtual_clock_stops_while_no_tenant_waits():
+    clock = VirtualClock()
+    clock.start(100.0)
+    assert clock.now(130.0) == 30.0
+    clock.stop(140.0)
+    assert clock.now(999.0) == 40.0
+    clock.start(200.0)
+    assert clock.now(201.0) == 41.0
+
+
+@given(
+    bursts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60),
+    weight=st.sampled_from([0.5, 1.0, 3.0]),
+)
+def test_no_pattern_of_bursts_gains_more_than_share_and_credit(bursts, weight):
+    """Its share is what a tenant with a backlog is served, times the weight; the credit is bounded."""
+    order, spent, loud, comes = PolicyConfig()(), 0.0, 0.0, 0
+    for number in range(400):
+        ask(order, f"loud-{number}", "loud", enqueued=START_UNIX_S + number)
+    for size, served in bursts:
+        for _ in range(size):
+            comes += 1
+            asked = ask(order, f"bursty-{comes}", "bursty", weight=weight, enqueued=START_UNIX_S + comes)
+            spent += predicted_cost(asked) if asked.is_express else 0.0
+        for went in serve(order, served):
+            loud += COST if went.tenant_id == "loud" else 0.0
+        assert spent <= weight * (loud + COST) + MAX_CREDIT_TICKETS * COST
+
+
+# What schedulers keep for them.
+
+
+@pytest.fixture
+def shard():
+    found = ShardDriver(max_depth=1_000, max_tokens=1_000_000, policy=PolicyConfig())
+    found.connect()
+    for number in range(60):
+        found.enqueue(f"loud-{number}", tenant_id="loud")
+    found.enqueue("first", tenant_id="quiet")
+    found.credit(40)
+    return found
+
+
+def test_express_credit_is_used_for_express_tickets_only(shard):
+    assert shard.credit(0, express=2) == []
+    effects = shard.enqueue("quiet", tenant_id="quiet")
+    assert [each for each in effects if isinstance(each, out.Offer) and each.uses_express_credit]
+    assert offered(effects) == ["quiet"]
+    assert shard.book.schedulers["s"].credits["m"].express_tickets == 1
+
+
+def test_express_credit_stays_when_other_credit_is_returned(shard):
+    shard.credit(0, express=2, max_tokens=1, return_unused=True)
+    assert shard.book.schedulers["s"].credits["m"].express_tickets == 2
+
+
+def test_resumed_tickets_may_use_express_credit(shard):
+    shard.credit(0, express=1)
+    assert offered(shard.enqueue("resumed", tenant_id="loud", attempt=2)) == ["resumed"]
+
+
+def test_an_express_ticket_waits_for_a_higher_class(shard):
+    shard.enqueue("quiet", tenant_id="quiet")
+    shard.enqueue("above", tenant_id="other", priority=1)
+    assert shard.credit(0, express=1) == []
+
+
+def test_a_decline_voids_express_credit(shard):
+    shard.credit(0, express=2)
+    shard.enqueue("quiet", tenant_id="quiet")
+    shard.decline("quiet")
+    assert shard.book.schedulers["s"].credits["m"].express_tickets == 0
+    assert shard.credit(0, express=1) == ["quiet"]
+
+
+def test_heads_offers_and_leases_carry_the_express_flag(shard):
+    list(shard.heads())
+    shard.enqueue("quiet", tenant_id="quiet")
+    assert [head.is_express for head in shard.heads()] == [True]

@@ -1,0 +1,201 @@
+"""What the dispatcher tells the shards by plain calls: pace, service, releases, and again where it may be lost."""
+
+from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
+from penstock.mesh.v1.queue_pb2 import Head
+from penstock.mesh.v1.scheduler_pb2 import LoadReport, RunningLease
+from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
+from penstock.scheduler.fleet.worker import MIN_REPORTED_STEPS
+from penstock.scheduler.reports.service_reports import ABSENT_QUEUE_TTL_S, RESEND_WINDOW_S
+from scheduler_calls import attach, offer, only, pool_stats, served, service_reports
+
+
+def test_credit_carries_the_rate_of_all_workers(scheduler):
+    attach(scheduler, "w")
+    scheduler.on_load_report("w", LoadReport(tokens_per_second=100.0))
+    assert only(GrantCredit, attach(scheduler, "x")).tokens_per_second == 100.0
+    scheduler.on_load_report("x", LoadReport(tokens_per_second=50.0))
+    assert only(GrantCredit, attach(scheduler, "y", slots=8)).tokens_per_second == 150.0
+
+
+def test_service_is_reported_to_the_shard_of_the_ticket(scheduler):
+    attach(scheduler)
+    scheduler.on_queue_connected("q2")
+    offer(scheduler, "a", attempt=3)
+    offer(scheduler, "b", queue="q2")
+    scheduler.on_progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
+    scheduler.on_progress("w", [served("s-1", 31, 5), served("unheard-of", 9, 9)])
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 3, 31, 5, False), ("q2", "b", 1, 20, 0, False)]
+    assert service_reports(scheduler.tick(START_UNIX_S + 1)) == []
+
+
+def test_the_end_of_a_lease_is_reported_once_with_its_service(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.on_lease_started("w", "s-1")
+    scheduler.on_progress("w", [served("s-1", 31, 1)])
+    scheduler.on_leases_released("w", ["s-1"], [served("s-1", 31, 2)])
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 31, 2, True)]
+    assert len(scheduler.service_reports) == 0
+
+
+def test_an_expired_lease_is_reported_as_ended_without_service(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == [("q", "t", 1, 0, 0, True)]
+
+
+def test_leases_of_a_lost_worker_are_reported_as_ended_with_their_service(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.on_lease_started("w", "s-1")
+    scheduler.on_progress("w", [served("s-1", 31, 7)])
+    scheduler.on_worker_lost("w")
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 31, 7, True)]
+
+
+def test_adopted_leases_are_reported_to_their_shard(scheduler):
+    profile = profile_of(slots=2)
+    profile.running.append(RunningLease(lease_id="x-9", kv_blocks=2, ticket_id="t", attempt=2, queue_id="q"))
+    scheduler.on_worker_attached("w", "w", "w:1", profile)
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [
+        ("q", "t", 2, 0, 0, False)
+    ]  # whoever lost it has said that it ended
+    scheduler.on_progress("w", [served("x-9", 40, 8)])
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, False)]
+    scheduler.on_leases_released("w", ["x-9"])
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, True)]
+    assert len(scheduler.leases) == 0
+
+
+def test_reports_are_kept_for_an_absent_shard_for_a_while(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.on_queue_disconnected("q")
+    assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []
+    scheduler.on_queue_connected("q")
+    assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S + 1)) == [("q", "t", 1, 0, 0, True)]
+    offer(scheduler, now=START_UNIX_S + 10)
+    scheduler.on_queue_disconnected("q")
+    scheduler.tick(START_UNIX_S + 20)
+    scheduler.tick(START_UNIX_S + 20 + ABSENT_QUEUE_TTL_S)
+    assert len(scheduler.service_reports) == 0
+
+
+def test_recent_ends_are_reported_again_after_a_broken_stream(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    scheduler.on_leases_released("w", ["s-1"])
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 0, 0, True)]
+    scheduler.on_queue_disconnected("q")
+    scheduler.on_queue_connected("q")
+    assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [("q", "t", 1, 0, 0, True)]
+    assert service_reports(scheduler.tick(START_UNIX_S + 0.1 + RESEND_WINDOW_S)) == []
+    scheduler.on_queue_disconnected("q")
+    assert len(scheduler.service_reports) == 0
+
+
+def test_pool_stats_are_sent_on_change_and_once_a_second(scheduler):
+    attach(scheduler, "a", slots=2)
+    attach(scheduler, "b", slots=2)
+    report = LoadReport(running=1, prefill_backlog_tokens=70, tokens_per_second=100.0, prefill_tokens_per_second=500.0)
+    report.step_time.FromMilliseconds(20)
+    scheduler.on_load_report("a", report)
+    slow = LoadReport(running=2, prefill_backlog_tokens=900, tokens_per_second=50.0, prefill_tokens_per_second=500.0)
+    scheduler.on_load_report("b", slow)
+    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
+    assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == (MODEL, 150.0, 500.0)
+    assert (pace.running, pace.slots) == (3, 4)
+    assert (pace.next_worker_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
+    assert pool_stats(scheduler.tick(START_UNIX_S + 0.9)) == []
+    assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [pace]
+    scheduler.on_load_report("b", LoadReport(running=3))
+    assert [each.running for each in pool_stats(scheduler.tick(START_UNIX_S + 1.1))] == [4]
+
+
+def test_pool_stats_have_slot_releases_and_step_costs(scheduler):
+    attach(scheduler, slots=2, kv_blocks=8)
+    for name, answer in (("long", 40), ("short", 10)):
+        ticket = ticket_of(name)
+        ticket.predicted_output_tokens = answer
+        scheduler.on_offer("q", ticket, START_UNIX_S)
+    report = LoadReport(steps=7, seconds_per_prefill_token=0.001, max_step_tokens=300)
+    report.decode_step_time.FromMilliseconds(10)
+    scheduler.on_load_report("w", report)
+    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
+    assert (pace.leases, pace.available_leases, pace.workers) == (2, 0, 1)
+    assert (pace.leased_tokens, pace.free_tokens) == (64, 64)
+    assert (pace.seconds_per_prefill_token, pace.max_step_tokens, pace.decode_step_time.ToMilliseconds()) == (
+        0.001,
+        300,
+        10,
+    )
+    assert [(each.ended_leases, each.after.ToMilliseconds()) for each in pace.slot_releases] == [(1, 110), (2, 410)]
+    scheduler.on_lease_started("w", "s-1")
+    scheduler.on_progress("w", [served("s-1", 31, 20)])
+    report.steps = 12
+    scheduler.on_load_report("w", report)
+    pace = only(SendPoolStats, scheduler.tick(START_UNIX_S + 0.1)).stats
+    assert [each.after.ToMilliseconds() for each in pace.slot_releases] == [110, 150], (
+        "20 tokens were left five steps ago"
+    )
+
+
+def test_the_time_of_the_first_token_is_reported(scheduler):
+    attach(scheduler)
+    offer(scheduler)
+    first = served("s-1", 31, 1)
+    first.first_token_after.FromMilliseconds(120)
+    scheduler.on_progress("w", [first])
+    [told] = only(SendServiceReport, scheduler.tick(START_UNIX_S)).tickets
+    assert told.first_token_after.ToMilliseconds() == 120
+
+
+def test_empty_pool_stats_are_sent_once_for_a_model_without_workers(scheduler):
+    attach(scheduler)
+    scheduler.tick(START_UNIX_S)
+    scheduler.on_worker_lost("w")
+    assert [(each.model, each.slots) for each in pool_stats(scheduler.tick(START_UNIX_S + 1))] == [(MODEL, 0)]
+    assert pool_stats(scheduler.tick(START_UNIX_S + 9)) == []
+
+
+def test_a_reconnected_shard_receives_pool_stats(scheduler):
+    attach(scheduler)
+    scheduler.tick(START_UNIX_S)
+    scheduler.on_queue_disconnected("q")
+    scheduler.on_queue_connected("q")
+    assert len(pool_stats(scheduler.tick(START_UNIX_S + 0.1))) == 1
+
+
+def run_two_until(scheduler, steps, *, waiting):
+    """Fill a worker with two leases that decode, let one end after so many steps; returns what that comes to."""
+    attach(scheduler, slots=2)
+    for name in ("a", "b"):
+        offer(scheduler, name)
+    scheduler.on_head("q", Head(model=MODEL, waiting=waiting, waiting_tokens=32 * waiting, tokens=32, priority=2))
+    scheduler.on_load_report("w", LoadReport(steps=100))
+    scheduler.on_progress("w", [served("s-1", 31, 10), served("s-2", 31, 10)])
+    scheduler.tick(START_UNIX_S)
+    scheduler.on_load_report("w", LoadReport(steps=steps))
+    return scheduler.on_leases_released("w", ["s-1"], [served("s-1", 31, 20)])
+
+
+def test_the_only_waiting_shard_receives_worker_steps_before_credit(scheduler):
+    first, credit, *_ = run_two_until(scheduler, 110, waiting=5)
+    assert isinstance(first, SendServiceReport)
+    assert isinstance(credit, GrantCredit)
+    assert service_reports([first]) == [("q", "a", 1, 31, 20, True)]
+    assert [(each.worker_id, each.steps) for each in first.workers] == [("w", 110)]
+    assert [each.worker_steps for each in first.tickets] == [110]
+    assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [], "it was told already"
+
+
+def test_few_new_steps_are_not_reported(scheduler):
+    run_two_until(scheduler, 110, waiting=5)
+    scheduler.on_load_report("w", LoadReport(steps=110 + MIN_REPORTED_STEPS - 1))
+    assert only(GrantCredit, scheduler.on_leases_released("w", ["s-2"])).tickets
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "b", 1, 31, 10, True)]
+
+
+def test_an_idle_shard_receives_no_worker_steps(scheduler):
+    assert only(GrantCredit, run_two_until(scheduler, 110, waiting=0)).tickets
+    assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 1, 31, 20, True)]
