@@ -20,7 +20,6 @@ RECOVERY_PROBE_INTERVAL_S = (
     0.04  # s between those that are let through once a refusal is over; the queue answers in a few ms
 )
 RECOVERY_IDLE_S = 0.08  # s in which none was let through, after which a refusal that is over is nothing to anybody
-RECENT_WINDOW_S = 1.0  # s after which a refusal that is over says nothing of those who come
 MAX_REJECTION_TTL_S = 1.0  # s that one refusal holds at most: a tenant may be given another class or weight meanwhile
 MAX_TRAFFIC_CLASSES = 10_000  # remembered; the least recently refused go first
 MAX_REJECTIONS_PER_CLASS = 8  # of one kind
@@ -145,11 +144,6 @@ class RejectionCache:
             if (found is None or each.expires_at > found.expires_at) and each.matches(demand):
                 found = each
         return found if found and closed.should_reject(found, demand.arrived_at) else None
-
-    def any_recent(self, traffic_class: TrafficClass, now: float) -> bool:
-        """Tell whether any of a kind was refused of late, whatever it asked for."""
-        closed = self._entries.get(traffic_class)
-        return closed is not None and any(now < each.expires_at + RECENT_WINDOW_S for each in closed.rejections)
 
     def on_admitted(self, traffic_class: TrafficClass, demand: RequestDemand) -> None:
         """Hear that the queue took one in: what would have refused it holds no more."""
