@@ -23,7 +23,7 @@ TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
 
 @asynccontextmanager
 async def one_of_each(**settings):
-    """A shard, a scheduler and a worker with two slots; the credit that this brings is heard already."""
+    """A shard that has received the credit of a scheduler with a worker of two slots."""
     async with (
         shard_server("queue-1") as shard,
         scheduler_of(shard, **settings) as scheduler,
@@ -64,10 +64,10 @@ async def test_a_released_lease_is_new_credit_at_once():
         worker.started(lease_id), worker.released(lease_id)
         assert (await shard.receive("credit")).tickets == 1
         figures = scheduler.service.figures()
-        assert (figures["leases"], figures["promised_blocks"], figures["room"]) == (0, 0, 2)
+        assert (figures["leases"], figures["promised_blocks"], figures["available_leases"]) == (0, 0, 2)
 
 
-async def test_what_a_worker_tells_of_its_runs_reaches_the_shard_that_they_came_from():
+async def test_progress_of_a_worker_reaches_the_shard_of_the_ticket():
     async with one_of_each() as (shard, _, worker):
         shard.offer(ticket("a"))
         lease = (await shard.receive("place")).lease
@@ -83,22 +83,22 @@ async def test_what_a_worker_tells_of_its_runs_reaches_the_shard_that_they_came_
         assert (told.output_tokens, told.ended) == (7, True)
 
 
-async def test_a_shard_hears_how_fast_the_workers_are():
+async def test_a_shard_receives_pool_stats():
     async with one_of_each() as (shard, _, worker):
         assert (await shard.receive("pool_stats")).slots == 2
         worker.send(
             load_report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0)
         )
-        while not (pace := await shard.receive("pool_stats")).running:
+        while not (stats := await shard.receive("pool_stats")).running:
             pass
-        assert (pace.model, pace.tokens_per_second, pace.prefill_tokens_per_second) == ("m", 100.0, 900.0)
+        assert (stats.model, stats.tokens_per_second, stats.prefill_tokens_per_second) == ("m", 100.0, 900.0)
 
 
-async def test_a_prompt_goes_where_its_beginning_is_cached():
+async def test_a_ticket_goes_to_the_worker_with_its_prefix():
     async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2") as second:
         second.send(prefix_cache_update=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
         second.send(load_report=scheduler_pb2.LoadReport(running=3))
-        while not (await shard.receive("pool_stats")).running:  # so it has heard of the cache as well
+        while not (await shard.receive("pool_stats")).running:  # it has received the cache update as well
             pass
         shard.offer(ticket("a", prefix_hashes=[5, 6, 7]))
         assert (await shard.receive("place")).lease.worker_id == "w2"
@@ -108,7 +108,7 @@ def served(lease_id, prompt_tokens, output_tokens):
     return scheduler_pb2.ServedLease(lease_id=lease_id, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
 
-async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_for_good():
+async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_refused():
     async with one_of_each() as (shard, _, _):
         shard.offer(ticket("a", max_output_tokens=1_000, prompt_tokens=10))
         await shard.receive("place")
@@ -118,7 +118,7 @@ async def test_an_offer_beyond_capacity_is_declined_and_one_beyond_any_worker_fo
         assert (await shard.receive("decline")).reason == "NO_WORKER"
 
 
-async def test_a_lease_that_is_not_started_is_revoked_and_its_room_offered_again():
+async def test_an_unstarted_lease_is_revoked_and_its_capacity_granted_again():
     async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
         shard.offer(ticket("a"))
         lease_id = (await shard.receive("place")).lease.lease_id
@@ -127,7 +127,7 @@ async def test_a_lease_that_is_not_started_is_revoked_and_its_room_offered_again
         assert scheduler.service.figures()["leases"] == 0
 
 
-async def test_a_started_lease_does_not_lapse():
+async def test_a_started_lease_does_not_expire():
     async with one_of_each(ttl=0.2) as (shard, scheduler, worker):
         shard.offer(ticket("a")), shard.offer(ticket("b"))
         first, second = [(await shard.receive("place")).lease.lease_id for _ in range(2)]
@@ -136,7 +136,7 @@ async def test_a_started_lease_does_not_lapse():
         assert scheduler.dispatcher.leases.leases.keys() == {first}
 
 
-async def test_a_recall_frees_a_lease_that_was_not_started():
+async def test_a_withdrawal_frees_an_unstarted_lease():
     async with one_of_each() as (shard, scheduler, worker):
         shard.offer(ticket("a"))
         lease_id = (await shard.receive("place")).lease.lease_id
@@ -145,7 +145,7 @@ async def test_a_recall_frees_a_lease_that_was_not_started():
         assert scheduler.service.figures()["promised_blocks"] == 0
 
 
-async def test_a_cut_worker_is_forgotten_and_one_that_comes_back_brings_what_it_runs():
+async def test_a_worker_that_attaches_again_brings_its_running_leases():
     async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
         async with worker_at(scheduler.address) as worker:
             await shard.catalog_of("m")
@@ -173,7 +173,7 @@ async def test_the_least_loaded_of_two_workers_gets_the_ticket():
         assert sorted(places[:2]) == sorted(places[2:]) == ["w1", "w2"]
 
 
-async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
+async def test_the_shard_with_the_better_head_gets_the_released_slot():
     async with (
         shard_server("queue-1") as first,
         shard_server("queue-2") as second,
@@ -187,16 +187,16 @@ async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
         first.send(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
         second.send(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
         asked = await second.receive("credit")
-        assert (asked.tickets, asked.return_unused) == (0, True), "standing credit is called in while several wait"
+        assert (asked.tickets, asked.return_unused) == (0, True), "idle credit is reclaimed while several shards wait"
         second.send(credit_returned={"model": "m", "tickets": 1})
-        async with asyncio.timeout(TIMEOUT_S):  # for streams have no order among them, and with credit it is served
-            while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110 - a turn of the loop, no wait
+        async with asyncio.timeout(TIMEOUT_S):  # streams have no mutual order, and the shard must not hold credit
+            while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110  # a turn of the loop
                 await asyncio.sleep(0)
         worker.released(lease_id)
         assert (await second.receive("credit")).tickets == 1
 
 
-async def test_a_worker_without_a_profile_is_refused_in_words():
+async def test_a_worker_without_a_profile_is_rejected_with_a_message():
     async with shard_server("queue-1") as shard, scheduler_of(shard) as scheduler:
         async with channel(scheduler.address) as to_scheduler:
             call = SchedulerServiceStub(to_scheduler).Attach()
@@ -209,9 +209,9 @@ async def test_a_worker_without_a_profile_is_refused_in_words():
         assert error_from_rpc(failure.value).reason == "PROFILE_INVALID"
 
 
-async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
-    blame = PoisonReport(fingerprint=5)
-    blame.ttl.seconds = 30
+async def test_shards_receive_poison_reports_of_a_worker_attached_elsewhere():
+    report = PoisonReport(fingerprint=5)
+    report.ttl.seconds = 30
     async with (
         shard_server("queue-1") as shard,
         scheduler_of(shard) as scheduler,
@@ -221,21 +221,21 @@ async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
         assert not (await shard.receive("catalog")).poison_reports
-        for blames in ([blame], []):
-            await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=blames)))
+        for reports in ([report], []):
+            await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=reports)))
             said = await shard.receive("catalog")
-            assert [each.fingerprint for each in said.poison_reports] == [each.fingerprint for each in blames]
+            assert [each.fingerprint for each in said.poison_reports] == [each.fingerprint for each in reports]
         call.cancel()
 
 
-async def test_a_drain_tells_both_sides_and_gives_no_more_credit():
+async def test_a_drain_ends_streams_and_grants_no_more_credit():
     async with one_of_each() as (shard, scheduler, worker):
         await scheduler.service.drain()
         assert (await worker.receive("end")).reason == "drained"
         assert await shard.ended.get() is True
 
 
-async def test_a_worker_that_comes_back_to_a_scheduler_that_drains_is_sent_on():
+async def test_a_draining_scheduler_rejects_attachments():
     async with one_of_each() as (_, scheduler, worker):
         await scheduler.service.drain()
         await worker.receive("end")

@@ -1,4 +1,4 @@
-"""A scheduler and a queue shard, both real, between edges and workers that the test holds in its hand."""
+"""A real scheduler and a real queue shard between edges and workers that the test drives."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Scheduler:
-    """One that listens and holds a stream to a shard."""
+    """A scheduler that listens and keeps a stream to a shard."""
 
     def __init__(self, queues):
         self.clock = Clock()
@@ -45,14 +45,14 @@ class Scheduler:
         self.address = ""
 
     async def until(self, **figures):
-        """Wait for figures to be so."""
+        """Wait until the figures have these values."""
         await turns_until(lambda: figures.items() <= self.service.figures().items())
 
 
 async def turns_until(is_so):
-    """Let the loop turn, as frames arrive, until `is_so`."""
+    """Run the event loop until `is_so` returns true."""
     async with asyncio.timeout(TIMEOUT_S):
-        while not is_so():  # noqa: ASYNC110  # a core has figures, and no event for each of them
+        while not is_so():  # noqa: ASYNC110  # figures have no event
             await asyncio.sleep(0)
 
 
@@ -84,7 +84,7 @@ class Worker(StreamClient):
 
 @asynccontextmanager
 async def worker_at(address, name="worker-1", zone="", **profile):
-    """A worker that is attached. Leaving the block cuts its stream."""
+    """An attached worker. Leaving the block breaks its stream."""
     async with channel(address) as to_scheduler:
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id=name, tier="worker", address=f"{name}:1", zone=zone)
         call = SchedulerServiceStub(to_scheduler).Attach
@@ -102,7 +102,7 @@ async def worker_at(address, name="worker-1", zone="", **profile):
 
 @asynccontextmanager
 async def mesh():
-    """A shard, a scheduler, a worker and an edge that has heard of the worker's model."""
+    """A shard, a scheduler, a worker, and an edge that has received the catalog with the worker's model."""
     async with (
         shard_at() as shard,
         scheduler_of(shard) as scheduler,
@@ -118,7 +118,7 @@ async def serves_one_model(edge):
         pass
 
 
-async def test_a_request_goes_to_a_worker_of_its_edges_zone_among_equals():
+async def test_among_similar_workers_one_in_the_zone_of_the_edge_is_used():
     async with (
         shard_at() as shard,
         scheduler_of(shard) as scheduler,
@@ -134,7 +134,7 @@ async def test_a_request_goes_to_a_worker_of_its_edges_zone_among_equals():
 
 
 async def refusal_of(address, *frames):
-    """What a stream that opens with `frames` ends in."""
+    """Return the error that ends a stream that begins with `frames`."""
     async with channel(address) as to_scheduler:
         call = SchedulerServiceStub(to_scheduler).Attach()
         for frame in frames:
@@ -150,7 +150,7 @@ def hello_frame():
     return AttachRequest(hello=Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker"))
 
 
-async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promised():
+async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_capacity():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         expect, leased = await worker.receive("expect"), await edge.receive("leased")
@@ -162,21 +162,21 @@ async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promis
         worker.send(started=Started(lease_id="s-1"))
         await scheduler.until(leases=1, leases_unstarted=0, promised_blocks=7)
         worker.released("s-1")
-        await scheduler.until(leases=0, promised_blocks=0, room=2)
+        await scheduler.until(leases=0, promised_blocks=0, available_leases=2)
 
 
-async def test_tickets_wait_for_a_slot_and_take_it_in_their_order():
+async def test_waiting_tickets_take_slots_in_order():
     async with mesh() as (_, worker, edge):
         edge.enqueue(*(ticket(name, enqueue_unix_nano=at) for name, at in (("c", 3), ("a", 1), ("d", 4), ("b", 2))))
         first = [(await edge.receive("leased")).lease for _ in range(2)]
-        assert [lease.ticket_id for lease in first] == ["c", "a"]  # free slots do not wait for what may come yet
+        assert [lease.ticket_id for lease in first] == ["c", "a"]  # free slots do not wait for later tickets
         worker.released(first[0].lease_id)
         assert (await edge.receive("leased")).lease.ticket_id == "b"
         worker.released(first[1].lease_id)
         assert (await edge.receive("leased")).lease.ticket_id == "d"
 
 
-async def test_a_withdrawn_ticket_takes_its_unstarted_lease_back_from_the_worker():
+async def test_a_withdrawn_ticket_revokes_its_unstarted_lease():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.receive("leased")
@@ -185,7 +185,7 @@ async def test_a_withdrawn_ticket_takes_its_unstarted_lease_back_from_the_worker
         await scheduler.until(leases=0, promised_blocks=0)
 
 
-async def test_a_lease_that_nobody_starts_is_revoked_when_its_time_is_over():
+async def test_an_unstarted_lease_is_revoked_when_it_expires():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.receive("leased")
@@ -194,7 +194,7 @@ async def test_a_lease_that_nobody_starts_is_revoked_when_its_time_is_over():
         await scheduler.until(leases=0, promised_blocks=0)
 
 
-async def test_a_ticket_too_large_for_every_worker_is_shed_and_not_left_waiting():
+async def test_a_ticket_too_large_for_every_worker_is_shed():
     async with mesh() as (_, _, edge):
         edge.enqueue(ticket("t", prompt_tokens=201), ticket("u"))
         assert (await edge.receive("leased")).lease.ticket_id == "u"
@@ -202,7 +202,7 @@ async def test_a_ticket_too_large_for_every_worker_is_shed_and_not_left_waiting(
         assert (shed.ticket_id, shed.failure.reason) == ("t", "NO_WORKER")
 
 
-async def test_a_worker_that_ends_its_stream_leaves_the_fleet_at_once_and_keeps_what_it_runs():
+async def test_a_worker_that_ends_its_stream_is_removed_and_keeps_running():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.receive("leased")
@@ -210,7 +210,7 @@ async def test_a_worker_that_ends_its_stream_leaves_the_fleet_at_once_and_keeps_
         await scheduler.until(leases_unstarted=0)
         worker.link.end("drains")
         await worker.down.wait()
-        await scheduler.until(workers=0, leases=0, room=0)
+        await scheduler.until(workers=0, leases=0, available_leases=0)
         assert not [frame for frame in _heard(worker) if frame.WhichOneof("frame") == "revoke"]
 
 
@@ -222,7 +222,7 @@ def _heard(side):
     return found
 
 
-async def test_a_worker_comes_along_with_what_it_runs():
+async def test_an_attaching_worker_brings_its_running_leases():
     running = [RunningLease(lease_id="of-another", kv_blocks=15)]
     async with (
         shard_at() as shard,
@@ -231,14 +231,14 @@ async def test_a_worker_comes_along_with_what_it_runs():
         worker_at(scheduler.address, running=running) as worker,
     ):
         await serves_one_model(edge)
-        await scheduler.until(promised_blocks=15, room=1, leases=0)
+        await scheduler.until(promised_blocks=15, available_leases=1, leases=0)
         edge.enqueue(ticket("t"))
         await edge.receive("queued")
         worker.released("of-another")
         assert (await edge.receive("leased")).lease.ticket_id == "t"
 
 
-async def test_a_shard_that_restarts_gets_catalog_and_credit_again():
+async def test_a_restarted_shard_receives_catalog_and_credit():
     async with shard_at() as shard:
         pass
     async with scheduler_of(shard) as scheduler, worker_at(scheduler.address):
@@ -252,7 +252,7 @@ async def test_a_shard_that_restarts_gets_catalog_and_credit_again():
             await scheduler.until(queues=0)
 
 
-async def test_draining_sends_workers_away_and_gives_waiting_tickets_to_others():
+async def test_a_drain_ends_worker_streams_and_frees_waiting_tickets_for_others():
     async with shard_at() as shard, scheduler_of(shard) as scheduler, edge_at(shard) as edge:
         async with worker_at(scheduler.address, slots=1) as worker:
             await serves_one_model(edge)
@@ -265,7 +265,7 @@ async def test_draining_sends_workers_away_and_gives_waiting_tickets_to_others()
             assert (lease.ticket_id, lease.worker_id) == ("waits", "worker-2")
 
 
-async def test_the_workers_table_says_what_each_has_left():
+async def test_the_workers_table_has_the_free_capacity_of_each():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
         await edge.receive("leased")
@@ -281,7 +281,7 @@ async def test_the_workers_table_says_what_each_has_left():
                 "kv_blocks": 16,
                 "leases": 1,
                 "promised_blocks": 7,
-                "room": 1,
+                "available_leases": 1,
                 "running": 1,
                 "prefill_tokens": 95,
                 "tokens_per_second": 80.0,
@@ -290,7 +290,7 @@ async def test_the_workers_table_says_what_each_has_left():
 
 
 @pytest.mark.parametrize("name", ["model", "slots", "kv_blocks", "block_size", "context_length"])
-async def test_a_worker_whose_profile_lacks_something_is_refused(name):
+async def test_an_incomplete_profile_is_rejected(name):
     async with scheduler_of() as scheduler:
         lacking = {key: value for key, value in PROFILE.items() if key != name}
         error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(profile=Profile(**lacking)))
@@ -298,7 +298,7 @@ async def test_a_worker_whose_profile_lacks_something_is_refused(name):
         assert scheduler.service.figures()["workers"] == 0
 
 
-async def test_a_worker_that_takes_nothing_is_heard_and_placed_on_once_it_says_what_it_is():
+async def test_a_quarantined_worker_gets_tickets_after_its_profile():
     blame = PoisonReport(fingerprint=5)
     blame.ttl.seconds = 30
     nothing = dict.fromkeys(PROFILE)
@@ -310,13 +310,13 @@ async def test_a_worker_that_takes_nothing_is_heard_and_placed_on_once_it_says_w
         assert not scheduler.dispatcher.poison.is_reported(5)
 
 
-async def test_a_worker_that_reports_before_it_says_what_it_is_is_refused():
+async def test_a_load_report_before_the_profile_is_rejected():
     async with scheduler_of() as scheduler:
         error = await refusal_of(scheduler.address, hello_frame(), AttachRequest(load_report=LoadReport(running=1)))
         assert error.reason == "PROFILE_INVALID"
 
 
-async def test_a_worker_that_changes_its_profile_is_refused_and_leaves_nothing_behind():
+async def test_a_changed_profile_is_rejected_and_removes_the_worker():
     async with scheduler_of() as scheduler:
         profile = AttachRequest(profile=Profile(**PROFILE))
         error = await refusal_of(scheduler.address, hello_frame(), profile, profile)
@@ -324,7 +324,7 @@ async def test_a_worker_that_changes_its_profile_is_refused_and_leaves_nothing_b
         await scheduler.until(workers=0)
 
 
-async def test_a_stream_without_hello_is_refused():
+async def test_a_stream_without_hello_is_rejected():
     async with scheduler_of() as scheduler:
         error = await refusal_of(scheduler.address, AttachRequest(profile=Profile(**PROFILE)))
         assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "HELLO_MISSING")

@@ -1,4 +1,4 @@
-"""Engines under far more than they hold, and long prompts beside short work.
+"""Engines under overload, and long prompts beside short ones.
 
 By hand, all of it, with what became of the crowd:
 `ENGINE_REQUESTS=10000 ENGINE_LONG_PROMPT=50000 python -m pytest tests/unit/test_engine_endurance.py -s`
@@ -48,7 +48,7 @@ def torch_engine(folder, *, context=CONTEXT_LENGTH, blocks=KV_BLOCKS, block_size
     return build_engine(options)[0]
 
 
-def test_a_crowd_of_ten_thousand_goes_through_a_pool_four_times_too_small_in_flat_memory():
+def test_ten_thousand_sequences_run_in_a_pool_four_times_too_small_in_constant_memory():
     crowd = EngineStress(SimulatedEngine(batch_of(), StepTimeModel(), range(3, 300)), 10_000)
     crowd.run(until=1_000)
     tracemalloc.start()
@@ -64,7 +64,7 @@ def test_a_crowd_of_ten_thousand_goes_through_a_pool_four_times_too_small_in_fla
     crowd.check_end()
 
 
-def test_a_crowd_goes_through_a_real_engine_in_flat_memory(tmp_path):
+def test_many_sequences_run_in_a_real_engine_in_constant_memory(tmp_path):
     crowd = EngineStress(torch_engine(tmp_path), TORCH_REQUESTS)
     crowd.run(until=TORCH_REQUESTS // 4)
     gc.collect()
@@ -80,7 +80,7 @@ def test_a_crowd_goes_through_a_real_engine_in_flat_memory(tmp_path):
 
 
 def long_and_short(engine, *, long, budget, decodes=16):
-    """Decode `decodes` sequences beside a prompt of `long` tokens; return its prefill steps. Nobody may miss a step."""
+    """Decode `decodes` sequences beside a prompt of `long` tokens, without a missed step; return its prefill steps."""
     for seq_id in range(decodes):
         engine.add(SequenceSpec(seq_id=seq_id, token_ids=[seq_id + 3] * 4, max_output_tokens=600, ignore_eos=True))
     engine.step()

@@ -34,7 +34,7 @@ def tiny():
 
 @functools.cache
 def alone(prompt, count):
-    """Naive greedy text, and whether two scores came so close on the way that rounding may decide."""
+    """Naive greedy text, and whether two scores were so close that rounding may decide."""
     with torch.inference_mode():
         tokens = naive_greedy(tiny(), list(prompt), count)
         best = naive_logits(tiny(), [*prompt, *tokens[:-1]]).topk(2).values
@@ -140,7 +140,7 @@ def test_seeded_sampling_is_the_same_alone_and_in_a_crowd():
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
-def test_a_resumed_sequence_goes_on_with_the_very_same_tokens(cut):
+def test_a_resumed_sequence_continues_with_the_same_tokens(cut):
     prompt = list(range(60, 80))
     engine = engine_of()
     engine.add(sampled_spec(0, prompt))
@@ -152,7 +152,7 @@ def test_a_resumed_sequence_goes_on_with_the_very_same_tokens(cut):
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
 def test_a_resumed_sequence_has_the_logprobs_that_it_would_have_had(cut):
-    """With penalties, which count what was made before as well."""
+    """With penalties, which also count tokens made before."""
     prompt, sampling = (
         list(range(60, 80)),
         replace(SAMPLED, logprobs=True, frequency_penalty=1.5, repetition_penalty=1.3),
@@ -189,7 +189,7 @@ def test_completions_that_share_a_prefill_under_way_have_the_texts_they_would_ha
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_an_answer_held_to_choices_is_one_of_them(temperature):
+def test_an_output_constrained_to_choices_is_one_of_them(temperature):
     choices = AllowedChoices(((50, 51, 52), (50, 51), (60, 61)))
     engine = engine_of()
     for seed in range(8):

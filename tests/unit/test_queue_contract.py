@@ -1,10 +1,10 @@
-"""Queue and scheduler handle tickets and leases: nothing they hear or say can carry a prompt or a token."""
+"""No frame of queue and scheduler can carry a prompt or a token."""
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from penstock.mesh.v1 import queue_pb2, scheduler_pb2, worker_pb2
 
-# Everything with room for text or for a list of numbers that their frames have, each known to carry neither.
+# All fields of their frames for text or lists of numbers, each of which is known to carry neither.
 ALLOWED = {
     "added",
     "address",
@@ -43,7 +43,7 @@ def frames_of(file, service):
 
 
 def roomy_fields(message, seen):
-    """Names of the fields below `message` that could hold a text or many numbers."""
+    """Return the names of the fields below `message` that can hold a text or many numbers."""
     if message.full_name in seen:
         return
     seen.add(message.full_name)
@@ -59,10 +59,10 @@ def roomy_fields_of(frames):
     return {name for frame in frames for name in roomy_fields(frame, seen)}
 
 
-def test_no_frame_of_queue_or_scheduler_has_room_for_a_prompt_or_a_token():
+def test_no_frame_of_queue_or_scheduler_can_carry_a_prompt_or_a_token():
     frames = [*frames_of(queue_pb2, "QueueService"), *frames_of(scheduler_pb2, "SchedulerService")]
     assert roomy_fields_of(frames) <= ALLOWED
 
 
-def test_the_same_look_at_the_workers_frames_finds_both():
+def test_the_same_check_finds_prompts_and_tokens_in_worker_frames():
     assert {"token_ids"} <= roomy_fields_of(frames_of(worker_pb2, "WorkerService")) - ALLOWED

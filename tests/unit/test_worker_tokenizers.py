@@ -21,7 +21,7 @@ def alphabet_of(*more):
 
 
 def pieces(flavour, text):
-    """How a flavour cuts a text before it merges, seen through a tokenizer that merges nothing."""
+    """The split of a text by a flavour, shown by a tokenizer without merges."""
     tokenizer = Tokenizer.from_str(byte_level_bpe(alphabet_of(), [], flavour, [], []))
     return [text[start:end] for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
@@ -62,8 +62,8 @@ def test_every_flavour_gives_each_text_back(flavour, text):
     assert tokenizer.decode(tokenizer.encode(text).ids) == expected
 
 
-def test_an_unknown_flavour_is_refused_by_name():
-    with pytest.raises(ModelUnsupported, match="'tekken' is not known"):
+def test_an_unknown_flavour_is_rejected_by_name():
+    with pytest.raises(ModelUnsupported, match="'tekken' is not supported"):
         byte_level_bpe(alphabet_of(), [], "tekken", [], [])
 
 

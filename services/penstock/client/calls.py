@@ -1,4 +1,4 @@
-"""A call for each request: `Generate`, and the unary calls."""
+"""Transport with one gRPC call per request: `Generate`, and the unary calls."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -13,11 +13,13 @@ from penstock.v1.inference_pb2 import GenerateRequest
 Response = TypeVar("Response")
 Metadata = tuple[tuple[str, str], ...]
 
-# The edge ends a request in time by itself; this only bounds an edge that has stopped.
-DEADLINE_MARGIN_S = 2.0  # s
+# The edge ends a request at its timeout. The call's deadline is later, for an edge that has stalled.
+DEADLINE_MARGIN_S = 2.0
 
 
 class CallTransport:
+    """Runs each attempt as a call of its own on the next connected endpoint."""
+
     def __init__(self, endpoints: Endpoints, metadata: Metadata) -> None:
         self._endpoints = endpoints
         self._metadata = metadata

@@ -1,4 +1,4 @@
-"""Effects of the book as frames, and what schedulers report as the book keeps it."""
+"""Conversion of effects to frames, and of frames to the values that the book keeps."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -34,8 +34,6 @@ def to_edge(effect: out.ToEdge | out.CatalogUpdate) -> pb.SubmitResponse:
             return pb.SubmitResponse(shed=_shed_message(effect))
         case out.Withdrawn():
             return pb.SubmitResponse(withdrawn=pb.Withdrawn(ticket_ids=effect.ticket_ids))
-        case out.WouldAdmit():
-            return pb.SubmitResponse(would_admit=pb.WouldAdmit(ticket_id=effect.ticket_id))
         case out.CatalogUpdate():
             return pb.SubmitResponse(catalog=pb.Catalog(entries=effect.entries))
 
@@ -48,14 +46,14 @@ def _shed_message(effect: out.Shed) -> pb.Shed:
 
 
 def _rejection_window_message(window: RejectionWindow) -> pb.RejectionWindow:
-    closed = pb.RejectionWindow(
+    message = pb.RejectionWindow(
         is_deadline_bound=window.is_deadline_bound,
         min_prompt_tokens=window.min_prompt_tokens,
         min_output_tokens=window.min_output_tokens,
     )
-    closed.max_prompt_tokens = window.max_prompt_tokens
-    closed.duration.FromTimedelta(timedelta(seconds=window.duration))
-    return closed
+    message.max_prompt_tokens = window.max_prompt_tokens
+    message.duration.FromTimedelta(timedelta(seconds=window.duration))
+    return message
 
 
 def to_scheduler(effect: out.ToScheduler) -> pb.DispatchResponse:
@@ -75,7 +73,7 @@ def head_message(effect: out.Head) -> pb.Head:
     head = pb.Head(model=effect.model, waiting=effect.waiting, waiting_tokens=effect.waiting_tokens)
     if effect.key:
         head.tokens = effect.tokens
-        head.priority = effect.key.priority  # type: ignore[assignment]  # an int that came from this very enum
+        head.priority = effect.key.priority  # type: ignore[assignment]  # the int is a value of this enum
         head.virtual_tokens = effect.key.virtual_tokens
         head.enqueue_unix_nano = round(effect.key.enqueued * NANOS_PER_SECOND)
         head.lifted_tokens = effect.key.lifted_tokens
@@ -84,8 +82,8 @@ def head_message(effect: out.Head) -> pb.Head:
 
 
 def credit_of(frame: pb.Credit) -> Credit:
-    room = frame.total_tokens or None
-    return Credit(frame.tickets, frame.max_ticket_tokens, frame.tokens_per_second, room, frame.express_tickets)
+    total_tokens = frame.total_tokens or None
+    return Credit(frame.tickets, frame.max_ticket_tokens, frame.tokens_per_second, total_tokens, frame.express_tickets)
 
 
 def pool_stats_of(frame: pb.PoolStats, now: float) -> PoolStats:

@@ -29,6 +29,7 @@ from penstock.worker.runs.leases import LeaseTable
 from penstock.worker.runs.table import RunTable
 from penstock.worker.scheduler_session.client import SchedulerClient
 from penstock.worker.scheduler_session.prefix_cache_delta import PrefixCacheTracker
+from penstock.worker.scheduler_session.progress import ProgressReporter
 from penstock.worker.telemetry import RunTelemetry
 
 log = structlog.get_logger()
@@ -48,6 +49,7 @@ class WorkerRuntime:
         self.runs = RunTable(leases=LeaseTable(hello.instance_id), lease_announce_timeout=config.lease_announce_timeout)
         self.state = EngineState()
         self.prefix_cache = PrefixCacheTracker()
+        self._progress = ProgressReporter()
         self.engine = EngineSupervisor(
             config.engine_options(),
             on_message=self._on_engine_message,
@@ -109,7 +111,7 @@ class WorkerRuntime:
     def open_stream(self, peer: EdgePeer) -> int:
         self._last_stream_id += 1
         self._peers[self._last_stream_id] = peer
-        self.runs.open_stream(self._last_stream_id)
+        self.runs.streams.open(self._last_stream_id)
         return self._last_stream_id
 
     def on_edge_frame(self, stream: int, frame: pb.ExecuteRequest) -> None:
@@ -174,7 +176,7 @@ class WorkerRuntime:
             self._send_updates(time.time())
 
     def _send_updates(self, now: float) -> None:
-        if progress := self.runs.take_progress(now):
+        if progress := self._progress.take_due(self.runs.running.values(), now):
             self.scheduler.send_progress(progress)
         # With no run left, the next step that could send the rest may be far away.
         if delta := self.prefix_cache.pop_delta(now, at_once=not self.runs.running):

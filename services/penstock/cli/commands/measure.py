@@ -153,29 +153,29 @@ def _check_exclusive(*given: tuple[str, Any]) -> None:
 @click.option("--seeds", type=click.IntRange(1, 10_000_000), default=500, show_default=True, help="worlds to run")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the first of them")
 @click.option("--processes", type=click.IntRange(0, 256), default=0, help="at a time; 0: one per core")
-@click.option("--poison", is_flag=True, help="have one request of every world crash the engines it runs on")
+@click.option("--poison", is_flag=True, help="make one request of every world crash the engines that run it")
 @click.option(
     "--longest-freeze",
     type=click.FloatRange(5, 600, min_open=True),
     metavar="SECONDS",
-    help="have a process of every world stand still for more than 5 s, and up to this",
+    help="freeze a process of every world for more than 5 s, up to this time",
 )
-@click.option("--story", is_flag=True, help="run --seed alone and print every frame and every fault")
+@click.option("--frame-log", is_flag=True, help="run --seed alone and print every frame and every fault")
 @json_option
-def faults(*, seeds: int, seed: int, processes: int, story: bool, as_json: bool, **twisting: Any) -> None:
-    """Run whole meshes under virtual time on a network that each seed breaks differently, and judge what came of it.
+def faults(*, seeds: int, seed: int, processes: int, frame_log: bool, as_json: bool, **overriding: Any) -> None:
+    """Run whole meshes under virtual time, with faults that each seed decides, and check the guarantees.
 
-    Every token, text, charge and leftover is held against what was promised. A seed replays exactly. Ends with 1 where
-    a promise was broken.
+    The checks cover every token, text, charge and leak. A seed replays exactly. Exits with status 1 if a guarantee was
+    violated.
     """
     from penstock.cli import faults as command
     from penstock.faults.plan import PlanOverrides
 
-    twist = PlanOverrides(has_poison=twisting["poison"], max_freeze_s=twisting["longest_freeze"] or 0.0)
-    if story:
-        command.show_replay(seed, twist)
+    overrides = PlanOverrides(has_poison=overriding["poison"], max_freeze_s=overriding["longest_freeze"] or 0.0)
+    if frame_log:
+        command.show_replay(seed, overrides)
     else:
-        command.run_faults(range(seed, seed + seeds), processes, overrides=twist, as_json=as_json)
+        command.run_faults(range(seed, seed + seeds), processes, overrides=overrides, as_json=as_json)
 
 
 MEASURE_COMMANDS = (bench, scorecard, simulate, faults)

@@ -1,20 +1,15 @@
-"""The edge's sessions with the shards of the queue."""
+"""Client of the queue: one stream to every shard."""
 
-import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 from penstock.chassis.channels import PeerSet, channel
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.streams.link import Link
-from penstock.edge.admission import probes
 from penstock.edge.admission.filter import AdmissionFilter
-from penstock.edge.admission.probes import AdmissionProbes
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.state import RequestState
 from penstock.edge.lifecycle.table import ActiveRequests
 from penstock.edge.models.catalog import ModelCatalog
-from penstock.edge.request.estimate import AdmissionProbe
 from penstock.edge.upstreams import frames
 from penstock.edge.upstreams.hashing import shard_for
 from penstock.mesh.v1.queue_pb2 import Shed, SubmitRequest, SubmitResponse
@@ -27,7 +22,7 @@ SUSPECT = "SUSPECT"
 
 
 class QueueClient:
-    """One stream to every shard. A ticket goes to its tenant's shard, or to the next best one while that is away."""
+    """Sends each ticket to its tenant's shard, or to the next shard of the hash order while that one is unreachable."""
 
     def __init__(
         self,
@@ -46,7 +41,6 @@ class QueueClient:
         self._admission = admission
         self._streams: dict[str, ShardStream] = {}
         self._draining: set[str] = set()
-        self._probes = AdmissionProbes()
         self._peers = PeerSet(addresses, self._open)
 
     @property
@@ -57,46 +51,19 @@ class QueueClient:
     def _available_shards(self) -> set[str]:
         return {address for address, link in self._streams.items() if link.is_up} - self._draining
 
-    @property
-    def pending_probes(self) -> int:
-        """Count the requests that asked first and wait to hear."""
-        return len(self._probes)
-
     async def run(self) -> None:
         await self._peers.run()
 
     def enqueue(self, context: RequestContext) -> bool:
-        """Give the ticket to a shard; False when none is there."""
+        """Send the ticket to a shard. Returns false if none is connected."""
         context.shard = ""
-        takers = self._available_shards
-        while shard := shard_for(takers, context.request.plan.model, context.request.identity.tenant_id):
+        candidates = self._available_shards
+        while shard := shard_for(candidates, context.request.plan.model, context.request.identity.tenant_id):
             if self._streams[shard].send(frames.enqueue(context)):
                 context.shard = shard
                 return True
-            takers.discard(shard)
+            candidates.discard(shard)
         return False
-
-    async def probe(self, probe: AdmissionProbe) -> None:
-        """Ask a shard first whether it would take a request in; raises what it says of load.
-
-        Of those that come together few ask, and the others hear what these were told. Who is not told in time goes on.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(probes.PROBE_TIMEOUT_S), self._probes.slot(probe.traffic_class) as had_to_wait:
-                if had_to_wait:
-                    self._admission.recheck(probe)
-                await self._send_probe(probe)
-
-    async def _send_probe(self, probe: AdmissionProbe) -> None:
-        shard, sent = (
-            shard_for(self._available_shards, probe.traffic_class.model, probe.traffic_class.tenant_id),
-            self._runner.now(),
-        )
-        ticket_id = self._probes.next_id()
-        if shard and self._streams[shard].send(frames.probe(ticket_id, probe, sent)):
-            shed = await self._probes.wait_result(shard, ticket_id)
-            if shed:
-                self._admission.on_probe_rejected(probe, shed, sent_at=sent, now=self._runner.now())
 
     def withdraw(self, context: RequestContext) -> None:
         if context.shard:
@@ -116,7 +83,7 @@ class QueueClient:
                 on_frame=lambda frame: self._on_frame(address, frame),
                 on_up=lambda _: self._on_up(address),
                 on_down=lambda _: self._on_down(address),
-                # A peer that comes back hears of every flight at once; a stalled one of two frames each at most.
+                # A reconnected peer receives frames of all active requests; a stalled one is owed at most two for each.
                 capacity=2 * self._requests.max_active_requests,
             )
             try:
@@ -131,12 +98,11 @@ class QueueClient:
         self._runner.on_upstream_connected()
 
     def _on_down(self, address: str) -> None:
-        self._probes.on_shard_lost(address)
         self._catalog.on_shard_unreachable(address)
         self._reenqueue(address)
 
     def _reenqueue(self, shard: str) -> None:
-        """Move what waits at `shard`, or nowhere, to a shard that is there."""
+        """Move the queued requests of `shard`, or those without a shard (empty), to a connected shard."""
         for context in self._requests.in_state(RequestState.QUEUED):
             if context.shard == shard:
                 self._runner.apply(context, context.request.on_queue_lost())
@@ -157,20 +123,17 @@ class QueueClient:
                 self._withdraw(shard, lease.ticket_id)
         elif kind == "shed":
             self._on_shed(shard, frame.shed)
-        elif kind == "would_admit":
-            self._probes.on_result(shard, frame.would_admit.ticket_id, None)
         elif kind == "end":
             self._draining.add(shard)
 
     def _context_at(self, shard: str, ticket_id: str) -> RequestContext | None:
-        """Return whose ticket it is, unless the ticket has moved to another shard since."""
+        """Return the request of a ticket. None if it is done or its ticket has moved to another shard."""
         context = self._requests.get(ticket_id)
         return context if context and context.shard == shard else None
 
     def _on_shed(self, shard: str, shed: Shed) -> None:
         context = self._context_at(shard, shed.ticket_id)
         if context is None:
-            self._probes.on_result(shard, shed.ticket_id, shed)
             return
         if shed.failure.reason == DRAINING:
             self._draining.add(shard)
@@ -178,9 +141,9 @@ class QueueClient:
         else:
             error = error_from_failure(shed.failure)
             self._admission.on_queue_rejected(context, shed, error, self._runner.now())
-            # A shard that started a moment ago has not heard of every model yet.
-            is_new_there = error.reason == "MODEL_UNKNOWN" and self._catalog.contains(context.request.model)
-            is_passing = is_new_there or error.reason == SUSPECT
+            # A shard that has just started may not have received every model's catalog entry.
+            is_shard_behind = error.reason == "MODEL_UNKNOWN" and self._catalog.contains(context.request.model)
+            is_transient = is_shard_behind or error.reason == SUSPECT
             self._runner.apply(
-                context, context.request.on_queue_rejected(error, self._runner.now(), is_transient=is_passing)
+                context, context.request.on_queue_rejected(error, self._runner.now(), is_transient=is_transient)
             )

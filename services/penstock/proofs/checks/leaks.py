@@ -62,7 +62,7 @@ async def _sample_figures(testbed: Testbed) -> dict[str, float]:
         found |= {f"{child.spec.name} {name}": figures[name] for name in PROCESS_FIGURES}
     held, given = await testbed.sum_figure("scheduler", "credits"), await testbed.sum_figure("queue", "credits")
     found["credits that queues and schedulers count differently"] = abs(held - given)
-    found["slots taken that nobody uses"] = -await testbed.sum_figure("scheduler", "room")
+    found["slots taken that nobody uses"] = -await testbed.sum_figure("scheduler", "available_leases")
     return found
 
 

@@ -1,10 +1,11 @@
-"""When a ticket will have its first token, predicted at its arrival and corrected by how well that was done before.
+"""Forecast: predicts wait and TTFT of a ticket at its arrival, corrected by the errors of earlier predictions.
 
-The prediction follows from the cost of a step, the times at which leases are likely to end (`ttft_model`) and the
-prompts that each worker prefills (`prefill_backlog`), all from the reports of schedulers. It is available once a worker
-of each scheduler has done a step. Until then, and for engines that report no steps, there is a fallback for retry hints
-(`_predict_by_service_rate`): the work ahead over the measured service rate, then the prefill backlog of the next
-worker, the ticket's prompt and a step. Safety margins do not learn from the fallback.
+The prediction follows from step costs and slot releases (`ttft_model`) and from the prompts that each worker prefills
+(`prefill_backlog`), all from reports of schedulers. It is available once a worker of each scheduler has done a step.
+Until then, and for engines that do not report steps, there is a fallback (`_predict_by_service_rate`): the wait is the
+work ahead of the ticket, less the work that free slots take at once, divided by the measured service rate of full
+batches; the prefill backlog of the next worker, the ticket's own prompt and one step are added for the first token.
+Safety margins do not learn from the fallback.
 """
 
 from collections import deque
@@ -23,63 +24,61 @@ from penstock.queue.prediction.throughput import Throughput
 from penstock.queue.prediction.ttft_model import PlacementStats, TokenDemand, TtftModel, WorkAhead, step_costs_of
 from penstock.queue.ticket import QueuedTicket
 
-EWMA_GAIN = 1 / 64  # gain; about as many waits are remembered
+EWMA_GAIN = 1 / 64  # weight of the latest wait: about the latest 64 count
 CORRECTION_BOUNDS = 0.25, 4.0
-SATURATION_DELAY_S = 0.25  # s that tickets have to have waited before free slots are believed to be of no use to them
-INFLOW_TIME_CONSTANT_S = 0.5  # s; a burst is to be seen while it lasts
-CURVE_REBUILD_CHANGE = 0.2  # relative change of how long tickets keep their slots
-MAX_RECENT_WAITS = 1_024  # remembered, for their quantiles
+SATURATION_DELAY_S = 0.25  # s for which tickets must wait without credit before free slots are ignored
+INFLOW_TIME_CONSTANT_S = 0.5  # s; short, so that a burst is measured while it lasts
+CURVE_REBUILD_CHANGE = 0.2  # relative change of the mean hold time that rebuilds the curve
+MAX_RECENT_WAITS = 1_024  # waits kept for quantiles
 EMPTY_CURVE = ReleaseCurve((), 0.0)
 
 
 class Prediction(NamedTuple):
-    """What a ticket that arrives now may expect; None: too little is known."""
+    """Prediction for a ticket that arrives now; None: not known."""
 
-    tickets_ahead: int  # tickets
+    tickets_ahead: int
     wait: float | None = None  # s to a lease
     ttft: float | None = None  # s
-    after_lease: float = 0.0  # s of it
-    raw_wait: float = 0.0  # s; before correction; 0: there is nothing to be learnt from it, as with the next
-    raw_ttft: float = 0.0  # s to the first token, likewise
-    undisturbed_ttft: float = 0.0  # s to the first token, if nobody comes after it
-    prefill_delay: float = 0.0  # s by which its prompt delays those that it passes from its lease on; 0: not known
-    delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None if it waits and they are not known
+    after_lease: float = 0.0  # s from the lease to the first token
+    raw_wait: float = 0.0  # s before correction; 0: the correction does not learn from it, as for the next
+    raw_ttft: float = 0.0  # s to the first token, before correction
+    undisturbed_ttft: float = 0.0  # s to the first token without later arrivals
+    prefill_delay: float = 0.0  # s by which its prompt delays the prompts that it passes; 0: not known
+    delays: Sequence[PromptDelay] | None = None  # of the prompts at its worker; None: it waits, and they are not known
 
     @property
     def min_ttft(self) -> float:
-        """Return the s to the first token, or what is known of them."""
+        """The s to the first token, or the known part of them."""
         return self.after_lease if self.ttft is None else self.ttft
 
     @property
     def waits_for_slot(self) -> bool:
-        """Tell whether it is for others to leave; what only has its prompt before it is predicted otherwise well."""
+        """Whether the ticket waits for a slot. Predictions without such a wait have other errors."""
         return self.raw_wait > 0 or self.raw_ttft > 0
 
 
 class ObservedWait(NamedTuple):
-    """What a ticket waited for its lease, in s, and what it was said to."""
+    """Predicted and realised wait of a ticket for its lease, in s."""
 
     predicted: float
     realised: float
 
     @property
     def lateness(self) -> float:
-        """Return the s that it waited longer than predicted; below 0: less."""
+        """The s by which the wait exceeded its prediction; negative if it was shorter."""
         return self.realised - self.predicted
 
 
 @dataclass(slots=True)
 class PoolView:
-    """What is the same for all tickets that are asked about at one moment."""
+    """State of the pool at one time, which all predictions of that time share."""
 
     pool_stats: Sequence[PoolStats]
     now: float
-    combined_stats: PoolStats  # of all together, without slots that nobody can use
+    combined_stats: PoolStats  # of all schedulers, without slots that cannot be used
     ttft_model: TtftModel
-    mean_output_tokens: float = (
-        -1.0
-    )  # tokens of those that went before the last ticket that was asked about, in the mean
-    curve: ReleaseCurve = EMPTY_CURVE  # for it
+    mean_output_tokens: float = -1.0  # mean of the work ahead in the latest prediction
+    curve: ReleaseCurve = EMPTY_CURVE  # for this mean
 
     def is_current(self, pool_stats: Sequence[PoolStats], now: float) -> bool:
         return (
@@ -89,37 +88,36 @@ class PoolView:
 
 @dataclass(slots=True)
 class Forecast:
-    """Of one model."""
+    """Predictions of one model, and the statistics that they learn from."""
 
     service_rate: ServiceRate = field(default_factory=ServiceRate)
-    margins: tuple[SafetyMargin, SafetyMargin] = field(
-        default_factory=lambda: (SafetyMargin(), SafetyMargin())
-    )  # without a wait, and with
+    # Without and with a wait for a slot.
+    margins: tuple[SafetyMargin, SafetyMargin] = field(default_factory=lambda: (SafetyMargin(), SafetyMargin()))
     prompt_sizes: PromptSizeHistogram = field(default_factory=PromptSizeHistogram)
     commitments: TtftCommitments = field(default_factory=TtftCommitments)
-    recent_waits: deque[ObservedWait] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_WAITS))  # of late
+    recent_waits: deque[ObservedWait] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_WAITS))
     prefill_backlog: PrefillBacklog = field(default_factory=PrefillBacklog)
     prompt_inflow: Throughput = field(
         default_factory=lambda: Throughput(time_constant=INFLOW_TIME_CONSTANT_S, warm_up=INFLOW_TIME_CONSTANT_S)
-    )  # of prompts
-    mean_output_tokens: float = 0.0  # tokens, mean of those placed of late as predicted
-    _realised_sum: float = 0.0  # s, faded sums of waits and of their raw predictions
+    )  # prompt tokens that are leased
+    mean_output_tokens: float = 0.0  # mean of the predictions of recently leased tickets
+    _realised_sum: float = 0.0  # s; exponentially weighted sums of waits and of their raw predictions
     _predicted_sum: float = 0.0
-    _step_costs: StepCosts | None = None  # from the last reports; None: not known
-    _saturated_since: float | None = None  # since when tickets wait that no credit was found for
+    _step_costs: StepCosts | None = None  # from the latest reports; None: not known
+    _saturated_since: float | None = None  # s; time since which tickets wait without credit
     _curve: ReleaseCurve = EMPTY_CURVE
-    _curve_releases: Sequence[Sequence[SlotRelease]] = ()  # one of each scheduler
+    _curve_releases: Sequence[Sequence[SlotRelease]] = ()  # one curve per scheduler
     _curve_mean_hold: float = 0.0  # s
-    _view: PoolView | None = None  # of the last ticket that was asked about; None: something has changed since
+    _view: PoolView | None = None  # of the latest prediction; None: outdated
 
     @property
     def correction(self) -> float:
-        """Factor that predictions are multiplied by."""
+        """Factor by which raw predictions are multiplied."""
         low, high = CORRECTION_BOUNDS
         return min(high, max(low, self._realised_sum / self._predicted_sum)) if self._predicted_sum else 1.0
 
     def record_unserved(self, tickets: int, now: float) -> None:
-        """Hear how many tickets are left without credit."""
+        """Record the number of tickets that are left without credit."""
         self._view = None
         if not tickets:
             self._saturated_since = None
@@ -127,7 +125,7 @@ class Forecast:
             self._saturated_since = now
 
     def record_pool_stats(self, scheduler: str, stats: PoolStats, pool_stats: Sequence[PoolStats]) -> None:
-        """Apply a report of `scheduler`; `pool_stats` are the reports of all schedulers."""
+        """Record a report of `scheduler`; `pool_stats` are the latest reports of all schedulers."""
         now = stats.received_at
         if stats.has_step_costs:
             steps = self._step_costs = step_costs_of(combined([each for each in pool_stats if each.has_step_costs]))
@@ -136,7 +134,7 @@ class Forecast:
         self.service_rate.record(pool_stats, is_saturated=self._is_saturated(now))
 
     def record_offer(self, ticket: QueuedTicket, pool_stats: Sequence[PoolStats], now: float) -> None:
-        """Count a prompt from its offer on, as later tickets are predicted before it is placed."""
+        """Count a prompt from its offer on, because later tickets are predicted before it is placed."""
         self._view = None
         if pool_stats and all(each.has_step_costs for each in pool_stats):
             stats = combined(pool_stats)
@@ -159,47 +157,47 @@ class Forecast:
         )
 
     def record_first_token(self, ticket: QueuedTicket, realised: float) -> None:
-        """Learn from a first token; `realised` is in s from its ticket's arrival."""
+        """Record a first token; `realised` is in s from the arrival of its ticket."""
         if ticket.raw_ttft:
             self.record_ratio(ticket.raw_ttft, realised)
         waited, predicted, prompt = ticket.was_predicted_to_wait, ticket.predicted_ttft, ticket.pending_prompt
         if prompt:
-            if not waited:  # the expectation includes the delay by prompts that were admitted later
+            if not waited:  # the expected time includes delays by prompts that were admitted later
                 predicted = max(predicted, prompt.expected_at - ticket.arrived)
             self.discard_prompt(ticket, ticket.arrived + realised)
         if ticket.ttft_limit and (prompt or waited):
             self.margins[waited].record(predicted, realised, ticket.ttft_limit)
 
     def discard_prompt(self, ticket: QueuedTicket, now: float) -> None:
-        """Forget the prompt of an offered ticket: it is complete at `now`, or will not be computed."""
+        """Remove the prompt of an offered ticket: it is complete at `now`, or will not be computed."""
         if ticket.pending_prompt and self._step_costs:
             self.prefill_backlog.remove(ticket.pending_prompt, now, self._step_costs)
             ticket.pending_prompt = self._view = None
 
     def record_wait(self, prediction: float, raw: float, realised: float) -> None:
-        """Learn from a ticket that got its lease; `prediction` is the corrected one."""
+        """Record the wait of a leased ticket; `prediction` is the corrected one."""
         self.recent_waits.append(ObservedWait(prediction, realised))
         if raw:
             self.record_ratio(raw, realised)
 
     def record_ratio(self, raw: float, realised: float) -> None:
-        """Learn what uncorrected predictions of late are to be multiplied by."""
+        """Record the ratio between a realised time and its raw prediction."""
         self._realised_sum += EWMA_GAIN * (realised - self._realised_sum)
         self._predicted_sum += EWMA_GAIN * (raw - self._predicted_sum)
 
     @property
     def headroom(self) -> float:
-        """Return the share of a promise that a prediction with a wait may take."""
+        """Share of a TTFT limit that a prediction with a wait may take."""
         return self.margins[True].usable_share
 
     def usable_share(self, prediction: Prediction) -> float:
-        """Return the share of a promise that it may take."""
+        """Return the share of a TTFT limit that a prediction may take."""
         return self.margins[prediction.waits_for_slot].usable_share
 
     def predict(
         self, ticket: QueuedTicket, ahead: WorkAhead, pool_stats: Sequence[PoolStats], credit: int, now: float
     ) -> Prediction:
-        """Say what `ticket` may expect behind `ahead`, where `credit` more tickets would be taken at once."""
+        """Predict wait and TTFT of a ticket behind `ahead`, if `credit` more tickets could be offered at once."""
         if not pool_stats:
             return Prediction(round(ahead.tickets))
         view = self._view
@@ -226,16 +224,16 @@ class Forecast:
         return Prediction(tickets, wait, first, first - wait, 0.0, found.ttft, undisturbed, found.prefill_delay)
 
     def _new_view(self, pool_stats: Sequence[PoolStats], now: float) -> PoolView:
-        speed = combined(pool_stats)
-        if speed.leases < speed.slots and self._is_saturated(now):
-            speed = speed._replace(slots=speed.leases)
+        stats = combined(pool_stats)
+        if stats.leases < stats.slots and self._is_saturated(now):
+            stats = stats._replace(slots=stats.leases)
         placements = PlacementStats(self.prompt_inflow.tokens_per_second(now), self.prompt_sizes.mean_tokens)
-        return PoolView(pool_stats, now, speed, TtftModel(speed, now, self.prefill_backlog, placements))
+        return PoolView(pool_stats, now, stats, TtftModel(stats, now, self.prefill_backlog, placements))
 
     def _curve_for(
         self, pool_stats: Sequence[PoolStats], combined_stats: PoolStats, mean_output_tokens: float
     ) -> ReleaseCurve:
-        """Return the curve of reports, `speed` all together, where answers have so many tokens."""
+        """Return the release curve of all schedulers for answers of `mean_output_tokens`."""
         mean = combined_stats.decode_step_time * mean_output_tokens
         curves = [each.releases for each in pool_stats]
         is_known = len(curves) == len(self._curve_releases) and all(map(is_, curves, self._curve_releases))
@@ -259,7 +257,7 @@ class Forecast:
             return Prediction(tickets, 0.0, after_lease, after_lease)
         if not self.service_rate.saturated:
             return Prediction(tickets, after_lease=after_lease)
-        # Its own place has to come free as well: by what one ticket of the line comes to.
+        # The slot of the ticket itself must be released as well: one more ticket of mean work.
         mean = ahead.work / ahead.tickets if ahead.tickets >= 1 else ticket.work
         raw = mean * (ahead.tickets - free + 1) / self.service_rate.saturated
         wait = raw * self.correction

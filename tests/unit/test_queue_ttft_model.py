@@ -1,4 +1,4 @@
-"""What a ticket may expect from when slots fall free, what a step takes and what else is to be prefilled."""
+"""The TTFT model: predictions from slot releases, step costs and pending prefills."""
 
 import pytest
 from hypothesis import given
@@ -53,17 +53,17 @@ def first_token(stats, ahead, prompt, now=0.0, *, beside=(), inflow=0.0, shorter
     return model_of(stats, now, inflow, beside).estimate(ReleaseCurve(stats.releases, 0.0), ahead, demand).ttft
 
 
-def test_an_idle_worker_takes_a_step_and_the_prompt():
+def test_ttft_at_an_idle_worker_is_a_step_and_the_prompt():
     assert first_token(IDLE, WorkAhead(), 100) == pytest.approx(STEP + 100 * TOKEN)
     assert first_token(IDLE, WorkAhead(), 1_000) == pytest.approx(2 * STEP + 1_000 * TOKEN), "two budgets"
 
 
-def test_the_time_that_has_passed_since_the_report_is_not_waited_for_again():
+def test_the_age_of_the_report_is_subtracted():
     assert first_token(FULL, WorkAhead(1), 100, 0.15) == pytest.approx(first_token(FULL, WorkAhead(1), 100) - 0.15)
     assert first_token(FULL, WorkAhead(), 100, 60.0) == pytest.approx(STEP + 100 * TOKEN)
 
 
-def test_prompts_that_go_first_are_waited_for_as_far_as_they_are_computed_meanwhile():
+def test_prompts_ahead_count_as_far_as_they_are_computed_meanwhile():
     alone = first_token(FULL, WorkAhead(3), 100)
     assert first_token(FULL, WorkAhead(3, prompt_tokens=600), 100) == pytest.approx(alone + 600 * TOKEN)
     assert first_token(FULL._replace(pending_prefill_tokens=600), WorkAhead(3), 100) == pytest.approx(
@@ -74,20 +74,20 @@ def test_prompts_that_go_first_are_waited_for_as_far_as_they_are_computed_meanwh
     )
 
 
-def test_what_was_placed_since_the_report_takes_slots_of_it():
+def test_tickets_placed_since_the_report_use_its_slots():
     assert first_token(FULL.with_ticket_placed(0), WorkAhead(2), 100) == pytest.approx(
         first_token(FULL, WorkAhead(3), 100)
     )
 
 
-def test_a_lease_that_waits_at_the_worker_is_given_one_slot_earlier():
+def test_a_look_ahead_lease_is_granted_one_slot_earlier():
     ahead = FULL._replace(leases=9, available_leases=0)
     found = model_of(ahead).estimate(ReleaseCurve(ENDS, 0.0), WorkAhead(1), TokenDemand(10, 10, 0.5))
     assert found.wait == pytest.approx(0.2)
     assert found.ttft == pytest.approx(0.3 + STEP + 10 * TOKEN)
 
 
-def test_where_kv_is_short_a_free_slot_is_not_enough():
+def test_a_free_slot_does_not_suffice_if_kv_is_scarce():
     short = FULL._replace(leases=4, leased_tokens=4_000, free_tokens=500)
     assert first_token(short, WorkAhead(), 100, tokens=400) < 0.1
     assert first_token(short, WorkAhead(), 100, tokens=2_500) == pytest.approx(0.2 + STEP + 100 * TOKEN)
@@ -155,14 +155,14 @@ INFLOWS = st.floats(0, 1e7)
 
 
 @given(SPEEDS, LINES, ASKS, st.tuples(st.floats(0, 5), INFLOWS, BESIDE))
-def test_a_first_token_comes_after_its_lease_and_after_a_step_for_any_report(stats, ahead, demand, moment):
+def test_ttft_is_never_less_than_the_wait_and_half_a_step(stats, ahead, demand, moment):
     found = model_of(stats, *moment).estimate(ReleaseCurve(stats.releases, 1.0), ahead, demand)
     assert 0 <= found.wait <= found.ttft < float("inf")
     assert found.ttft >= stats.decode_step_time / 2
 
 
 @given(SPEEDS, st.lists(st.tuples(LINES, ASKS), max_size=6), LINES, INFLOWS, BESIDE)
-def test_one_model_estimates_many_tickets_as_a_model_of_its_own_estimates_each(stats, tickets, ahead, inflow, beside):
+def test_cached_estimates_equal_separate_ones(stats, tickets, ahead, inflow, beside):
     curve, together = ReleaseCurve(stats.releases, 1.0), model_of(stats, 0.0, inflow, beside)
     for before, demand in [*tickets, *((ahead, demand) for _, demand in tickets)]:
         found = together.estimate(curve, before, demand)
@@ -172,7 +172,7 @@ def test_one_model_estimates_many_tickets_as_a_model_of_its_own_estimates_each(s
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 5.0), st.integers(1, 9)), max_size=12), st.floats(0.01, 10.0))
-def test_the_more_slots_are_asked_for_the_later_it_is(gaps, mean):
+def test_release_times_grow_with_the_number_of_slots(gaps, mean):
     releases, after, leases = [], 0.0, 0
     for gap, more in gaps:
         after, leases = after + gap, leases + more
@@ -183,18 +183,18 @@ def test_the_more_slots_are_asked_for_the_later_it_is(gaps, mean):
     if releases:
         far = curve.time_of(1_000_000 * leases) - curve.time_of(999_900 * leases)
         assert far == pytest.approx(100 * mean, rel=1e-3), (
-            "in the long run each slot is given anew once in the mean time"
+            "in the long run each slot is released once per mean hold time"
         )
 
 
-def test_a_slot_given_anew_falls_free_again():
+def test_a_used_slot_is_released_again():
     once, again = ReleaseCurve(ENDS, 0.0), ReleaseCurve(ENDS, 0.5)
     assert again.time_of(1) <= once.time_of(1)
     assert again.time_of(8) < once.time_of(8)
     assert again.time_of(20) == pytest.approx(0.5 * 20 / 8, abs=0.6)
 
 
-def test_two_schedulers_are_as_good_as_one_of_twice_the_size():
+def test_two_schedulers_are_combined_to_one_of_twice_the_size():
     half = FULL._replace(pending_prefill_tokens=300, leased_tokens=80, free_tokens=8)
     both = combined([half, half])
     assert both.slots == 16
@@ -206,7 +206,7 @@ def test_two_schedulers_are_as_good_as_one_of_twice_the_size():
     )
 
 
-def test_of_what_is_heard_of_prompts_the_shares_of_shorter_ones_follow():
+def test_prompt_sizes_give_the_share_of_shorter_prompts():
     sizes = PromptSizeHistogram()
     assert sizes.share_of_shorter(10) == 0.5
     for prompt in (100, 100, 200, 1_600):
@@ -215,7 +215,7 @@ def test_of_what_is_heard_of_prompts_the_shares_of_shorter_ones_follow():
     assert shares == [0.0, 0.05, pytest.approx(0.1), 0.2, 1.0]
 
 
-# How much of a promise a prediction may take.
+# Safety margin.
 
 
 def learnt(errors, predicted=0.8):
@@ -225,15 +225,15 @@ def learnt(errors, predicted=0.8):
     return margin.usable_share
 
 
-def test_little_is_left_of_a_promise_where_predictions_are_right():
+def test_the_margin_is_small_if_predictions_are_right():
     assert learnt([0.0] * 200) == MAX_USABLE_SHARE
 
 
-def test_much_is_left_where_some_come_far_later_than_was_said():
+def test_the_margin_is_large_if_some_first_tokens_are_late():
     assert learnt([0.0] * 180 + [0.2] * 20) == pytest.approx(0.8)
     assert learnt([5.0] * 200) == MIN_USABLE_SHARE
 
 
-def test_a_few_first_tokens_and_those_far_from_their_promise_say_nothing():
+def test_few_samples_and_samples_far_from_the_target_do_not_count():
     assert learnt([5.0] * (MIN_MARGIN_SAMPLES - 1)) == INITIAL_USABLE_SHARE
     assert learnt([5.0] * 500, predicted=0.1) == INITIAL_USABLE_SHARE
