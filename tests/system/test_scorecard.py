@@ -37,7 +37,9 @@ def assert_nothing_lost(card, lines):
 
 @pytest.mark.parametrize("engine", ["sim", "torch"])
 async def test_three_processes_of_any_tier_are_killed_and_no_client_loses_a_token(tiny_model, engine):
-    card, lines = await proved("kill", tiny_model, "--engine", engine, "--kills", "3", "--every", "0.5")
+    card, lines = await proved(
+        "kill", tiny_model, "--engine", engine, "--kills", "3", "--every", "0.5", "--streams", "6"
+    )
     assert_nothing_lost(card, lines)
     kinds = ("of them greedy", "of them drawn with a seed", "of them ended by a stop string")
     assert all(lines[kind]["measured"] > 0 for kind in kinds)

@@ -60,3 +60,10 @@ def test_the_workers_share_the_machine_s_cores():
     threads = {each.environment["PENSTOCK_WORKER_THREADS"] for each in planned(workers=2).processes_of("worker")}
     assert threads == {"2"}
     assert planned(workers=1).processes_of("worker")[0].environment["PENSTOCK_WORKER_THREADS"] == "4"
+
+
+def test_of_several_envoys_each_has_a_name_a_port_and_a_routing_of_its_own():
+    plan = planned(envoys=2)
+    assert [each.name for each in plan.processes_of("envoy")] == ["envoy-1", "envoy-2"]
+    assert plan.fronts == ["127.0.0.1:8080", "127.0.0.1:8090"]
+    assert [each.environment["PENSTOCK_ROUTING_ENVOY_LISTEN"] for each in plan.processes_of("routing")] == plan.fronts

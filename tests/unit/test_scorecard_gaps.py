@@ -13,7 +13,8 @@ from penstock.simulator.mesh.worker import MODEL
 WIDEST = {
     "vtc": [2_000.0, 2_000.0, 16_000.0, 20_000.0],
     "fair": [4_000.0] * 4,
-    "clairvoyant": [2_000.0] * 4,
+    "clairvoyant": [3_000.0] * 4,
+    "planner": [1_000.0, 1_000.0, 3_000.0, 3_000.0],
     "vtc_in_a_mesh": [20_000.0] * 4,
     "fifo": [0.0],
 }
@@ -44,11 +45,30 @@ def test_beside_it_stands_what_others_reach(lines):
     assert lines["two tenants, 1 shard: gap of plain VTC, median"].measured == 9_000
 
 
-def test_a_gap_of_more_than_half_is_missed_whatever_others_reach(monkeypatch):
-    monkeypatch.setitem(WIDEST, "fair", [5_001.0] * 4)
+def judged(monkeypatch, *, hard=("two tenants",), **widest):
+    for policy, gap in widest.items():
+        monkeypatch.setitem(WIDEST, policy, [gap] * 4)
     monkeypatch.setattr(gaps, "WORKLOADS", {"two tenants": ()})
-    missed = [line.figure for line in gaps.gap_lines(4, Known()) if not line.is_met]
-    assert missed == ["two tenants, 1 shard: gap, of plain VTC's", "two tenants, 4 shards: gap, of plain VTC's"]
+    monkeypatch.setattr(gaps, "HARD", hard)
+    return {line.figure: line for line in gaps.gap_lines(4, Known())}["two tenants, 1 shard: gap, of plain VTC's"]
+
+
+def test_a_gap_of_more_than_half_is_missed_where_an_order_that_knows_all_halves_it(monkeypatch):
+    assert not judged(monkeypatch, fair=5_001.0, clairvoyant=4_000.0, planner=4_000.0).is_met
+
+
+def test_where_no_order_halves_the_gap_the_best_one_sets_the_goal(monkeypatch):
+    line = judged(monkeypatch, fair=7_200.0, clairvoyant=6_000.0, planner=6_500.0)
+    assert (line.measured, line.goal, line.is_met) == (72, "<= 72", True)
+    assert not judged(monkeypatch, fair=7_210.0, clairvoyant=6_000.0, planner=6_500.0).is_met
+
+
+def test_elsewhere_half_of_plain_vtcs_is_the_goal_whatever_the_greedy_order_comes_to(monkeypatch):
+    assert judged(monkeypatch, hard=(), fair=5_001.0, clairvoyant=9_000.0).goal == "<= 50"
+
+
+def test_an_order_that_knows_all_is_no_worse_than_plain_vtc(monkeypatch):
+    assert judged(monkeypatch, clairvoyant=20_000.0, planner=30_000.0).goal == "<= 120"
 
 
 @pytest.mark.parametrize("shards", SHARD_COUNTS)

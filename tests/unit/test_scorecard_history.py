@@ -65,8 +65,9 @@ def test_the_same_tokens_with_another_text_or_ending_are_not_identical(given):
 
 def test_a_failure_is_counted_with_its_reason_and_what_it_had_is_still_checked():
     failed = history([TOKENS[0], TOKENS[1], TOKENS[1], TOKENS[4]], failure="UNAVAILABLE / GONE: away", finish="")
+    failure_reasons = [f"{failed.request_id}: UNAVAILABLE / GONE: away"]
     assert found(failed) == TranscriptFindings(
-        requests=1, failures=1, duplicated=1, missing=2, failure_reasons=["UNAVAILABLE / GONE: away"]
+        requests=1, failures=1, doubled=1, missing=2, failure_reasons=failure_reasons
     )
 
 

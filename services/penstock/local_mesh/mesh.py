@@ -80,16 +80,21 @@ class LocalMesh:
     async def _wait_all_ready(self, on_status: ProcessStatusFn) -> None:
         await asyncio.gather(*(self._wait_healthy(child.spec, on_status) for child in self.processes.children))
         async with channel(self.plan.grpc) as to_edge:
-            stub, metadata = InferenceStub(to_edge), (("authorization", f"Bearer {self.api_key}"),)
+            stub, metadata = InferenceStub(send_to_edge), self._metadata
             while True:
                 listed = await stub.ListModels(ListModelsRequest(), metadata=metadata, wait_for_ready=True)
                 if listed.models:
                     break
                 await asyncio.sleep(POLL_INTERVAL_S)
-        if self.plan.proxy:
-            await asyncio.gather(
-                _wait_grpc_through_proxy(self.plan.proxy, metadata), _wait_http_through_proxy(self.plan.proxy)
-            )
+        await asyncio.gather(*map(self._passes, self.plan.fronts))
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.api_key}"),)
+
+    async def _passes(self, proxy: str) -> None:
+        """Wait until the Envoy at `proxy` has its configuration, and an edge that answers."""
+        await asyncio.gather(_wait_grpc_through_proxy(proxy, self._metadata), _wait_http_through_proxy(proxy))
 
     async def _wait_healthy(self, spec: ProcessSpec, on_status: ProcessStatusFn) -> None:
         if spec.tier == "envoy":
@@ -112,14 +117,14 @@ class LocalMesh:
             await asyncio.gather(watching, death, ready, return_exceptions=True)
 
     async def restart(self, name: str, on_status: ProcessStatusFn = lambda _name, _what: None) -> ChildProcess:
-        """Start a process that has ended once more and wait until it serves.
+        """Start a process that has ended once more and wait until it serves; an Envoy, until it passes calls on.
 
         Raises ChildFailedError when it ends again, TimeoutError when it does not get ready.
         """
         child = await self.processes.restart(name)
         on_status(name, "starting again")
         ended = asyncio.ensure_future(child.process.wait())
-        ready = asyncio.ensure_future(self._wait_healthy(child.spec, on_status))
+        ready = asyncio.ensure_future(self._serves_again(child.spec, on_status))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -132,10 +137,15 @@ class LocalMesh:
             await asyncio.gather(ended, ready, return_exceptions=True)
         return child
 
+    async def _serves_again(self, spec: ProcessSpec, on_status: ProcessStatusFn) -> None:
+        await self._wait_healthy(spec, on_status)
+        if spec.tier == "envoy":
+            await self._passes(spec.address)
+
     def _write_bootstrap(self, spec: ProcessSpec) -> None:
-        routing = self.plan.processes_of("routing")[0]
-        text = json.dumps(bootstrap(routing.address, spec.admin, "envoy-local"), indent=1)
-        (self.folder / "envoy.json").write_text(text)
+        routing = self.plan.processes_of("routing")[self.plan.processes_of("envoy").index(spec)]
+        text = json.dumps(bootstrap(routing.address, spec.admin, f"{spec.name}-local"), indent=1)
+        (self.folder / f"{spec.name}.json").write_text(text)
 
     async def drain(self, on_status: ProcessStatusFn) -> list[ChildProcess]:
         """Stop tier by tier, each with its drain grace; returns those that had to be killed."""
@@ -222,8 +232,8 @@ def free_base_port() -> int:
 
 
 def _planned_ports() -> list[int]:
-    first = (7001, 7002, 7003, 7004, 7005, 7006, 7080)
-    return [*(port + 10 * replica for port in first for replica in range(4)), 8080, 8081]
+    first = (7001, 7002, 7003, 7004, 7005, 7006, 7080, 8080, 8081)
+    return [port + 10 * replica for port in first for replica in range(4)]
 
 
 def _is_free(port: int) -> bool:

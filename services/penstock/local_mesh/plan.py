@@ -25,6 +25,9 @@ class MeshOptions:
     batching: str = "continuous"
     model: str = DEFAULT_MODEL
     envoy: bool = True
+    envoys: int = (
+        1  # if `envoy`; each with a routing process processes_of its own, because each has its own port on this host
+    )
     otlp: str = ""  # URL of an OTLP/gRPC receiver; empty: no export
     base_port: int = BASE_PORT  # shifts every port by its distance from 7000
     settings: tuple[str, ...] = ()  # further PENSTOCK_*=value for the tiers
@@ -51,6 +54,11 @@ class MeshPlan:
     grpc: str
     http: str
     proxy: str = ""  # Envoy, gRPC and HTTP on one port; empty: none
+
+    @property
+    def fronts(self) -> list[str]:
+        """Addresses processes_of all Envoys."""
+        return [each.address for each in self.processes_of("envoy")]
 
     def processes_of(self, tier: str) -> list[ProcessSpec]:
         return [each for each in self.processes if each.tier == tier]
@@ -103,8 +111,9 @@ class _Planner:
         for replica in range(asked.edges):
             yield self.edge(replica)
         if envoy:
-            yield self.routing()
-            yield self.envoy(envoy)
+            for replica in range(asked.envoys):
+                yield self.routing(replica)
+                yield self.envoy(envoy, replica)
 
     def worker(self, replica: int) -> ProcessSpec:
         asked = self.options
@@ -126,19 +135,20 @@ class _Planner:
         queues, auths = self.addresses(7003, self.options.queues), self.address(7002)
         return self.tier_process("edge", replica, 7001, http=http, HTTP_LISTEN=http, QUEUES=queues, AUTHS=auths)
 
-    def routing(self) -> ProcessSpec:
+    def routing(self, replica: int) -> ProcessSpec:
         edges = ",".join(f"{self.address(7001, each)}/{self.address(7080, each)}" for each in range(self.options.edges))
-        return self.tier_process("routing", 0, 7006, EDGES=edges, ENVOY_LISTEN=self.address(8080))
+        return self.tier_process("routing", replica, 7006, EDGES=edges, ENVOY_LISTEN=self.address(8080, replica))
 
-    def envoy(self, program: str) -> ProcessSpec:
-        argv = (program, "-c", str(self.folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart")
-        return ProcessSpec(
-            name="envoy",
-            tier="envoy",
-            argv=(*argv, "-l", "warning"),
-            address=self.address(8080),
-            admin=self.address(8081),
-        )
+    def envoy(self, program: str, replica: int) -> ProcessSpec:
+        name = self.name("envoy", replica)
+        argv = (program, "-c", str(self.folder / f"{name}.json"), "--concurrency", "1", "--disable-hot-restart")
+        address, admin = self.address(8080, replica), self.address(8081, replica)
+        return ProcessSpec(name=name, tier_process="envoy", argv=(*argv, "-l", "warning"), address=address, admin=admin)
+
+    def name(self, tier_process: str, replica: int) -> str:
+        """A number follows where there may be several."""
+        is_single = tier_process == "auth" or (tier_process in ("routing", "envoy") and self.options.envoys == 1)
+        return tier_process if is_single else f"{tier_process}-{replica + 1}"
 
     def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
         listen = self.address(port, replica)
@@ -148,6 +158,5 @@ class _Planner:
             name, _, value = setting.partition("=")
             if name.startswith(f"PENSTOCK_{tier.upper()}_"):
                 environment[name] = value
-        name = f"{tier}-{replica + 1}" if tier in ("edge", "queue", "scheduler", "worker") else tier
-        argv = (sys.executable, "-m", f"penstock.{tier}")
+        argv, name = (sys.executable, "-m", f"penstock.{tier_process}"), self.name(tier_process, replica)
         return ProcessSpec(name=name, tier=tier, argv=argv, environment=environment, address=listen, http=http)

@@ -66,13 +66,33 @@ def pause_lines(
     ]
 
 
+def tier_pause_lines(
+    transcripts: Sequence[TokenTranscript], baseline: Sequence[TokenTranscript], faults: Sequence[InjectedFault]
+) -> list[CardLine]:
+    """The longest pauses by the tier whose process was away as they lasted, where they interrupted."""
+    usual = percentile([history.longest_pause for history in baseline], 0.99)
+    added: dict[str, list[float]] = {}
+    for began, length in (history.longest_silence for history in transcripts):
+        for fault in faults if length > INTERRUPTION_FACTOR * usual else ():
+            if fault.overlaps(began, began + length):
+                added.setdefault(tier_of(fault), []).append(length - usual)
+    return [
+        reported(f"P99 gap added to those interrupted as {tier} died", percentile(gaps, 0.99), "s")
+        for tier, gaps in sorted(added.items())
+    ]
+
+
+def tier_of(fault: InjectedFault) -> str:
+    return fault.name.partition("-")[0]
+
+
 def residue_lines(residue: Mapping[str, float]) -> list[CardLine]:
     return [exactly("figures not back at zero", len(residue), 0)]
 
 
 def fault_summary(faults: Sequence[InjectedFault]) -> str:
     """How many of which fault hit which tier, and how long it took to serve again."""
-    hit = Counter(fault.name.partition("-")[0] for fault in faults)
+    hit = Counter(map(tier_of, faults))
     away = percentile([fault.recovered_at - fault.injected_at for fault in faults], 0.5)
     counts = ", ".join(f"{tier} {count}" for tier, count in sorted(hit.items()))
     return f"{len(faults)} faults: {counts}; median time until the process served again {away:.1f} s"

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+FRONTS = "any Envoy"
+
 
 @dataclass(slots=True, kw_only=True)
 class TokenTranscript:
@@ -20,6 +22,9 @@ class TokenTranscript:
     finish_reason: str = ""  # why it ended; empty: it never did
     usage_tokens: int = 0  # what its last attempt has cost
     failure_text: str = ""
+    lost_connection: bool = False  # the failure_text was that of a connection, or of the process at its end
+    via: str = ""  # the process that the client was connected to, if it was a proxy; several: FRONTS
+    is_plain: bool = False  # the client neither retries nor resumes
     stage_durations: Mapping[str, float] = field(default_factory=dict)  # s to the first token, where that was asked for
 
     def record(self, now: float, first_index: int, token_ids: Sequence[int], text: str) -> None:
@@ -35,8 +40,13 @@ class TokenTranscript:
     @property
     def longest_pause(self) -> float:
         """Between two tokens."""
-        pauses = (later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False))
-        return max(pauses, default=0.0)
+        return self.longest_silence[1]
+
+    @property
+    def longest_silence(self) -> tuple[float, float]:
+        """When the longest pause between two tokens began, and how long it lasted."""
+        pauses = ((earlier, later - earlier) for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False))
+        return max(pauses, key=lambda pause: pause[1], default=(self.started_at, 0.0))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +77,7 @@ def _check_transcript(transcript: TokenTranscript, reference: TokenTranscript, f
     findings.requests += 1
     if transcript.failure_text or not transcript.finish_reason:
         findings.failures += 1
-        findings.failure_reasons.append(transcript.failure_text or "never ended")
+        findings.failure_reasons.append(_reason(transcript))
     seen, latest = set[int](), -1
     for index, token_id in zip(transcript.indexes, transcript.token_ids, strict=True):
         if index in seen:
@@ -80,6 +90,11 @@ def _check_transcript(transcript: TokenTranscript, reference: TokenTranscript, f
     owed = len(reference.token_ids) if transcript.finish_reason else latest + 1
     findings.missing += owed - sum(index < owed for index in seen)
     findings.identical += _is_identical(transcript, reference)
+
+
+def _reason(transcript: TokenTranscript) -> str:
+    where = f"{transcript.request_id} through {transcript.via}" if transcript.via else transcript.request_id
+    return f"{where}: {transcript.failure_text or 'never ended_at'}"
 
 
 def _is_expected(index: int, token_id: int, reference: TokenTranscript) -> bool:

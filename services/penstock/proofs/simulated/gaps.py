@@ -33,17 +33,20 @@ KV_TOKENS = 10_000  # tokens
 MAX_PROMPT_TOKENS = 768  # tokens of a prompt
 VTC_BOUND = 2 * max(INPUT_WEIGHT * MAX_PROMPT_TOKENS, OUTPUT_WEIGHT * KV_TOKENS)  # weighted tokens: VTC's theorem
 MAX_PERCENT_OF_VTC = 50.0  # %
+OF_CLAIRVOYANT = 1.2  # times, where the best order that knows all does not come to half of plain VTC's widest_gap
 SHARD_COUNTS = 1, 4
 VARIED_LENGTHS = Uniform(16, 512)  # tokens of a prompt and of an answer
 LEAVING_CLIENTS = ClientBehavior(leave_share=0.3)
 
 OURS, VTC, FIFO = "fair", "vtc", "fifo"
-REFERENCE_POLICIES = {"clairvoyant": "an order that knows all", "vtc_in_a_mesh": "VTC told by reports"}
+TOLD_BY_REPORTS = "vtc_in_a_mesh"
+# Orders that know the length of every answer. Each keeps one queues, so each runs with one shard.
+GREEDY, LOOK_AHEAD = "clairvoyant", "planner"
 REFERENCE_WORKLOADS = (
     "short and long",
     "eight, varied",
     "four that leave, varied",
-)  # nobody is known to halve the gap there
+)  # no order is known to halve it there
 
 
 def poisson_tenant(
@@ -103,7 +106,10 @@ def _measure_gaps(seeds: int, pool: ProcessPool) -> GapsByRun:
     asked = [GapRun("two tenants", 1, FIFO, 0)]
     for name in WORKLOADS:
         wanted = [(shards, policy) for shards in SHARD_COUNTS for policy in (OURS, VTC)]
-        wanted += [(1, policy) for policy in REFERENCE_POLICIES if name in REFERENCE_WORKLOADS]
+        wanted += [
+            (1, GREEDY),
+            *[(1, policy) for policy in (LOOK_AHEAD, TOLD_BY_REPORTS) if name in REFERENCE_WORKLOADS],
+        ]
         asked += [GapRun(name, shards, policy, seed) for shards, policy in wanted for seed in range(seeds)]
     found: GapsByRun = {}
     for run, widest in zip(asked, pool.map(widest_gap, asked, "gaps between tenants"), strict=True):
@@ -112,15 +118,28 @@ def _measure_gaps(seeds: int, pool: ProcessPool) -> GapsByRun:
 
 
 def _lines(name: str, shards: int, gaps: GapsByRun) -> list[CardLine]:
-    ours, vtc = gaps[name, shards, OURS], gaps[name, shards, VTC]
+    """The widest_gap must be at worst_at_most half of plain VTC's; in `REFERENCE_WORKLOADS`, or 1.2 times that of the best order that knows all."""
+    ours, vtc, best = gaps[name, shards, OURS], gaps[name, shards, VTC], clairvoyant(name, gaps)
     what = f"{name}, {shards} shard{'s' * (shards > 1)}: gap"
+    of_best = percent_of_mean(best, vtc)
     lines = worst_at_most(what, ours, VTC_BOUND, "weighted tokens")
-    lines.append(at_most(f"{what}, of plain VTC's", percent_of_mean(ours, vtc), MAX_PERCENT_OF_VTC, "%"))
     lines.append(reported(f"{what} of plain VTC, median", median(vtc), "weighted tokens"))
-    for policy, which in REFERENCE_POLICIES.items():
-        if found := gaps.get((name, shards, policy)):
-            lines.append(reported(f"{what} of {which}, of plain VTC's", percent_of_mean(found, vtc), "%"))
+    lines.append(reported(f"{what} of an order that knows all, of plain VTC's", of_best, "%"))
+    goal = (
+        max(MAX_PERCENT_OF_VTC, round(OF_CLAIRVOYANT * of_best, 1))
+        if name in REFERENCE_WORKLOADS
+        else MAX_PERCENT_OF_VTC
+    )
+    lines.append(at_most(f"{what}, of plain VTC's", percent_of_mean(ours, vtc), goal, "%"))
+    if found := gaps.get((name, shards, TOLD_BY_REPORTS)):
+        lines.append(reported(f"{what} of VTC reported by reports, of plain VTC's", percent_of_mean(found, vtc), "%"))
     return lines
+
+
+def clairvoyant(name: str, gaps: GapsByRun) -> list[float]:
+    """Return the gaps, a seed each, of the order whose mean widest_gap is the least; one that knows all can do as VTC does."""
+    found = [gaps[name, 1, policy] for policy in (GREEDY, LOOK_AHEAD, VTC) if (name, 1, policy) in gaps]
+    return min(found, key=mean)
 
 
 def percent_of_mean(gaps: Sequence[float], whole: Sequence[float]) -> float:
@@ -130,7 +149,11 @@ def percent_of_mean(gaps: Sequence[float], whole: Sequence[float]) -> float:
 
 def widest_gap(run: GapRun) -> float:
     """Return the widest between tenants that all have a backlog."""
-    asked = artifact_scenario(run.seed, WORKLOADS[run.workload], QueueSettings(policy=run.policy, shards=run.shards))
+    sizes: dict[str, float] = {"slots": ARTIFACT_WORKER.slots, "kv_blocks": ARTIFACT_WORKER.kv_blocks}
+    queues = QueueSettings(
+        policy=run.policy, shards=run.shards, policy_options=sizes if run.policy == LOOK_AHEAD else {}
+    )
+    rows = artifact_scenario(run.seed, WORKLOADS[run.workload], queues)
     return Simulation(asked).run().ledger.service.gaps().widest
 
 

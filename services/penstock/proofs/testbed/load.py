@@ -7,7 +7,9 @@ import time
 from collections.abc import Sequence
 
 from penstock.chassis.errors import PenstockError
+from penstock.cli.scorecard.plain import PlainClient
 from penstock.client import Client
+from penstock.client.retries import CONNECTION_LOST
 from penstock.proofs.checks.transcript import TokenTranscript
 from penstock.proofs.requests import ProofRequest, with_stop
 from penstock.v1.inference_pb2 import FinishReason, Timeline
@@ -21,15 +23,23 @@ class ClosedLoopLoad:
     """`streams` clients in a closed loop, for as long as nobody says stop. Histories of all requests are kept."""
 
     def __init__(
-        self, client: Client, requests: Sequence[ProofRequest], streams: int, seed: int, *, explain: bool = False
+        self,
+        client: Client | PlainClient,
+        requests: Sequence[ProofRequest],
+        streams: int,
+        seed: int,
+        *,
+        explain: bool = False,
+        via: str = "",
     ) -> None:
-        """`explain`: have each answer say where its time went, for its history's stages."""
+        """`explain`: have each answer say where its time went, for its history's stage_durations. `via`: as `TokenTranscript.via`."""
         self.transcripts: list[TokenTranscript] = []
         self.tokens_received = 0
         self._client = client
         self._requests = requests
         self._streams = streams
         self._explain = explain
+        self._via = via
         self._rng = random.Random(seed)
         self._stop_requested = asyncio.Event()
 
@@ -57,7 +67,11 @@ class ClosedLoopLoad:
     async def send(self, request_index: int) -> TokenTranscript:
         wish = self._requests[request_index]
         history = TokenTranscript(
-            request_index=request_index, request_id=f"score-{next(REQUEST_NUMBERS)}", started_at=time.time()
+            request_index=request_index,
+            request_id=f"score-{next(REQUEST_NUMBERS)}",
+            started_at=time.time(),
+            via=self._via,
+            is_plain=isinstance(self._client, PlainClient),
         )
         self.transcripts.append(history)
         options = {
@@ -77,8 +91,41 @@ class ClosedLoopLoad:
             history.stage_durations = stages_before_decode(answer.finished.timeline)
         except PenstockError as error:
             history.failure_text = f"{error.code.name} / {error.reason}: {error}"
+            history.lost_connection = error.reason == CONNECTION_LOST
         history.attempts, history.ended_at = answer.attempts, time.time()
         return history
+
+
+class Loads:
+    """Several loads at once, which count as one."""
+
+    def __init__(self, loads: Sequence[ClosedLoopLoad]) -> None:
+        self._loads = loads
+
+    @property
+    def transcripts(self) -> list[TokenTranscript]:
+        return [history for load in self._loads for history in load.transcripts]
+
+    @property
+    def tokens_received(self) -> int:
+        return sum(load.tokens_received for load in self._loads)
+
+    @property
+    def active_requests(self) -> int:
+        return sum(load.active_requests for load in self._loads)
+
+    @property
+    def failed_requests(self) -> int:
+        return sum(load.failed_requests for load in self._loads)
+
+    def stop(self) -> None:
+        for load in self._loads:
+            load.stop()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for load in self._loads:
+                group.create_task(load.run())
 
 
 def stages_before_decode(timeline: Timeline) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What the tiers of a local mesh have written down: their logs, and auth's ledger once auth has ended."""
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
@@ -29,6 +30,14 @@ def unix_time(event: dict[str, Any]) -> float:
 
 def requests_by_ticket(folder: Path) -> dict[str, str]:
     return {each["ticket_id"]: each["request_id"] for each in read_events(folder, "edge", "ticket_done")}
+
+
+def edges_by_request(folder: Path) -> dict[str, set[str]]:
+    """Edges that have logged the end of each request."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for each in read_events(folder, "edge", "ticket_done"):
+        found[each["request_id"]].add(each["process"])
+    return found
 
 
 def read_ledger(folder: Path) -> list[LedgerCharge]:

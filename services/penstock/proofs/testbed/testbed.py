@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import httpx
 from rich.console import Console
 
 from penstock.bench.progress import ProgressFn, progress_reporter
@@ -15,13 +16,15 @@ from penstock.client import Client
 from penstock.local_mesh.mesh import LocalMesh, local_mesh
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.checks.injected_faults import InjectedFault
-from penstock.proofs.testbed.load import ClosedLoopLoad
+from penstock.proofs.testbed.load import ClosedLoopLoad, Loads
 from penstock.proofs.testbed.tcp_relays import TcpRelays
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
 
 REST_TIMEOUT_S = 60.0  # s; above the grace that auth gives an edge that stays away
 POLL_INTERVAL_S = 0.1  # s
+
+ENVOY_REQUESTS = "http.front.downstream_rq_active"  # that an Envoy still carries
 
 # What must be back at zero when nothing runs, by tier.
 FIGURES_ZERO_AT_REST = {
@@ -30,6 +33,8 @@ FIGURES_ZERO_AT_REST = {
     "queue": ("waiting", "waiting_tokens", "offered"),
     "scheduler": ("leases", "promised_blocks"),
     "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked"),
+    "routing": (),
+    "envoy": (ENVOY_REQUESTS,),
 }
 
 COMMON_SETTINGS = (
@@ -70,23 +75,33 @@ class Testbed:
     async def _figures_not_zero(self) -> dict[str, float]:
         held: dict[str, float] = {}
         for child in self.mesh.processes.children:
-            figures = await self.figures_of(child.spec.address)
-            held |= {
-                f"{child.spec.name} {name}": figures[name]
-                for name in FIGURES_ZERO_AT_REST[child.spec.tier]
-                if figures[name]
-            }
+            is_envoy, spec = child.spec.tier == "envoy", child.spec
+            figures_of = await (_envoy_figures(spec.admin) if is_envoy else self.figures_of(spec.address))
+            names = FIGURES_ZERO_AT_REST[spec.tier]
+            held |= {f"{child.spec.name} {name}": figures_of[name] for name in names if figures_of[name]}
         return held
+
+
+async def _envoy_figures(admin: str) -> dict[str, float]:
+    async with httpx.AsyncClient(base_url=f"http://{admin}") as client:
+        answer = await client.get("/stats", params={"filter": f"^{ENVOY_REQUESTS}$", "format": "json"})
+    return {each["name"]: each["value"] for each in answer.json()["stats"]}
 
 
 @asynccontextmanager
 async def open_testbed(
-    options: MeshOptions, console: Console, *, settings: tuple[str, ...] = (), relays: TcpRelays | None = None
+    options: MeshOptions,
+    console: Console,
+    *,
+    settings: tuple[str, ...] = (),
+    relays: TcpRelays | None = None,
+    envoys: int = 0,
 ) -> AsyncIterator[Testbed]:
-    """`asked` as it is, but for ports of its own, no proxy that would hide which edge is spoken to, and `settings`;
-    with `wires`, all that its processes and clients say goes over these.
+    """`options` as it is, but for ports processes_of its own, `settings`, and `envoys` Envoys; the client goes to the edges alone.
+    With `relays`, all that its processes and clients report_progress goes over these.
     """
-    own = replace(options, base_port=0, envoy=False, settings=(*COMMON_SETTINGS, *settings, *options.settings))
+    every = (*COMMON_SETTINGS, *settings, *options.settings)
+    own = replace(options, base_port=0, envoy=bool(envoys), envoys=max(1, envoys), settings=every)
     with progress_reporter(console) as say:
         say("starting a mesh")
         async with local_mesh(own, transform_plan=relays.insert_relays if relays else None) as mesh:
@@ -98,7 +113,7 @@ async def open_testbed(
 
 
 @asynccontextmanager
-async def under_load(load: ClosedLoopLoad) -> AsyncIterator[None]:
+async def under_load(load: ClosedLoopLoad | Loads) -> AsyncIterator[None]:
     """Run the block while `load` is offered; afterwards let what is under way end."""
     running = asyncio.create_task(load.run())
     try:
@@ -108,14 +123,14 @@ async def under_load(load: ClosedLoopLoad) -> AsyncIterator[None]:
         await running
 
 
-async def wait_for_tokens(load: ClosedLoopLoad, tokens: int) -> None:
+async def wait_for_tokens(load: ClosedLoopLoad | Loads, tokens_received: int) -> None:
     """Wait until clients have got `tokens` more."""
     wanted = load.tokens_received + tokens
     while load.tokens_received < wanted:  # noqa: ASYNC110  # who waits here is a proof that counts, not the load that makes
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def progress_text(load: ClosedLoopLoad, faults: list[InjectedFault], planned: int) -> str:
+def progress_text(load: ClosedLoopLoad | Loads, faults: list[InjectedFault], planned: int) -> str:
     done = len(load.transcripts) - load.active_requests
     return (
         f"{len(faults)} of {planned} faults, {done} requests done, {load.active_requests} active, "

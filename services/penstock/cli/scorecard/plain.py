@@ -1,0 +1,89 @@
+"""A plain gRPC client: one call for each request, pinned to one address, without retries or resumption.
+
+A plain client has no way to resume: if the process that carries its call dies, the call fails and has to be made again.
+"""
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from penstock.chassis.channels import channel
+from penstock.chassis.errors import Unavailable, error_from_rpc
+from penstock.client import Options
+from penstock.client.progress import Piece
+from penstock.client.request import Prompt, generate_request
+from penstock.client.retries import CONNECTION_LOST
+from penstock.v1.inference_pb2 import Finished, GenerateRequest
+from penstock.v1.inference_pb2_grpc import InferenceStub
+
+NOT_STARTED = "the answer is not finished; read it to its end first"
+
+
+class PlainClient:
+    """Calls `Generate` through the generated stub, on a connection of its own to `address`.
+
+    A new call waits for the connection (gRPC's `wait_for_ready`); a call that has been sent is never sent again.
+    """
+
+    def __init__(self, address: str, api_key: str) -> None:
+        self.address = address
+        self._metadata = (("authorization", f"Bearer {api_key}"),)
+        self._channel = channel(address)
+        self._stub = InferenceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> "PlainAnswer":
+        return PlainAnswer(self._call, generate_request(prompt, **options))
+
+    def _call(self, request: GenerateRequest) -> Any:
+        timeout = request.timeout.ToTimedelta().total_seconds() if request.HasField("timeout") else None
+        return self._stub.Generate(request, metadata=self._metadata, timeout=timeout, wait_for_ready=True)
+
+
+class PlainAnswer:
+    """One call. Iterate it for pieces; raises PenstockError when the call fails."""
+
+    def __init__(self, start: Any, request: GenerateRequest) -> None:
+        self._start = start
+        self._request = request
+        self._call: Any = None
+        self._finished: Finished | None = None
+        self.attempts = 0
+
+    @property
+    def finished(self) -> Finished:
+        if self._finished is None:
+            raise RuntimeError(NOT_STARTED)
+        return self._finished
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._call:
+            self._call.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        self.attempts, self._call = 1, self._start(self._request)
+        try:
+            async for frame in self._call:
+                match frame.WhichOneof("frame"):
+                    case "delta":
+                        yield Piece(frame.delta.text, tuple(frame.delta.token_ids), frame.delta.first_index, ())
+                    case "finished":
+                        self._finished = frame.finished
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        if self._finished is None:
+            raise Unavailable("the call ended without `finished`", reason=CONNECTION_LOST)

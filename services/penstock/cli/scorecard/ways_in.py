@@ -1,0 +1,36 @@
+"""The clients of the kill proof: SDK clients at the edges, SDK clients and plain gRPC clients through the Envoys."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from penstock.cli.scorecard.plain import PlainClient
+from penstock.client import Client
+from penstock.local_mesh.mesh import LocalMesh
+from penstock.proofs.checks.transcript import FRONTS
+from penstock.proofs.requests import Wish
+from penstock.proofs.testbed.load import Load, Loads
+
+CONNECTIONS = 2  # of each kind of client to each Envoy
+
+
+@asynccontextmanager
+async def ways_in(
+    direct: Client, mesh: LocalMesh, wishes: Sequence[Wish], streams: int, seed: int
+) -> AsyncIterator[Loads]:
+    """Split `streams` into three even parts: SDK at the edges, SDK through the Envoys, plain gRPC through them."""
+    third = streams // 3
+    envoys = [each for each in mesh.plan.of("envoy") for _ in range(CONNECTIONS)]
+    async with AsyncExitStack() as stack:
+        loads = [Load(direct, wishes, streams - 2 * third, seed)]
+        for number, part in enumerate(_parts(third, len(envoys))):
+            fronts = mesh.plan.fronts if number % 2 else mesh.plan.fronts[::-1]
+            client = await stack.enter_async_context(Client(*fronts, api_key=mesh.api_key))
+            loads.append(Load(client, wishes, part, seed + 1 + number, via=FRONTS))
+        for number, (envoy, part) in enumerate(zip(envoys, _parts(third, len(envoys)), strict=True)):
+            plain = await stack.enter_async_context(PlainClient(envoy.address, mesh.api_key))
+            loads.append(Load(plain, wishes, part, seed + 100 + number, via=envoy.name))
+        yield Loads(loads)
+
+
+def _parts(whole: int, count: int) -> list[int]:
+    return [whole // count + (number < whole % count) for number in range(count)]
