@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from penstock.cli.scorecard.cut_off import cut_charge_lines, cut_lines, cut_off
-from penstock.cli.scorecard.ways_in import ways_in
 from penstock.local_mesh.mesh import envoy_program
 from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import Child
 from penstock.proofs.card import CardLine, ProofCard, reported
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
+from penstock.proofs.checks.interrupted_calls import cut_charge_lines, cut_lines, cut_off
 from penstock.proofs.checks.transcript import TokenTranscript, check_transcripts
 from penstock.proofs.lines import fault_summary, finding_lines, pause_lines, residue_lines, tier_pause_lines
 from penstock.proofs.requests import ProofRequest, request_catalog
+from penstock.proofs.testbed.entry_points import ways_in
 from penstock.proofs.testbed.load import Loads, run_baseline
 from penstock.proofs.testbed.logs import edges_by_request, read_ledger, requests_by_ticket
 from penstock.proofs.testbed.testbed import (

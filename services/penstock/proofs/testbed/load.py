@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 
 from penstock.chassis.errors import PenstockError
-from penstock.cli.scorecard.plain import PlainClient
 from penstock.client import Client
 from penstock.client.retries import CONNECTION_LOST
 from penstock.proofs.checks.transcript import TokenTranscript
 from penstock.proofs.requests import ProofRequest, with_stop
+from penstock.proofs.testbed.plain_clients import PlainClient
 from penstock.v1.inference_pb2 import FinishReason, Timeline
 
 REQUEST_TIMEOUT_S = 120.0  # s for one answer with all its attempts; an answer later than that is a failure

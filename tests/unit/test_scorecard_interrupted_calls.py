@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.cli.scorecard.cut_off import cut_charge_lines, cut_lines, cut_off
 from penstock.proofs.checks.injected_faults import Fault
+from penstock.proofs.checks.interrupted_calls import cut_charge_lines, cut_lines, cut_off
 from penstock.proofs.checks.ledger import Charge
 from penstock.proofs.checks.transcript import FRONTS, History
 

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from penstock.cli.scorecard.plain import PlainClient
 from penstock.client import Client
 from penstock.local_mesh.mesh import LocalMesh
 from penstock.proofs.checks.transcript import FRONTS
 from penstock.proofs.requests import Wish
 from penstock.proofs.testbed.load import Load, Loads
+from penstock.proofs.testbed.plain_clients import PlainClient
 
 CONNECTIONS = 2  # of each kind of client to each Envoy
 
