@@ -2,26 +2,49 @@
 
 import pytest
 
-from penstock.proofs.checks.injected_faults import Fault
-from penstock.proofs.checks.interrupted_calls import cut_charge_lines, cut_lines, cut_off
-from penstock.proofs.checks.ledger import Charge
-from penstock.proofs.checks.transcript import FRONTS, History
+from penstock.proofs.checks.injected_faults import InjectedFault
+from penstock.proofs.checks.interrupted_calls import (
+    find_interrupted_calls,
+    interruption_charge_lines,
+    interruption_lines,
+)
+from penstock.proofs.checks.ledger import LedgerCharge
+from penstock.proofs.checks.transcript import ANY_ENVOY, TokenTranscript
 
-REFERENCE = History(wish=0, request_id="calm", started=0.0, indexes=[0, 1], token_ids=[5, 6], finish="STOP")
+REFERENCE = TokenTranscript(
+    request_index=0, request_id="calm", started_at=0.0, indexes=[0, 1], token_ids=[5, 6], finish_reason="STOP"
+)
 
 
 def fault(name):
-    return Fault(name=name, kind="SIGKILL", at=10.0, recovered_at=14.0, has_taken_effect=True, under_way=1, tokens=1)
+    return InjectedFault(
+        name=name,
+        kind="SIGKILL",
+        injected_at=10.0,
+        recovered_at=14.0,
+        has_taken_effect=True,
+        active_requests=1,
+        tokens_before=1,
+    )
 
 
 def plain(via="envoy-1", *, started=9.0, ended=10.5, lost=True, **fields):
-    failure = {"failure": "UNAVAILABLE / CONNECTION_LOST: gone", "lost_connection": lost}
-    known = {"wish": 0, "request_id": "plain", "started": started, "ended": ended, "via": via, "is_plain": True}
-    return History(**{**known, **failure, **fields})
+    failure = {"failure_text": "UNAVAILABLE / CONNECTION_LOST: gone", "lost_connection": lost}
+    known = {
+        "request_index": 0,
+        "request_id": "plain",
+        "started_at": started,
+        "ended_at": ended,
+        "via": via,
+        "is_plain": True,
+    }
+    return TokenTranscript(**{**known, **failure, **fields})
 
 
-def sdk(via=FRONTS, **fields):
-    return History(**{"wish": 0, "request_id": "sdk", "started": 9.0, "ended": 20.0, "via": via, **fields})
+def sdk(via=ANY_ENVOY, **fields):
+    return TokenTranscript(
+        **{"request_index": 0, "request_id": "sdk", "started_at": 9.0, "ended_at": 20.0, "via": via, **fields}
+    )
 
 
 def line(lines, figure):
@@ -30,8 +53,8 @@ def line(lines, figure):
 
 
 def test_a_plain_call_that_its_envoy_took_along_is_not_judged():
-    cut = cut_off([plain()], [fault("envoy-1")], {})
-    assert (len(cut.excused), cut.judged) == (1, [])
+    calls = find_interrupted_calls([plain()], [fault("envoy-1")], {})
+    assert (len(calls.excused), calls.judged) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -44,39 +67,41 @@ def test_a_plain_call_that_its_envoy_took_along_is_not_judged():
         (plain(), "routing-1"),
         (plain(), "worker-1"),
         (plain(), "auth"),
-        (sdk(failure="UNAVAILABLE / CONNECTION_LOST: gone", lost_connection=True, ended=10.5), "envoy-1"),
-        (sdk(failure="UNAVAILABLE / CONNECTION_LOST: gone", lost_connection=True, ended=10.5), "edge-1"),
+        (sdk(failure_text="UNAVAILABLE / CONNECTION_LOST: gone", lost_connection=True, ended_at=10.5), "envoy-1"),
+        (sdk(failure_text="UNAVAILABLE / CONNECTION_LOST: gone", lost_connection=True, ended_at=10.5), "edge-1"),
     ],
 )
 def test_any_other_failure_is_judged(call, died):
-    assert cut_off([call], [fault(died)], {}).judged == [call]
+    assert find_interrupted_calls([call], [fault(died)], {}).judged == [call]
 
 
 def test_a_plain_call_that_died_with_its_edge_is_not_judged_unless_another_edge_had_it():
-    assert cut_off([plain()], [fault("edge-1")], {}).judged == []
-    assert cut_off([plain()], [fault("edge-1")], {"plain": {"edge-1"}}).judged == [], "its last frame was on its way"
-    assert cut_off([plain()], [fault("edge-1")], {"plain": {"edge-2"}}).judged == [plain()]
+    assert find_interrupted_calls([plain()], [fault("edge-1")], {}).judged == []
+    assert find_interrupted_calls([plain()], [fault("edge-1")], {"plain": {"edge-1"}}).judged == [], (
+        "its last frame was on its way"
+    )
+    assert find_interrupted_calls([plain()], [fault("edge-1")], {"plain": {"edge-2"}}).judged == [plain()]
 
 
 def test_tokens_that_came_wrong_before_the_cut_are_a_miss():
-    cut = cut_off([plain(indexes=[0, 1], token_ids=[5, 7])], [fault("envoy-1")], {})
+    calls = find_interrupted_calls([plain(indexes=[0, 1], token_ids=[5, 7])], [fault("envoy-1")], {})
     wrong = line(
-        cut_lines(cut, [], [REFERENCE]), "of theirs: tokens missing, doubled, reordered or changed before the cut"
+        interruption_lines(calls, [], [REFERENCE]), "of them: tokens missing, doubled, reordered or changed before"
     )
     assert (wrong.measured, wrong.is_met) == (1, False)
 
 
 def test_a_request_that_fails_as_routing_dies_is_a_miss():
     faults = [fault("routing-1")]
-    lines = cut_lines(cut_off([plain()], faults, {}), faults, [REFERENCE])
+    lines = interruption_lines(find_interrupted_calls([plain()], faults, {}), faults, [REFERENCE])
     assert line(lines, "of those failed").measured == 1
 
 
 def test_what_an_envoy_lost_on_its_way_is_charged_as_made_and_what_was_seen_is_always_charged():
     request = sdk(indexes=[0, 1], token_ids=[5, 6])
-    cut, request_of = cut_off([request], [fault("envoy-1")], {}), {"t": "sdk"}
-    charged = cut_charge_lines([], cut, [Charge("t", 3, 4, "done")], request_of)
-    assert line(charged, "of theirs: tokens made and lost on their way, charged as made").measured == 2
+    calls, request_by_ticket = find_interrupted_calls([request], [fault("envoy-1")], {}), {"t": "sdk"}
+    charged = interruption_charge_lines([], calls, [LedgerCharge("t", 3, 4, "done")], request_by_ticket)
+    assert line(charged, "of them: tokens generated and lost on the way, charged").measured == 2
     assert all(each.is_met for each in charged)
-    free = cut_charge_lines([], cut, [Charge("t", 3, 1, "done")], request_of)
-    assert not line(free, "of theirs: tokens seen and not charged").is_met
+    free = interruption_charge_lines([], calls, [LedgerCharge("t", 3, 1, "done")], request_by_ticket)
+    assert not line(free, "of them: tokens seen and not charged").is_met

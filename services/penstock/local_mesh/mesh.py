@@ -80,19 +80,19 @@ class LocalMesh:
     async def _wait_all_ready(self, on_status: ProcessStatusFn) -> None:
         await asyncio.gather(*(self._wait_healthy(child.spec, on_status) for child in self.processes.children))
         async with channel(self.plan.grpc) as to_edge:
-            stub, metadata = InferenceStub(send_to_edge), self._metadata
+            stub, metadata = InferenceStub(to_edge), self._metadata
             while True:
                 listed = await stub.ListModels(ListModelsRequest(), metadata=metadata, wait_for_ready=True)
                 if listed.models:
                     break
                 await asyncio.sleep(POLL_INTERVAL_S)
-        await asyncio.gather(*map(self._passes, self.plan.fronts))
+        await asyncio.gather(*map(self._wait_forwarding, self.plan.proxies))
 
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", f"Bearer {self.api_key}"),)
 
-    async def _passes(self, proxy: str) -> None:
+    async def _wait_forwarding(self, proxy: str) -> None:
         """Wait until the Envoy at `proxy` has its configuration, and an edge that answers."""
         await asyncio.gather(_wait_grpc_through_proxy(proxy, self._metadata), _wait_http_through_proxy(proxy))
 
@@ -140,7 +140,7 @@ class LocalMesh:
     async def _serves_again(self, spec: ProcessSpec, on_status: ProcessStatusFn) -> None:
         await self._wait_healthy(spec, on_status)
         if spec.tier == "envoy":
-            await self._passes(spec.address)
+            await self._wait_forwarding(spec.address)
 
     def _write_bootstrap(self, spec: ProcessSpec) -> None:
         routing = self.plan.processes_of("routing")[self.plan.processes_of("envoy").index(spec)]

@@ -25,9 +25,8 @@ class MeshOptions:
     batching: str = "continuous"
     model: str = DEFAULT_MODEL
     envoy: bool = True
-    envoys: int = (
-        1  # if `envoy`; each with a routing process processes_of its own, because each has its own port on this host
-    )
+    # If `envoy`: the number of Envoys. Each has its own routing process, because each has its own port on this host.
+    envoys: int = 1
     otlp: str = ""  # URL of an OTLP/gRPC receiver; empty: no export
     base_port: int = BASE_PORT  # shifts every port by its distance from 7000
     settings: tuple[str, ...] = ()  # further PENSTOCK_*=value for the tiers
@@ -56,8 +55,8 @@ class MeshPlan:
     proxy: str = ""  # Envoy, gRPC and HTTP on one port; empty: none
 
     @property
-    def fronts(self) -> list[str]:
-        """Addresses processes_of all Envoys."""
+    def proxies(self) -> list[str]:
+        """Addresses of all Envoys."""
         return [each.address for each in self.processes_of("envoy")]
 
     def processes_of(self, tier: str) -> list[ProcessSpec]:
@@ -143,12 +142,12 @@ class _Planner:
         name = self.name("envoy", replica)
         argv = (program, "-c", str(self.folder / f"{name}.json"), "--concurrency", "1", "--disable-hot-restart")
         address, admin = self.address(8080, replica), self.address(8081, replica)
-        return ProcessSpec(name=name, tier_process="envoy", argv=(*argv, "-l", "warning"), address=address, admin=admin)
+        return ProcessSpec(name=name, tier="envoy", argv=(*argv, "-l", "warning"), address=address, admin=admin)
 
-    def name(self, tier_process: str, replica: int) -> str:
+    def name(self, tier: str, replica: int) -> str:
         """A number follows where there may be several."""
-        is_single = tier_process == "auth" or (tier_process in ("routing", "envoy") and self.options.envoys == 1)
-        return tier_process if is_single else f"{tier_process}-{replica + 1}"
+        is_single = tier == "auth" or (tier in ("routing", "envoy") and self.options.envoys == 1)
+        return tier if is_single else f"{tier}-{replica + 1}"
 
     def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:
         listen = self.address(port, replica)
@@ -158,5 +157,5 @@ class _Planner:
             name, _, value = setting.partition("=")
             if name.startswith(f"PENSTOCK_{tier.upper()}_"):
                 environment[name] = value
-        argv, name = (sys.executable, "-m", f"penstock.{tier_process}"), self.name(tier_process, replica)
+        argv, name = (sys.executable, "-m", f"penstock.{tier}"), self.name(tier, replica)
         return ProcessSpec(name=name, tier=tier, argv=argv, environment=environment, address=listen, http=http)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-FRONTS = "any Envoy"
+ANY_ENVOY = "any Envoy"  # `via` of a client that rotates between several Envoys
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class TokenTranscript:
     finish_reason: str = ""  # why it ended; empty: it never did
     usage_tokens: int = 0  # what its last attempt has cost
     failure_text: str = ""
-    lost_connection: bool = False  # the failure_text was that of a connection, or of the process at its end
-    via: str = ""  # the process that the client was connected to, if it was a proxy; several: FRONTS
+    lost_connection: bool = False  # the failure is that of a connection, or of the process at its other end
+    via: str = ""  # the process that the client was connected to, if it was a proxy; ANY_ENVOY: one of several
     is_plain: bool = False  # the client neither retries nor resumes
     stage_durations: Mapping[str, float] = field(default_factory=dict)  # s to the first token, where that was asked for
 
@@ -94,7 +94,7 @@ def _check_transcript(transcript: TokenTranscript, reference: TokenTranscript, f
 
 def _reason(transcript: TokenTranscript) -> str:
     where = f"{transcript.request_id} through {transcript.via}" if transcript.via else transcript.request_id
-    return f"{where}: {transcript.failure_text or 'never ended_at'}"
+    return f"{where}: {transcript.failure_text or 'never ended'}"
 
 
 def _is_expected(index: int, token_id: int, reference: TokenTranscript) -> bool:

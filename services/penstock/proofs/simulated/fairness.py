@@ -1,4 +1,4 @@
-"""Tenants that ask for more than they can have get the same, by weight, and one inside its share notices nobody."""
+"""Overloaded tenants get service in proportion to their weights; a loud tenant does not delay a quiet one."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -34,12 +34,10 @@ MAX_P99_RATIO = 1.25  # times the P99 alone
 QUIET_RUNS_PER_SEED = 4  # for each seed asked for: of 200 requests in a run, two are beyond the P99
 MAX_UNANSWERED_PERCENT = 1.0  # % of a quiet tenant's requests
 NOTE = (
-    "A gap must be at worst_at_most half of plain VTC's. In short and long and in the varied workloads no order is known that "
-    "halves it with one shard: there a gap must be at worst_at_most half of plain VTC's, or 1.2 times that of the best order "
-    "that knows all, if that is more. These orders know the length of every answer and each step of the engine as it "
-    "ends: a greedy one, one that forecasts each choice 200 steps ahead, and plain VTC. None can stop what runs or "
-    "divide a request, and each has one line whatever the number of shards. Plain VTC is reported of each token as it "
-    "comes, as no mesh is; one line has it reported by reports. Shares are of means."
+    "The goal of every gap is the larger of half of plain VTC's gap and 1.2 times the gap of the clairvoyant order. "
+    "The clairvoyant order is the shipped order with one shard, charged for every token as it is generated and told "
+    "the length of every answer. Plain VTC is charged for every token as well; a mesh learns of tokens by reports. "
+    "Percentages are of means over seeds."
 )
 
 

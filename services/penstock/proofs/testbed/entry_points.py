@@ -5,30 +5,30 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from penstock.client import Client
 from penstock.local_mesh.mesh import LocalMesh
-from penstock.proofs.checks.transcript import FRONTS
-from penstock.proofs.requests import Wish
-from penstock.proofs.testbed.load import Load, Loads
+from penstock.proofs.checks.transcript import ANY_ENVOY
+from penstock.proofs.requests import ProofRequest
+from penstock.proofs.testbed.load import ClosedLoopLoad, Loads
 from penstock.proofs.testbed.plain_clients import PlainClient
 
 CONNECTIONS = 2  # of each kind of client to each Envoy
 
 
 @asynccontextmanager
-async def ways_in(
-    direct: Client, mesh: LocalMesh, wishes: Sequence[Wish], streams: int, seed: int
+async def open_load_through_all(
+    direct: Client, mesh: LocalMesh, requests: Sequence[ProofRequest], streams: int, seed: int
 ) -> AsyncIterator[Loads]:
     """Split `streams` into three even parts: SDK at the edges, SDK through the Envoys, plain gRPC through them."""
     third = streams // 3
-    envoys = [each for each in mesh.plan.of("envoy") for _ in range(CONNECTIONS)]
+    envoys = [each for each in mesh.plan.processes_of("envoy") for _ in range(CONNECTIONS)]
     async with AsyncExitStack() as stack:
-        loads = [Load(direct, wishes, streams - 2 * third, seed)]
+        loads = [ClosedLoopLoad(direct, requests, streams - 2 * third, seed)]
         for number, part in enumerate(_parts(third, len(envoys))):
-            fronts = mesh.plan.fronts if number % 2 else mesh.plan.fronts[::-1]
-            client = await stack.enter_async_context(Client(*fronts, api_key=mesh.api_key))
-            loads.append(Load(client, wishes, part, seed + 1 + number, via=FRONTS))
+            proxies = mesh.plan.proxies if number % 2 else mesh.plan.proxies[::-1]
+            client = await stack.enter_async_context(Client(*proxies, api_key=mesh.api_key))
+            loads.append(ClosedLoopLoad(client, requests, part, seed + 1 + number, via=ANY_ENVOY))
         for number, (envoy, part) in enumerate(zip(envoys, _parts(third, len(envoys)), strict=True)):
             plain = await stack.enter_async_context(PlainClient(envoy.address, mesh.api_key))
-            loads.append(Load(plain, wishes, part, seed + 100 + number, via=envoy.name))
+            loads.append(ClosedLoopLoad(plain, requests, part, seed + 100 + number, via=envoy.name))
         yield Loads(loads)
 
 

@@ -32,7 +32,7 @@ class ClosedLoopLoad:
         explain: bool = False,
         via: str = "",
     ) -> None:
-        """`explain`: have each answer say where its time went, for its history's stage_durations. `via`: as `TokenTranscript.via`."""
+        """`explain`: request a timeline, for `TokenTranscript.stage_durations`. `via`: as `TokenTranscript.via`."""
         self.transcripts: list[TokenTranscript] = []
         self.tokens_received = 0
         self._client = client

@@ -1,6 +1,6 @@
 """A plain gRPC client: one call for each request, pinned to one address, without retries or resumption.
 
-A plain client has no way to resume: if the process that carries its call dies, the call fails and has to be made again.
+A plain client cannot resume: if the process that carries its call dies, the call fails and has to be repeated.
 """
 
 from collections.abc import AsyncIterator
@@ -12,17 +12,17 @@ import grpc
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import Unavailable, error_from_rpc
 from penstock.client import Options
-from penstock.client.progress import Piece
+from penstock.client.progress import TokenChunk
 from penstock.client.request import Prompt, generate_request
 from penstock.client.retries import CONNECTION_LOST
 from penstock.v1.inference_pb2 import Finished, GenerateRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
-NOT_STARTED = "the answer is not finished; read it to its end first"
+NOT_FINISHED = "the answer is not finished; read it to its end first"
 
 
 class PlainClient:
-    """Calls `Generate` through the generated stub, on a connection of its own to `address`.
+    """Calls `Generate` through the generated stub, on its own connection to `address`.
 
     A new call waits for the connection (gRPC's `wait_for_ready`); a call that has been sent is never sent again.
     """
@@ -50,10 +50,10 @@ class PlainClient:
 
 
 class PlainAnswer:
-    """One call. Iterate it for pieces; raises PenstockError when the call fails."""
+    """One call. Iterate it for pieces; iteration raises PenstockError if the call fails."""
 
-    def __init__(self, start: Any, request: GenerateRequest) -> None:
-        self._start = start
+    def __init__(self, start_call: Any, request: GenerateRequest) -> None:
+        self._start_call = start_call
         self._request = request
         self._call: Any = None
         self._finished: Finished | None = None
@@ -62,7 +62,7 @@ class PlainAnswer:
     @property
     def finished(self) -> Finished:
         if self._finished is None:
-            raise RuntimeError(NOT_STARTED)
+            raise RuntimeError(NOT_FINISHED)
         return self._finished
 
     async def __aenter__(self) -> Self:
@@ -74,13 +74,13 @@ class PlainAnswer:
         if self._call:
             self._call.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        self.attempts, self._call = 1, self._start(self._request)
+    async def __aiter__(self) -> AsyncIterator[TokenChunk]:
+        self.attempts, self._call = 1, self._start_call(self._request)
         try:
             async for frame in self._call:
                 match frame.WhichOneof("frame"):
                     case "delta":
-                        yield Piece(frame.delta.text, tuple(frame.delta.token_ids), frame.delta.first_index, ())
+                        yield TokenChunk(frame.delta.text, tuple(frame.delta.token_ids), frame.delta.first_index, ())
                     case "finished":
                         self._finished = frame.finished
         except grpc.aio.AioRpcError as error:

@@ -97,8 +97,8 @@ async def open_testbed(
     relays: TcpRelays | None = None,
     envoys: int = 0,
 ) -> AsyncIterator[Testbed]:
-    """`options` as it is, but for ports processes_of its own, `settings`, and `envoys` Envoys; the client goes to the edges alone.
-    With `relays`, all that its processes and clients report_progress goes over these.
+    """`options` as it is, but for its own ports, `settings`, and `envoys` Envoys; the client goes to the edges alone.
+    With `relays`, all connections of its processes and clients go over these.
     """
     every = (*COMMON_SETTINGS, *settings, *options.settings)
     own = replace(options, base_port=0, envoy=bool(envoys), envoys=max(1, envoys), settings=every)
@@ -125,7 +125,7 @@ async def under_load(load: ClosedLoopLoad | Loads) -> AsyncIterator[None]:
 
 async def wait_for_tokens(load: ClosedLoopLoad | Loads, tokens_received: int) -> None:
     """Wait until clients have got `tokens` more."""
-    wanted = load.tokens_received + tokens
+    wanted = load.tokens_received + tokens_received
     while load.tokens_received < wanted:  # noqa: ASYNC110  # who waits here is a proof that counts, not the load that makes
         await asyncio.sleep(POLL_INTERVAL_S)
 

@@ -13,9 +13,7 @@ from penstock.simulator.baselines.clairvoyant import ClairvoyantPolicy
 from penstock.simulator.baselines.dropping import AgeDrop, DroppingFifo, FollyCodel, NeverDrop
 from penstock.simulator.baselines.gradient import GradientController, GradientLimitedFifo
 from penstock.simulator.baselines.plain_vtc import PlainVtc
-from penstock.simulator.baselines.planner import Planner
 from penstock.simulator.baselines.round_robin import RoundRobin
-from penstock.simulator.scenario import WorkerKind
 from penstock.v1.inference_pb2 import Priority
 
 Clock = Callable[[], float]
@@ -89,11 +87,6 @@ def _new_clairvoyant(_: Clock, options: Options) -> ClairvoyantPolicy:
     return ClairvoyantPolicy(options["ahead"])
 
 
-def _planner(clock: Clock, options: Options) -> Planner:
-    kind = WorkerKind(slots=int(options["slots"]), kv_blocks=int(options["kv_blocks"]))
-    return Planner(options["steps"], options["ahead"], clock, kind)
-
-
 def _new_gradient(clock: Clock, _: Options) -> GradientLimitedFifo:
     return GradientLimitedFifo(GradientController(), clock)
 
@@ -114,9 +107,6 @@ POLICIES: Mapping[str, BaselinePolicy] = {
     "gradient": BaselinePolicy(factory=_new_gradient),
     "round_robin": BaselinePolicy(factory=_new_round_robin, options={"ttl": 1.0}),
     "clairvoyant": BaselinePolicy(factory=_new_clairvoyant, options={"ahead": 64.0}),
-    "planner": BaselinePolicy(
-        factory=_planner, options={"steps": 200.0, "ahead": 64.0, "slots": 256, "kv_blocks": 7_500}
-    ),
     "vtc": BaselinePolicy(
         factory=_new_vtc, options={"input_weight": 1.0, "output_weight": 2.0, "report_interval": 0.0}
     ),
