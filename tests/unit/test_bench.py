@@ -6,7 +6,8 @@ import click
 import pytest
 
 from penstock.bench.load import BenchLoad, LengthRange
-from penstock.bench.report import Slo, quantile, report_of
+from penstock.bench.report import Slo, report_of
+from penstock.bench.statistics import quantile
 from penstock.bench.transcript import CANCELLED, OK, Transcript
 from penstock.cli.bench import parse_lengths
 

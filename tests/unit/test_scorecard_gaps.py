@@ -59,6 +59,10 @@ def test_where_the_clairvoyant_order_does_not_halve_the_gap_it_sets_the_goal_of_
     assert [line.is_met for line in judged(monkeypatch, fair=7_210.0, clairvoyant=6_000.0)] == [False, False]
 
 
+def test_no_goal_is_above_the_gap_of_plain_vtc(monkeypatch):
+    assert {line.goal for line in judged(monkeypatch, clairvoyant=12_000.0)} == {"<= 100"}
+
+
 @pytest.mark.parametrize("shards", SHARD_COUNTS)
 def test_every_gap_is_compared_with_the_bound_of_vtcs_theorem(lines, shards):
     (bound,) = (

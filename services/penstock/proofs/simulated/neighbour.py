@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from penstock.bench.progress import progress_reporter
-from penstock.bench.report import quantile
+from penstock.bench.statistics import quantile
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard, percentile, reported
 from penstock.proofs.simulated.scenarios import proof_scenario, worst_at_most

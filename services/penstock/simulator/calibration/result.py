@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from penstock.bench.report import quantile
+from penstock.bench.statistics import quantile
 from penstock.simulator.calibration.fit import MeasuredStep, StepTimeFit
 from penstock.simulator.calibration.points import CalibrationPoint
 from penstock.worker.engine.simulated.step_time import FIELD_BY_KEY, SECONDS_PER_MS, MeasurementFacts

@@ -88,7 +88,7 @@ class SimEdge:
 
     def on_arrival(self, tenant: SimTenant, offered: OfferedRequest) -> None:
         now, client = self._events.now, tenant.client
-        history = Transcript(len(self._ledger.requests), now, prompt_tokens=offered.prompt_tokens)
+        history = Transcript(len(self._ledger.requests), now)
         request = SimRequest(
             tenant, offered.prompt_tokens, offered.output_tokens, history, self._rngs[tenant.name], offered.prefix
         )

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.report import Slo, quantile
+from penstock.bench.report import Slo
+from penstock.bench.statistics import quantile
 from penstock.simulator.capacity_plan import CapacityPlan
 from penstock.simulator.report.figures import meets_slo
 from penstock.simulator.scenario import PRIORITIES

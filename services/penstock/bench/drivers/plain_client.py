@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from penstock.chassis.channels import channel
+from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import Unavailable, error_from_rpc
 from penstock.client import Options
 from penstock.client.progress import TokenChunk
@@ -45,7 +46,7 @@ class PlainClient:
         return PlainAnswer(self._call, generate_request(prompt, **options))
 
     def _call(self, request: GenerateRequest) -> Any:
-        timeout = request.timeout.ToTimedelta().total_seconds() if request.HasField("timeout") else None
+        timeout = seconds_of(request.timeout) if request.HasField("timeout") else None
         return self._stub.Generate(request, metadata=self._metadata, timeout=timeout, wait_for_ready=True)
 
 
@@ -57,7 +58,7 @@ class PlainAnswer:
         self._request = request
         self._call: Any = None
         self._finished: Finished | None = None
-        self.attempts = 0
+        self.is_accepted = False  # an edge has accepted the request
 
     @property
     def finished(self) -> Finished:
@@ -75,9 +76,10 @@ class PlainAnswer:
             self._call.cancel()
 
     async def __aiter__(self) -> AsyncIterator[TokenChunk]:
-        self.attempts, self._call = 1, self._start_call(self._request)
+        self._call = self._start_call(self._request)
         try:
             async for frame in self._call:
+                self.is_accepted = True
                 match frame.WhichOneof("frame"):
                     case "delta":
                         yield TokenChunk(frame.delta.text, tuple(frame.delta.token_ids), frame.delta.first_index, ())
