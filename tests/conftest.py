@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
-def _broken_worlds_are_forgotten():
+def _collect_finished_worlds():
     """What is left of them would be told of as an error of some later test."""
     yield
     collect_finished_worlds()

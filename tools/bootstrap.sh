@@ -6,7 +6,10 @@ say() { printf 'penstock: %s\n' "$*" >&2; }
 # bootstrap running|testing
 bootstrap() {
   local stamp=".venv/.penstock-$1" python want
-  if [ "$1" = testing ]; then find_compiler; fi
+  if [ "$1" = testing ]; then
+    find_compiler
+    install_node_example
+  fi
   want="$(cat tools/requirements.lock pyproject.toml | cksum) $PWD"
   if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then return; fi
   if [ ! -x .venv/bin/python ]; then
@@ -47,6 +50,17 @@ find_compiler() {
     say "needs a C++ compiler: sudo apt-get install g++"
     return 1
   fi
+}
+
+# A test runs examples/node. It skips if npm is missing or the packages cannot be installed.
+install_node_example() {
+  local folder=examples/node
+  if ! command -v npm >/dev/null || [ "$folder/node_modules/.package-lock.json" -nt "$folder/package-lock.json" ]; then
+    return
+  fi
+  say "installing the packages of examples/node"
+  npm ci --prefix "$folder" --no-audit --no-fund --ignore-scripts --silent ||
+    say "npm cannot install them; the test of examples/node will skip"
 }
 
 install_locked() {

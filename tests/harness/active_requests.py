@@ -46,7 +46,7 @@ DEFAULT_PLAN = GenerationPlan(
 
 
 def generation_plan(**changes):
-    return replace(DEFAULT_PLAN, **{"transcript": LetterDetokenizer(), **changes})
+    return replace(DEFAULT_PLAN, **{"detokenizer": LetterDetokenizer(), **changes})
 
 
 def new_active_request():
@@ -54,10 +54,10 @@ def new_active_request():
 
 
 def queued_request(**changes):
-    flight = new_active_request()
-    assert flight.on_tokenized(generation_plan(**changes), 1.0) == [Reserve()]
-    assert flight.on_admitted(Identity(tenant_id="acme"), "r1", 2.0) == [Enqueue()]
-    return flight
+    request = new_active_request()
+    assert request.on_tokenized(generation_plan(**changes), 1.0) == [Reserve()]
+    assert request.on_admitted(Identity(tenant_id="acme"), "r1", 2.0) == [Enqueue()]
+    return request
 
 
 def lease(attempt=1, worker="w1"):
@@ -72,16 +72,16 @@ def lease(attempt=1, worker="w1"):
 
 
 def running_request(**changes):
-    flight = queued_request(**changes)
-    assert flight.on_queued() == [Accept()]
-    assert flight.on_leased(lease(), 10.0) == [StartRun(lease())]
-    assert flight.on_run_started() == []
-    return flight
+    request = queued_request(**changes)
+    assert request.on_queued() == [Accept()]
+    assert request.on_leased(lease(), 10.0) == [StartRun(lease())]
+    assert request.on_run_started() == []
+    return request
 
 
-def send_tokens(flight, text, now=12.0):
+def send_tokens(request, text, now=12.0):
     """Make the worker send `text`, a token per letter, and return what the client gets."""
     got = []
     for letter in text:
-        got += flight.token(len(flight.answer.ids), ord(letter), None, now)
+        got += request.on_token(len(request.output.token_ids), ord(letter), None, now)
     return got

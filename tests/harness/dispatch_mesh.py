@@ -240,12 +240,14 @@ class CoreMesh:
                 scheduler, frame.credit.model, credit, self.now, return_unused=frame.credit.return_unused
             )
         if kind == "pool_stats":
-            return book.on_pool_stats(scheduler, frame.pace.model, queue_frames.pool_stats_of(frame.pace, self.now))
+            return book.on_pool_stats(
+                scheduler, frame.pool_stats.model, queue_frames.pool_stats_of(frame.pool_stats, self.now)
+            )
         if kind == "virtual_times":
             return book.on_virtual_times(frame.virtual_times.times)
         if kind == "service_report":
-            steps = queue_frames.worker_steps_of(frame.served.workers)
-            return book.on_service_report(queue_frames.served_tickets_of(frame.served.tickets), steps)
+            steps = queue_frames.worker_steps_of(frame.service_report.workers)
+            return book.on_service_report(queue_frames.served_tickets_of(frame.service_report.tickets), steps)
         if kind == "place":
             return book.on_place(scheduler, frame.place.lease, self.now)
         if kind == "decline":
@@ -259,10 +261,10 @@ class CoreMesh:
             offer = frame.offer
             return dispatcher.on_offer(shard, offer.ticket, self.now, uses_express_credit=offer.uses_express_credit)
         if kind == "offer_withdrawn":
-            return dispatcher.on_offer_withdrawn(shard, frame.recalled.ticket_ids)
+            return dispatcher.on_offer_withdrawn(shard, frame.offer_withdrawn.ticket_ids)
         if kind == "head":
             return dispatcher.on_head(shard, frame.head)
-        return dispatcher.on_credit_returned(shard, frame.returned.model, frame.returned.tickets)
+        return dispatcher.on_credit_returned(shard, frame.credit_returned.model, frame.credit_returned.tickets)
 
     # Effects.
 

@@ -115,7 +115,7 @@ class EdgeAuthMesh:
     @property
     def holding_edge(self) -> int:
         """Number of the one edge that holds a reservation."""
-        [name] = self.auth.desk.accounts.edges
+        [name] = self.auth.desk.reservations.edges_with_reservations
         return int(name.removeprefix("edge-")) - 1
 
     async def figures(self, number=0) -> dict[str, float]:
@@ -132,7 +132,7 @@ class EdgeAuthMesh:
     async def wait_settled(self) -> list[tuple]:
         """The ledger once nothing is reserved any more; auth is gone after it."""
         async with asyncio.timeout(20):
-            while self.auth.desk.accounts.reservations:  # noqa: ASYNC110  # a figure is asked, it does not tell
+            while self.auth.desk.reservations.reservation_count:  # noqa: ASYNC110  # a figure is asked, it does not tell
                 await asyncio.sleep(0)
         await self.auth.stop()
         return self.auth.ledger_rows()

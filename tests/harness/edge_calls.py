@@ -50,5 +50,5 @@ async def wait_at_rest(mesh):
     figures = await mesh.figures()
     while figures["active_requests"] or figures["reservations_open"]:
         figures = await mesh.figures()
-    assert not mesh.auth.open
+    assert not mesh.auth.open_reservations
     return figures

@@ -14,7 +14,7 @@ from penstock.chassis.errors import PenstockError, Unauthenticated
 from penstock.chassis.streams.link import PROTOCOL_VERSION, accept_stream
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
-from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Refused, Settled
+from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
 from penstock.mesh.v1.queue_pb2 import Catalog, Leased, Queued, Shed, SubmitResponse, Withdrawn, WouldAdmit
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer, add_QueueServiceServicer_to_server
@@ -86,7 +86,7 @@ class FakeAuth(AdmissionServiceServicer):
         asked = frame.identify if kind == "identify" else frame.reserve
         if asked.credential.bearer != "good":
             error = Unauthenticated("no such key", reason="KEY_UNKNOWN")
-            return AdmitResponse(rejected=Refused(request_id=asked.request_id, failure=error.failure()))
+            return AdmitResponse(rejected=Rejected(request_id=asked.request_id, failure=error.failure()))
         identity = Identity(
             tenant_id="acme", priority=PRIORITY_STANDARD, weight=1.0, cache_salt=b"s" * 16, key_id="key-1"
         )
@@ -94,7 +94,7 @@ class FakeAuth(AdmissionServiceServicer):
             return AdmitResponse(identified=Identified(request_id=asked.request_id, identity=identity))
         if self.refusals:
             failure = self.refusals.pop(0).failure()
-            rejected = Refused(request_id=asked.request_id, failure=failure, tenant_id="acme", key_id="key-1")
+            rejected = Rejected(request_id=asked.request_id, failure=failure, tenant_id="acme", key_id="key-1")
             return AdmitResponse(rejected=rejected)
         self.reserves.append(asked)
         self.open_reservations.add(f"r-{asked.request_id}")
@@ -136,10 +136,10 @@ class FakeQueue(QueueServiceServicer):
     def on_frame(self, peer, frame):
         if frame.WhichOneof("frame") == "probe":
             if self.holds_probes:
-                self.held_probes.put_nowait((peer, frame.knock.ticket))
+                self.held_probes.put_nowait((peer, frame.probe.ticket))
             else:
-                self.probes.append(frame.knock.ticket)
-                self.answer_probe(peer, frame.knock.ticket, self.sheds.pop(0) if self.sheds else None)
+                self.probes.append(frame.probe.ticket)
+                self.answer_probe(peer, frame.probe.ticket, self.sheds.pop(0) if self.sheds else None)
         for ticket in frame.enqueue.tickets:
             self.tickets.append(ticket)
             if self.sheds:

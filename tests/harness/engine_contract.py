@@ -10,7 +10,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 
-from penstock.worker.engine.errors import PromptTooLong, StartInvalid
+from penstock.worker.engine.batching.errors import PromptTooLong, StartInvalid
 from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, FinishReason, SamplingParams, SequenceSpec
 
 PROMPT = (5, 9, 30, 31, 40, 41, 42, 7, 8, 90, 91, 92, 93, 17, 18, 19, 20, 21, 60, 61)
@@ -140,7 +140,7 @@ def biases_and_constraints_restrict_the_output(subject):
     allowed = subject.text(constraint=AllowedTokens(frozenset({50, 51, 52})))
     assert set(allowed) <= {50, 51, 52}
     choices = ((60, 61, 62), (60, 70, 71))
-    held = {"form": AllowedChoices(choices), "ignore_eos": False}
+    held = {"constraint": AllowedChoices(choices), "ignore_eos": False}
     chosen = subject.text(**held)
     assert tuple(chosen[:3]) in choices
     assert len(chosen) == 4

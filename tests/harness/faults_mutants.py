@@ -74,14 +74,14 @@ def a_resumed_run_forgets_its_position(start, passage, handle, lease):
 @mutant(edge_frames, "start", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_resumed_run_may_be_as_long_as_the_first(start, passage, handle, lease):
     frame = start(passage, handle, lease)
-    frame.start.max_output_tokens = passage.flight.plan.max_output_tokens
+    frame.start.max_output_tokens = passage.request.plan.max_output_tokens
     return frame
 
 
 @mutant(edge_frames, "enqueue", fault=(FaultKind.KILL, "worker", Failpoint(EXECUTE, TO_CLIENT, "step")))
 def a_lost_run_is_enqueued_at_the_tail(enqueue, passage):
-    if passage.flight.attempt > 1:
-        passage.flight.enqueued_at += 1.0
+    if passage.request.attempt > 1:
+        passage.request.enqueued_at += 1.0
     return enqueue(passage)
 
 
@@ -113,15 +113,15 @@ def a_lost_run_is_never_retried(worker_lost, self, now, *, died):
 
 
 @mutant(gateway, "plan_generation", fault=(FaultKind.KILL, "edge", Failpoint(EXECUTE, TO_CLIENT, "step")))
-def a_resumed_answer_forgets_its_text(plan_for, spec, model, **given):
-    plan = plan_for(spec, model, **given)
-    fresh = model.codec.transcript(spec.input, plan.prompt_ids, spec.stop)
-    return dataclasses.replace(plan, transcript=fresh)
+def a_resumed_answer_forgets_its_text(plan_generation, spec, model, **given):
+    plan = plan_generation(spec, model, **given)
+    fresh = model.codec.new_detokenizer(spec.input, plan.prompt_ids, spec.stop)
+    return dataclasses.replace(plan, detokenizer=fresh)
 
 
 @mutant(RequestRunner, "_emit", mutate_plan=with_slow_reader)
 def unread_output_of_a_slow_client_is_unbounded(emit, self, passage, piece):
-    passage.outlet.emit(piece)
+    passage.sink.send_delta(piece)
 
 
 @mutant(write_timeout._WriteWatchdog, "_check", mutate_plan=with_slow_reader)
@@ -178,7 +178,7 @@ def offers_to_a_dead_scheduler_are_lost(scheduler_lost, self, scheduler, now):
 
 @mutant(RecentLeases, "with_fingerprints", mutate_plan=poison_sent_twice)
 def leased_suspects_may_start_on_another_worker(*_):
-    return []
+    return {}
 
 
 # Scheduler.
@@ -205,7 +205,7 @@ def the_end_of_a_cancelled_run_is_not_reported(released, self, message):
 
 @mutant(RunTable, "on_engine_lost")
 def runs_of_a_dead_engine_never_end(engine_lost, self, error, *rest, **given):
-    self.closed = error
+    self.not_ready_error = error
     return []
 
 
@@ -216,8 +216,8 @@ def suspects_are_not_quarantined(engine_lost, self, error, now, *, crashed=False
 
 @mutant(SuspectIsolation, "clear_isolated", mutate_plan=with_poison)
 def cleared_runs_continue_beside_the_next_suspect(_, self):
-    if self.tried and self.tried.tokens > self._mark:
-        self.tried = None
+    if self.isolated and self.isolated.tokens > self._tokens_before:
+        self.isolated = None
 
 
 @mutant(PoisonReports, "merged", mutate_plan=poison_with_edge_kills)
@@ -227,7 +227,7 @@ def suspects_are_not_reported_to_queues(*_):
 
 @mutant(PoisonRequests, "is_blocked", mutate_plan=poison_without_schedulers)
 def lost_runs_start_before_poison_reports_arrive(_, self, ticket, now):
-    return self.refusal(ticket.fingerprint, now) is not None
+    return self.rejection(ticket.fingerprint, now) is not None
 
 
 @mutant(PoisonBroadcast, "send_changes", mutate_plan=poison_with_scheduler_unreachable)

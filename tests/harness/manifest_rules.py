@@ -162,10 +162,11 @@ def _check_mounts(pods, objects):
 def _check_rollout(pods):
     """Never fewer pods than before while rolling; one writer at a time where there is a volume."""
     strategy = pods["spec"]["strategy"]
-    has_volume = any("persistentVolumeClaim" in each for each in _pod(pods).get("volumes", []))
-    if has_volume and (strategy != {"type": "Recreate"} or pods["spec"]["replicas"] != 1):
+    claims = [each.get("persistentVolumeClaim") for each in _pod(pods).get("volumes", [])]
+    is_written = any(claim and not claim.get("readOnly") for claim in claims)
+    if is_written and (strategy != {"type": "Recreate"} or pods["spec"]["replicas"] != 1):
         yield "two of its pods could write to one volume"
-    if not has_volume and strategy.get("rollingUpdate", {}).get("maxUnavailable") != 0:
+    if not is_written and strategy.get("rollingUpdate", {}).get("maxUnavailable") != 0:
         yield "a roll takes pods away before there are new ones"
 
 

@@ -23,7 +23,7 @@ FIGURES_ZERO_AT_REST = {
     "auth": ("reservations", "reserved_tokens", "concurrent_requests"),
     "queue": ("waiting", "waiting_tokens", "offered"),
     "scheduler": ("leases", "promised_blocks"),
-    "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked"),
+    "worker": ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked"),
 }
 
 

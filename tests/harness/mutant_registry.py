@@ -37,51 +37,60 @@ class Mutant:
     def plan(self, seed):
         found = plan_world(seed)
         if self.mutate_plan:
-            return self.mutate_plan(replace(found, faults=(), roughness=0.0), random.Random(seed))
+            return self.mutate_plan(replace(found, faults=(), late_frame_share=0.0), random.Random(seed))
         if self.cancel_mode:
-            asks = (replace(ask, poison_at=None) for ask in found.requests)  # such a client is not to leave
-            asks = tuple(self.cancel_mode(ask, number) for number, ask in enumerate(asks))
-            return replace(found, asks=asks, faults=(), roughness=0.0)
+            requests = (
+                replace(request, crash_token_index=None) for request in found.requests
+            )  # such a client is not to leave
+            requests = tuple(self.cancel_mode(request, number) for number, request in enumerate(requests))
+            return replace(found, requests=requests, faults=(), late_frame_share=0.0)
         if self.fault is None:
             return found
-        act, victim, point = self.fault
+        kind, victim, failpoint = self.fault
         fault = PlannedFault(
-            kind=act, duration_s=0.3, victim_tier=victim, victim_pick=0.5, failpoint=point, frame_number=1 + seed % 3
+            kind=kind,
+            duration_s=0.3,
+            victim_tier=victim,
+            victim_pick=0.5,
+            failpoint=failpoint,
+            frame_number=1 + seed % 3,
         )
         return replace(found, faults=(fault,))
 
 
-def unchanged(ask, _):
-    return ask
+def unchanged(request, _):
+    return request
 
 
-def cancels_early(ask, number):
+def cancels_early(request, number):
     """Leaves while its prompt is on its way into the mesh, tokenized, or computed."""
-    return replace(ask, cancel_after_tokens=None, cancel_after_s=0.003 + 0.004 * number, timeout=None, tokens=24)
+    return replace(
+        request, cancel_after_tokens=None, cancel_after_s=0.003 + 0.004 * number, timeout_s=None, max_output_tokens=24
+    )
 
 
-def poison_with_edge_kills(planned, draw):
+def poison_with_edge_kills(plan, rng):
     """A request crashes engines, and edges are lost: what they had comes again by another."""
     deaths = (
         PlannedFault(
-            kind=FaultKind.KILL, duration_s=0.1, victim_tier="edge", victim_pick=pick, at=draw.uniform(0.3, 0.6)
+            kind=FaultKind.KILL, duration_s=0.1, victim_tier="edge", victim_pick=pick, at=rng.uniform(0.3, 0.6)
         )
         for pick in (0, 0.9)
     )
-    return replace(with_poison(planned, draw), faults=tuple(deaths))
+    return replace(with_poison(plan, rng), faults=tuple(deaths))
 
 
-def poison_without_schedulers(planned, draw):
+def poison_without_schedulers(plan, rng):
     """A request crashes an engine when no scheduler is there and its edge has just lost the worker."""
-    poisoned = with_poison(planned, draw)
-    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
-    shape = replace(planned.shape, schedulers=1, workers=2)
+    poisoned = with_poison(plan, rng)
+    request = next(each for each in poisoned.requests if each.crash_token_index is not None)
+    shape = replace(plan.shape, schedulers=1, workers=2)
     deaf = PlannedFault(
         kind=FaultKind.KILL,
         duration_s=0.3,
         victim_tier="scheduler",
         victim_pick=0,
-        at=ask.starts_at + draw.uniform(0.02, 0.04),
+        at=request.starts_at + rng.uniform(0.02, 0.04),
     )
     lost = PlannedFault(
         kind=FaultKind.RESET,
@@ -91,16 +100,17 @@ def poison_without_schedulers(planned, draw):
         failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
         frame_number=3,
     )
-    later = replace(ask, tokens=max(4, ask.max_output_tokens), poison_at=3)
-    return replace(planned, shape=shape, asks=(later,), faults=(deaf, lost))
+    later = replace(request, max_output_tokens=max(4, request.max_output_tokens), crash_token_index=3)
+    return replace(plan, shape=shape, requests=(later,), faults=(deaf, lost))
 
 
-def edge_freeze_during_auth_restart(planned, draw):
+def edge_freeze_during_auth_restart(plan, rng):
     """And end soon after they have gone on, so that clients have spent the few retries that they share."""
-    gone = draw.uniform(0.3, 0.5)
+    gone = rng.uniform(0.3, 0.5)
     on = gone + 0.3 + 4.5
-    asks = (
-        replace(ask, at=gone + 0.2, cancel_after_tokens=None, cancel_after_s=None, timeout=None) for ask in planned.asks
+    requests = (
+        replace(request, starts_at=gone + 0.2, cancel_after_tokens=None, cancel_after_s=None, timeout_s=None)
+        for request in plan.requests
     )
     faults = (
         PlannedFault(kind=FaultKind.KILL, duration_s=0.8, victim_tier="auth", victim_pick=0, at=gone),
@@ -108,25 +118,25 @@ def edge_freeze_during_auth_restart(planned, draw):
             kind=FaultKind.FREEZE, duration_s=on - gone - 0.3, victim_tier="edge", victim_pick=0, at=gone + 0.3
         ),
         PlannedFault(
-            kind=FaultKind.TERM, duration_s=0.4, victim_tier="edge", victim_pick=0, at=on + draw.uniform(0.9, 1.1)
+            kind=FaultKind.TERM, duration_s=0.4, victim_tier="edge", victim_pick=0, at=on + rng.uniform(0.9, 1.1)
         ),
     )
-    counts = (PlannedTokenCount(starts_at=0.0, prompt=(3,)),)  # has auth answer, and lets nobody in
-    shape = replace(planned.shape, edges=1)
-    return replace(planned, shape=shape, asks=tuple(asks), counts=counts, faults=faults)
+    token_counts = (PlannedTokenCount(starts_at=0.0, prompt=(3,)),)  # has auth answer, and lets nobody in
+    shape = replace(plan.shape, edges=1)
+    return replace(plan, shape=shape, requests=tuple(requests), token_counts=token_counts, faults=faults)
 
 
-def poison_resumed_by_another_edge(planned, draw):
+def poison_resumed_by_another_edge(plan, rng):
     """A request crashes an engine when no scheduler is there, and its edge is lost as well."""
-    poisoned = with_poison(planned, draw)
-    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
-    shape = replace(planned.shape, edges=2, schedulers=1, workers=2)
+    poisoned = with_poison(plan, rng)
+    request = next(each for each in poisoned.requests if each.crash_token_index is not None)
+    shape = replace(plan.shape, edges=2, schedulers=1, workers=2)
     deaf = PlannedFault(
         kind=FaultKind.KILL,
         duration_s=0.3,
         victim_tier="scheduler",
         victim_pick=0,
-        at=ask.starts_at + draw.uniform(0.02, 0.04),
+        at=request.starts_at + rng.uniform(0.02, 0.04),
     )
     lost = PlannedFault(
         kind=FaultKind.KILL,
@@ -136,18 +146,18 @@ def poison_resumed_by_another_edge(planned, draw):
         failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
         frame_number=3,
     )
-    later = replace(ask, tokens=max(4, ask.max_output_tokens), poison_at=3)
-    return replace(planned, shape=shape, asks=(later,), counts=(), faults=(deaf, lost))
+    later = replace(request, max_output_tokens=max(4, request.max_output_tokens), crash_token_index=3)
+    return replace(plan, shape=shape, requests=(later,), token_counts=(), faults=(deaf, lost))
 
 
-def poison_with_scheduler_unreachable(planned, draw):
+def poison_with_scheduler_unreachable(plan, rng):
     """A request crashes an engine when the worker cannot reach its own scheduler, and its edge is lost as well."""
-    poisoned = with_poison(planned, draw)
-    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
-    shape = replace(planned.shape, edges=2, schedulers=2, workers=2)
-    act, victim = draw.choice(((FaultKind.PARTITION, "worker"), (FaultKind.FREEZE, "scheduler")))
+    poisoned = with_poison(plan, rng)
+    request = next(each for each in poisoned.requests if each.crash_token_index is not None)
+    shape = replace(plan.shape, edges=2, schedulers=2, workers=2)
+    kind, victim = rng.choice(((FaultKind.PARTITION, "worker"), (FaultKind.FREEZE, "scheduler")))
     deaf = PlannedFault(
-        kind=act, duration_s=1.5, victim_tier=victim, victim_pick=0, failpoint=Failpoint(ATTACH, TO_SERVER, "started")
+        kind=kind, duration_s=1.5, victim_tier=victim, victim_pick=0, failpoint=Failpoint(ATTACH, TO_SERVER, "started")
     )
     lost = PlannedFault(
         kind=FaultKind.KILL,
@@ -157,16 +167,16 @@ def poison_with_scheduler_unreachable(planned, draw):
         failpoint=Failpoint(EXECUTE, TO_CLIENT, "step"),
         frame_number=3,
     )
-    later = replace(ask, tokens=max(4, ask.max_output_tokens), poison_at=3)
-    return replace(planned, shape=shape, asks=(later,), counts=(), faults=(deaf, lost))
+    later = replace(request, max_output_tokens=max(4, request.max_output_tokens), crash_token_index=3)
+    return replace(plan, shape=shape, requests=(later,), token_counts=(), faults=(deaf, lost))
 
 
-def poison_sent_twice(planned, draw):
+def poison_sent_twice(plan, rng):
     """The second time while the first runs; its edge can start it elsewhere once that has crashed an engine."""
-    poisoned = with_poison(planned, draw)
-    ask = next(each for each in poisoned.requests if each.crash_token_index is not None)
-    first = replace(ask, at=0.0, poison_at=0, uses_session=False, sends_text=False)
-    shape = replace(planned.shape, edges=1, workers=2, slots=1, schedulers=draw.choice((1, 2)), token_budget=8)
+    poisoned = with_poison(plan, rng)
+    request = next(each for each in poisoned.requests if each.crash_token_index is not None)
+    first = replace(request, starts_at=0.0, crash_token_index=0, uses_session=False, sends_text=False)
+    shape = replace(plan.shape, edges=1, workers=2, slots=1, schedulers=rng.choice((1, 2)), token_budget=8)
     unheard = PlannedFault(
         kind=FaultKind.PARTITION,
         duration_s=0.4,
@@ -175,24 +185,32 @@ def poison_sent_twice(planned, draw):
         failpoint=Failpoint(EXECUTE, TO_SERVER, "hello"),
         frame_number=2,
     )
-    again = replace(first, at=draw.uniform(0.0, 0.02))
-    return replace(planned, shape=shape, asks=(first, again), counts=(), faults=(unheard,))
+    again = replace(first, starts_at=rng.uniform(0.0, 0.02))
+    return replace(plan, shape=shape, requests=(first, again), token_counts=(), faults=(unheard,))
 
 
-def cancels_midway(ask, _):
-    return replace(ask, cancel_after_tokens=2, cancel_after_s=None, timeout=None, tokens=24, ignore_eos=True, stops=())
+def cancels_midway(request, _):
+    return replace(
+        request,
+        cancel_after_tokens=2,
+        cancel_after_s=None,
+        timeout_s=None,
+        max_output_tokens=24,
+        ignore_eos=True,
+        stops=(),
+    )
 
 
 def mutant(target, name, *, fault=None, cancel_mode=None, mutate_plan=None):
     """Note a bug: the decorated function takes the original's place and gets it first."""
 
-    def note(changed):
+    def register(changed):
         original = getattr(target, name)
 
-        def planted(*args, **kwargs):
+        def mutated(*args, **kwargs):
             return changed(original, *args, **kwargs)
 
-        MUTANTS[changed.__name__] = Mutant(target, name, planted, fault, cancel_mode, mutate_plan)
+        MUTANTS[changed.__name__] = Mutant(target, name, mutated, fault, cancel_mode, mutate_plan)
         return changed
 
-    return note
+    return register

@@ -79,10 +79,21 @@ class ShardDriver:
     def withdraw(self, *ticket_ids, edge="e"):
         return self.record(self.book.withdraw(edge, ticket_ids))
 
-    def credit(self, tickets, scheduler="s", *, max_tokens=0, rate=0.0, room=None, urgent=0, once=False, model="m"):
+    def credit(
+        self,
+        tickets,
+        scheduler="s",
+        *,
+        max_tokens=0,
+        rate=0.0,
+        total_tokens=None,
+        express=0,
+        return_unused=False,
+        model="m",
+    ):
         """Return the ids that are offered for it, in order."""
-        given = Credit(tickets, max_tokens, rate, room, urgent)
-        return offered(self.record(self.book.on_credit(scheduler, model, given, self.now, return_unused=once)))
+        given = Credit(tickets, max_tokens, rate, total_tokens, express)
+        return offered(self.record(self.book.on_credit(scheduler, model, given, self.now, return_unused=return_unused)))
 
     def place(self, ticket_id, scheduler="s", lease_id="lease", attempt=1):
         lease = Lease(lease_id=lease_id, ticket_id=ticket_id, worker_id="w", attempt=attempt)

@@ -3,7 +3,7 @@
 from dispatch_mesh import MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.mesh.v1.scheduler_pb2 import ServedLease
-from penstock.scheduler.credit.credit_book import FreeCapacity
+from penstock.scheduler.credit.grants import FreeCapacity, plan_grants
 from penstock.scheduler.effects import GrantCredit, SendPoolStats, SendServiceReport
 
 
@@ -22,12 +22,12 @@ def only(kind, effects):
 
 
 def held_credit(scheduler, queue="q"):
-    return scheduler.credits[MODEL].shards[queue].held
+    return scheduler.credit_books[MODEL].shards[queue].held_tickets
 
 
 def free_capacity(scheduler):
     pool = scheduler.fleet.pools[MODEL]
-    return pool.totals.available_leases, pool.largest
+    return pool.totals.available_leases, pool.max_ticket_tokens
 
 
 def service_reports(effects, kind=SendServiceReport):
@@ -78,10 +78,10 @@ def head(waiting=1, *, priority=2, at=100, virtual=0.0, tokens=10, lifted=0.0, r
 
 def grants(book, room, largest, tokens=MANY_TOKENS):
     """What is granted, but for the tokens."""
-    return [grant._replace(tokens=0) for grant in book.grants(FreeCapacity(room, tokens, largest))]
+    return [grant._replace(tokens=0) for grant in plan_grants(book, FreeCapacity(room, tokens, largest))]
 
 
 def offer_one(book, queue, then):
     """A shard uses one credit and tells its new head, as it does after every offer."""
     book.on_offer(queue, 10)
-    book.head(queue, then)
+    book.on_head(queue, then)

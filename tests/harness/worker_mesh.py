@@ -1,4 +1,4 @@
-"""A real worker with its engine in a process, between a scheduler and edges that the test holds in its hand."""
+"""A real worker with its engine in a process, between a fake scheduler and edges that the test drives."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,20 +25,20 @@ from penstock.worker.__main__ import run
 from penstock.worker.config import DType, EngineKind, WorkerConfig
 
 TIMEOUT_S = 60.0  # s; a bound for what must happen, never a wait for what may
-FIGURES_ZERO_AT_REST = ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "parked")
+FIGURES_ZERO_AT_REST = ("running", "waiting", "kv_blocks_used", "leases_expected", "leases_running", "runs_parked")
 
 
 class FakeScheduler(SchedulerServiceServicer):
-    """Announces what the test says and keeps what workers say."""
+    """Announces the leases that the test names and records all frames of workers."""
 
     def __init__(self):
         self.profiles = asyncio.Queue()
         self.lease_events = asyncio.Queue()  # started and released, in order
         self.ended_streams = asyncio.Queue()  # of each stream: whether it ended on purpose
         self.reports = asyncio.Queue()
-        self.served = {}  # by lease: all that was told, in order
-        self.cached_blocks = set()  # names of blocks in the worker's prefix cache
-        self.poison_reports = asyncio.Queue()  # whom workers blame, each time it is said beside an attachment
+        self.served = {}  # by lease: all that was reported, in order
+        self.cached_blocks = set()  # short hashes of the blocks in the worker's prefix cache
+        self.poison_reports = asyncio.Queue()  # reports of poison broadcasts: is_confirmed by fingerprint
         self.worker = Hello()
         self.peer = None
 
@@ -46,24 +46,25 @@ class FakeScheduler(SchedulerServiceServicer):
         async with accept_stream(
             context, AttachResponse, Hello(protocol=PROTOCOL_VERSION, instance_id="s1", tier="scheduler")
         ) as peer:
-            is_outcry = False
+            is_broadcast = False
             try:
                 async for frame in peer:
-                    is_outcry |= frame.HasField("poison_update")
+                    is_broadcast |= frame.HasField("poison_update")
                     if frame.HasField("profile"):
                         self.peer, self.worker = peer, peer.hello
                     self.on_frame(frame)
             finally:
-                (self.poison_reports if is_outcry else self.ended_streams).put_nowait(peer.has_peer_ended)
+                (self.poison_reports if is_broadcast else self.ended_streams).put_nowait(peer.has_peer_ended)
 
     def on_frame(self, frame):
         kind = frame.WhichOneof("frame")
         if kind == "load_report":
-            self.reports.put_nowait(frame.report)
+            self.reports.put_nowait(frame.load_report)
         elif kind == "profile":
             self.profiles.put_nowait(frame.profile)
         elif kind == "poison_update":
-            self.poison_reports.put_nowait({blame.fingerprint: blame.is_guilty for blame in frame.blamed.blames})
+            reports = frame.poison_update.reports
+            self.poison_reports.put_nowait({report.fingerprint: report.is_confirmed for report in reports})
         elif kind == "started":
             self.lease_events.put_nowait(("started", frame.started.lease_id))
         elif kind == "released":
@@ -73,17 +74,16 @@ class FakeScheduler(SchedulerServiceServicer):
         elif kind == "progress":
             self.record_served(frame.progress.leases)
         elif kind == "prefix_cache_update":
-            self.cached_blocks = (set() if frame.cache_news.anew else self.cached_blocks) - set(
-                frame.cache_news.removed
-            )
-            self.cached_blocks |= set(frame.cache_news.added)
+            update = frame.prefix_cache_update
+            kept = set() if update.is_snapshot else self.cached_blocks - set(update.removed)
+            self.cached_blocks = kept | set(update.added)
 
     def record_served(self, leases):
         for each in leases:
             self.served.setdefault(each.lease_id, []).append((each.prompt_tokens, each.output_tokens))
 
     async def reports_until(self, is_so):
-        """All reports not asked for before, up to the first that `is_so`."""
+        """Reports received since the last call, up to the first for which `is_so` holds."""
         reports = []
         async with asyncio.timeout(TIMEOUT_S):
             while not (reports and is_so(reports[-1])):
@@ -103,7 +103,7 @@ class FakeScheduler(SchedulerServiceServicer):
         self.peer.send(AttachResponse(drain=DrainWorker()))
 
     async def wait_profile(self, running):
-        """The next profile; the worker's own error where it ends without one."""
+        """Return the next profile; raise the worker's own error if it ends without one."""
         profile = asyncio.ensure_future(self.profiles.get())
         await asyncio.wait([profile, running], timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if not profile.done():
@@ -130,7 +130,7 @@ async def fake_scheduler() -> AsyncIterator[tuple[FakeScheduler, str]]:
 
 
 class WorkerEdge:
-    """One edge's stream: `frames` has all that came, in order; `down` why the stream was lost, each time."""
+    """One edge's stream: `frames` has all received frames, in order; `down` the reason of each loss of the stream."""
 
     def __init__(self, to_worker):
         self.frames = asyncio.Queue()
@@ -193,7 +193,7 @@ class WorkerEdge:
 
 @asynccontextmanager
 async def connected_edge(address, *options) -> AsyncIterator[WorkerEdge]:
-    """An edge, greeted; `options` are its channel's own."""
+    """An edge after its handshake; `options` are its channel's own."""
     async with grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options]) as to_worker:
         edge = WorkerEdge(to_worker)
         running = asyncio.create_task(edge.link.run())
@@ -221,17 +221,17 @@ class RunningWorker:
         return dict((await self._admin.GetSnapshot(GetSnapshotRequest())).snapshot.figures)
 
     async def wait_for_figures(self, is_so):
-        """Figures as soon as `is_so` of them."""
+        """Return the first figures for which `is_so` holds."""
         interval = Duration(nanos=100_000_000)
         async with asyncio.timeout(TIMEOUT_S):
             async for response in self._admin.WatchSnapshot(WatchSnapshotRequest(interval=interval)):
                 figures = dict(response.snapshot.figures)
                 if is_so(figures):
                     return figures
-        raise AssertionError("the worker left")
+        raise AssertionError("the worker ended the watch")
 
     async def wait_at_rest(self):
-        """Figures once nothing is held for anyone."""
+        """Return the figures once no request holds anything."""
         return await self.wait_for_figures(lambda figures: not any(figures[name] for name in FIGURES_ZERO_AT_REST))
 
 
@@ -240,7 +240,7 @@ def engine_processes():
 
 
 def _command_of(process):
-    with suppress(psutil.NoSuchProcess):  # or a zombie, which its parent is about to hear of
+    with suppress(psutil.NoSuchProcess):  # or a zombie that its parent has not reaped
         return " ".join(process.cmdline())
     return ""
 
@@ -259,9 +259,9 @@ def worker_config(model, schedulers, **more):
 
 @asynccontextmanager
 async def running_worker(model, *, first=None, **more) -> AsyncIterator[RunningWorker]:
-    """A worker, attached and ready; the block's end drains it, and nothing of it may be left.
+    """A worker, attached and ready. The block's end drains it, and none of its processes may be left.
 
-    `first` is a scheduler, and its address, that the worker attaches to before it would to its own.
+    `first` is a scheduler and its address; the worker lists it before its own.
     """
     async with fake_scheduler() as (scheduler, address):
         attached_to, first_address = first or (scheduler, address)

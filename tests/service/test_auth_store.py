@@ -251,7 +251,7 @@ def part(request_id, answer_id="", *, emitted=0, made=0, charged=None, outcome="
     )
     is_lost = outcome == OUTCOME_LOST
     return Charge(
-        reservation=replace(reservation(), reservation_id=request_id, ask=own),
+        reservation=replace(reservation(), reservation_id=request_id, request=own),
         prompt_tokens=0 if is_lost else 10,
         output_tokens=made if charged is None else charged,
         made_tokens=made,

@@ -4,7 +4,7 @@ import pytest
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from auth_server import auth_process, cached_rejection, edge, tenant_with_key
+from auth_server import auth_process, edge, rejection_of, tenant_with_key
 from edge_calls import read_answer, rejected_call, wait_at_rest
 from edge_mesh import CONTEXT, edge_mesh
 from edge_sessions import session
@@ -31,7 +31,7 @@ async def shed_by_the_queue(mesh):
 
 
 async def too_long_a_prompt(mesh):
-    await read_answer(mesh.generate(min_output_tokens=1))  # so the edge has met the caller
+    await read_answer(mesh.generate(max_output_tokens=1))  # so the edge has met the caller
     return await rejected_call(mesh.generate("x" * (CONTEXT + 1)))
 
 
@@ -53,7 +53,7 @@ async def test_a_refused_request_is_logged_with_its_caller(ending):
 
 async def test_a_caller_that_was_not_let_in_has_no_name_in_the_log_and_its_key_no_place():
     async with edge_mesh() as mesh:
-        await read_answer(mesh.generate(min_output_tokens=1))
+        await read_answer(mesh.generate(max_output_tokens=1))
         with capture_logs() as logs:
             await rejected_call(mesh.generate(metadata=(("authorization", "Bearer pk_abc_stolen"),)))
             await wait_at_rest(mesh)
@@ -74,7 +74,7 @@ async def crashed_in_a_session(mesh):
 @pytest.mark.parametrize("crashed", [crashed_in_a_call, crashed_in_a_session])
 async def test_an_error_that_nobody_expected_is_logged_with_the_caller_whose_request_it_ended(monkeypatch, crashed):
     async with edge_mesh() as mesh:
-        await read_answer(mesh.generate(min_output_tokens=1))
+        await read_answer(mesh.generate(max_output_tokens=1))
         monkeypatch.setattr("penstock.edge.gateway.plan_generation", lambda *_, **__: 1 / 0)
         with capture_logs([merge_contextvars]) as logs:
             assert (await crashed(mesh)).reason == "INTERNAL"
@@ -84,7 +84,7 @@ async def test_an_error_that_nobody_expected_is_logged_with_the_caller_whose_req
 
 async def test_a_handler_that_crashed_is_logged_with_its_caller(monkeypatch):
     async with edge_mesh() as mesh:
-        await read_answer(mesh.generate(min_output_tokens=1))
+        await read_answer(mesh.generate(max_output_tokens=1))
         monkeypatch.setattr("penstock.edge.api.grpc.service.spec_of", lambda _: 1 / 0)
         with capture_logs([merge_contextvars]) as logs:
             await rejected_call(mesh.generate())
@@ -104,7 +104,7 @@ async def test_auth_names_the_caller_it_refuses_once_it_has_shown_its_secret():
             await found.admin.RevokeKey(pb.RevokeKeyRequest(key_id=key_id))
             revoked = await stream.reserve("request-4", credential=credential)
     answers = [over, unknown, revoked]
-    assert [cached_rejection(each).reason for each in answers] == ["QUOTA_EXCEEDED", "KEY_UNKNOWN", "KEY_REVOKED"]
+    assert [rejection_of(each).reason for each in answers] == ["QUOTA_EXCEEDED", "KEY_UNKNOWN", "KEY_REVOKED"]
     names = [("acme", key_id), ("", ""), ("acme", key_id)]
     assert lines_of(logs, "reservation_rejected") == names
     assert [(each.tenant_id, each.key_id) for each in answers] == names

@@ -21,7 +21,7 @@ def _no_waiting_for_what_never_comes(monkeypatch):
 async def interrupted(mesh, interrupt, kind):
     """Read an answer whose first edge goes after HAD tokens; returns its text and the number of attempts."""
     worker = mesh.workers[0]
-    worker.pause_at = HAD
+    worker.pause_at_index = HAD
     async with Client(*mesh.addresses, api_key=KEY, retries=HASTY) as client:
         if kind == "call":
             return await read(client.generate("hi", max_output_tokens=TOKENS), worker, interrupt)
@@ -32,8 +32,8 @@ async def interrupted(mesh, interrupt, kind):
 async def read(answer, worker, interrupt):
     async with answer:
         async for _ in answer:
-            if len(answer.token_ids) == HAD and worker.pause_at:
-                worker.pause_at = None
+            if len(answer.token_ids) == HAD and worker.pause_at_index:
+                worker.pause_at_index = None
                 await interrupt()
         return answer.text, answer.attempts
 

@@ -123,7 +123,7 @@ async def test_a_session_leaves_an_edge_that_drains_and_what_runs_there_ends_the
         assert await running == "".join(WORDS)
         async with asyncio.timeout(5):
             await old.session_ended.wait()
-        assert old.peers[0].ended  # on purpose
+        assert old.peers[0].has_peer_ended  # on purpose
     assert (len(old.peers), len(new.peers)) == (1, 1)
 
 
@@ -217,7 +217,7 @@ async def test_closing_a_session_says_so_and_ends_what_runs():
     async with session_of(edge) as session:
         reading = asyncio.create_task(session.complete("Hello"))
         await edge.next_frame("generate")
-    assert edge.peers[-1].ended
+    assert edge.peers[-1].has_peer_ended
     with pytest.raises(Cancelled, match="closed"):
         await reading
 

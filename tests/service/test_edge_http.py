@@ -25,7 +25,7 @@ async def test_the_openai_client_sees_each_piece_before_the_next_is_made(path):
         call.accept()
         async with await asked as events:
             for text in ("Wa", "ter", " é🙂"):
-                call.say(text)
+                call.send(text)
                 assert await next_text(events) == text
             call.finish()
             rest = [event async for event in events]
@@ -45,7 +45,7 @@ async def test_the_openai_client_gets_a_whole_answer_with_its_usage(path):
         asked = asyncio.create_task(CREATE[path](edge.api))
         call = await edge.gateway.call()
         call.accept()
-        call.say("Wa", "ter")
+        call.send("Wa", "ter")
         call.finish()
         answer = await asked
         await call.wait_left()
@@ -56,7 +56,7 @@ async def test_the_openai_client_gets_a_whole_answer_with_its_usage(path):
 
 async def test_pieces_that_are_ready_together_go_out_as_one():
     async with http_edge() as edge, edge.accepted_stream() as (response, call):
-        call.say("a", "b", "c")
+        call.send("a", "b", "c")
         call.finish()
         lines = [line async for line in response.aiter_lines() if line.startswith("data: {")]
     assert [json.loads(line[6:])["choices"][0]["text"] for line in lines] == ["abc", ""]
@@ -123,7 +123,7 @@ async def test_a_stream_that_fails_under_way_ends_in_an_error_that_the_client_ra
         call = await edge.gateway.call()
         call.accept()
         async with await asked as events:
-            call.say("Wa")
+            call.send("Wa")
             assert await next_text(events) == "Wa"
             call.fail(Unavailable("every worker is gone", reason="ATTEMPTS_EXHAUSTED"))
             with pytest.raises(openai.APIError, match="every worker is gone"):
@@ -137,7 +137,7 @@ async def test_a_response_that_fails_under_way_ends_in_its_failed_event():
         call = await edge.gateway.call()
         call.accept()
         async with await asked as events:
-            call.say("Wa")
+            call.send("Wa")
             call.fail(Unavailable("every worker is gone", reason="ATTEMPTS_EXHAUSTED"))
             last = [event async for event in events][-1]
     assert last.type == "response.failed"

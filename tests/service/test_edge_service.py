@@ -124,15 +124,15 @@ async def refused_by_the_edge(mesh, **fields):
 
 
 async def cancelled_as_it_waits(mesh, **fields):
-    mesh.queue.is_holding = True
+    mesh.queue.holds_tickets = True
     call = mesh.generate(**fields)
-    await mesh.queue.held.get()
+    await mesh.queue.held_tickets.get()
     call.cancel()
     await mesh.queue.withdrawn.get()
 
 
 async def cancelled_as_it_runs(mesh, **fields):
-    mesh.workers[0].pause_at = 1
+    mesh.workers[0].pause_at_index = 1
     call = mesh.generate(**fields)
     await read_tokens(call, 1)
     call.cancel()
@@ -140,7 +140,7 @@ async def cancelled_as_it_runs(mesh, **fields):
 
 
 async def failed_at_its_deadline(mesh, **fields):
-    mesh.queue.is_holding = True
+    mesh.queue.holds_tickets = True
     await rejected_call(mesh.generate(timeout=timedelta(seconds=0.05), **fields))
 
 

@@ -168,7 +168,7 @@ async def test_a_fault_of_ours_ends_one_request_and_not_its_session(monkeypatch)
 
     async with edge_mesh() as mesh, session(mesh) as client:
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.edge.gateway.plan_for", fail)
+            patch.setattr("penstock.edge.gateway.plan_generation", fail)
             client.generate(1)
             failure = (await client.next_frame("failed")).failure
             assert (failure.reason, failure.message) == ("INTERNAL", "internal error")

@@ -12,9 +12,9 @@ import pytest
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.host import loop
 from penstock.worker.engine.host.loop import engine_main
+from penstock.worker.engine.host.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
 from penstock.worker.engine.host.pipe import MAX_UNSENT_BYTES, HostPipe
 from penstock.worker.engine.interface import FinishReason, SequenceSpec
-from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.simulated.step_time import StepTimeModel
 from tiny_model import write_tiny_model
@@ -29,7 +29,9 @@ def folder(tmp_path):
 
 
 def options_for(model, **fields):
-    return EngineOptions(model=model, **{"engine": "sim", "law": QUICK, "kv_blocks": 32, "dtype": "float32"} | fields)
+    return EngineOptions(
+        model=model, **{"engine": "sim", "step_time": QUICK, "kv_blocks": 32, "dtype": "float32"} | fields
+    )
 
 
 class FrontEnd:
@@ -115,7 +117,7 @@ def test_a_refusal_names_the_sequence_and_the_engine_goes_on(folder):
 
 def test_a_cancel_is_answered_by_the_next_step(folder):
     slow = StepTimeModel(base_s=0.2)  # time enough for the cancel to arrive while the next step runs
-    with engine_thread(options_for(folder, law=slow)) as conn:
+    with engine_thread(options_for(folder, step_time=slow)) as conn:
         conn.recv()
         conn.send(Add(spec(1, output=200)))
         first = conn.recv()
@@ -130,7 +132,7 @@ def test_a_cancel_is_answered_by_the_next_step(folder):
 
 
 def test_a_simulated_step_takes_its_time(folder):
-    with engine_thread(options_for(folder, law=StepTimeModel(base_s=0.02))) as conn:
+    with engine_thread(options_for(folder, step_time=StepTimeModel(base_s=0.02))) as conn:
         conn.recv()
         conn.send(Add(spec(1, output=2)))
         assert conn.recv().took_s >= 0.02

@@ -13,12 +13,12 @@ from textwrap import dedent
 import pytest
 
 from penstock.chassis.lifecycle import background, new_instance_id, request_stop, stop_requested
-from penstock.local_mesh import pdeathsig_exec as child_program
+from penstock.local_mesh import pdeathsig_exec
 
 TIER = """
 import asyncio
 from penstock.chassis.config import ServiceConfig
-from penstock.cli import child as child_program
+from penstock.local_mesh import pdeathsig_exec
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server.server import serving
 
@@ -77,7 +77,7 @@ def test_a_stop_that_comes_before_anything_can_hear_it_is_kept_for_a_process_tha
 
 def test_the_mesh_starts_its_tiers_so_and_no_other_program(tmp_path):
     (tmp_path / "held.py").write_text("import signal; print(signal.SIGTERM in signal.pthread_sigmask(0, []))")
-    between = (sys.executable, "-I", "-S", child_program.__file__, str(os.getpid()), sys.executable)
+    between = (sys.executable, "-I", "-S", pdeathsig_exec.__file__, str(os.getpid()), sys.executable)
     for arguments, held in ((("-m", "held"), "True"), ((str(tmp_path / "held.py"),), "False")):
         ran = subprocess.run([*between, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert ran.stdout.strip() == held

@@ -14,7 +14,7 @@ from penstock.chassis.lifecycle import background
 from penstock.chassis.observability import semconv
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.link import PROTOCOL_VERSION
-from penstock.mesh.v1.queue_pb2 import Knock, SubmitRequest
+from penstock.mesh.v1.queue_pb2 import Probe, SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub, add_QueueServiceServicer_to_server
 from penstock.queue.admission.limits import QueueLimits
 from penstock.queue.models.availability import ModelAvailability
@@ -64,7 +64,7 @@ async def shard_with_both(max_depth=1_000):
         scheduler_at(shard.address) as scheduler,
         edge_at(shard.address) as edge,
     ):
-        while not (await edge.hear("catalog")).entries:
+        while not (await edge.receive("catalog")).entries:
             pass
         yield shard, scheduler, edge
 
@@ -72,15 +72,15 @@ async def shard_with_both(max_depth=1_000):
 async def test_a_ticket_is_queued_offered_placed_and_leased():
     async with shard_with_both() as (shard, scheduler, edge):
         edge.enqueue(ticket("a", traceparent=f"00-{1:032x}-{2:016x}-01", prefix_hashes=[1, 2]))
-        assert (await edge.hear("queued")).ticket_id == "a"
-        assert (await scheduler.hear("head")).waiting == 1
+        assert (await edge.receive("queued")).ticket_id == "a"
+        assert (await scheduler.receive("head")).waiting == 1
         shard.time += 1.5
-        scheduler.credit(1, max_tokens=100)
-        offer = (await scheduler.hear("offer")).ticket
+        scheduler.credit(1, max_ticket_tokens=100)
+        offer = (await scheduler.receive("offer")).ticket
         sent = ticket("a", traceparent=f"00-{1:032x}-{2:016x}-01", prefix_hashes=[1, 2], predicted_output_tokens=10)
         assert offer == sent
         scheduler.place("a", "lease 1")
-        lease = (await edge.hear("leased")).lease
+        lease = (await edge.receive("leased")).lease
         assert (lease.lease_id, lease.worker_id, lease.queue_wait.ToTimedelta().total_seconds()) == (
             *("lease 1", "w"),
             1.5,
@@ -92,13 +92,13 @@ async def test_a_ticket_is_queued_offered_placed_and_leased():
 async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(receiver):
     async with shard_with_both() as (shard, scheduler, edge):
         edge.enqueue(ticket("a"))
-        await edge.hear("queued")
+        await edge.receive("queued")
         record_depths(shard.book.model_queues)
         shard.time += 0.02
         scheduler.credit(1, max_ticket_tokens=100)
-        await scheduler.hear("offer")
+        await scheduler.receive("offer")
         scheduler.place("a", "lease 1")
-        await edge.hear("leased")
+        await edge.receive("leased")
     wait = receiver.wait_for_metric(semconv.PENSTOCK_QUEUE_WAIT).histogram
     assert {tuple(point.explicit_bounds) for point in wait.data_points} == {semconv.QUEUE_WAIT_BUCKETS}
     depth = receiver.wait_for_metric(semconv.PENSTOCK_QUEUE_DEPTH).gauge
@@ -109,12 +109,12 @@ async def test_waits_are_counted_in_buckets_of_seconds_and_classes_are_words(rec
 
 async def test_who_asks_first_is_answered_and_waits_nowhere():
     async with shard_with_both(max_depth=1) as (shard, _, edge):
-        edge.say(knock=Knock(ticket=ticket("?1")))
-        assert (await edge.hear("would_admit")).ticket_id == "?1"
+        edge.send(probe=Probe(ticket=ticket("?1")))
+        assert (await edge.receive("would_admit")).ticket_id == "?1"
         edge.enqueue(ticket("a"))
-        edge.say(knock=Knock(ticket=ticket("?2")))
-        edge.say(knock=Knock(ticket=ticket("?3", weight=0.0)))
-        told = [await edge.hear("shed") for _ in range(2)]
+        edge.send(probe=Probe(ticket=ticket("?2")))
+        edge.send(probe=Probe(ticket=ticket("?3", weight=0.0)))
+        told = [await edge.receive("shed") for _ in range(2)]
         assert [(each.ticket_id, each.failure.reason) for each in told] == [
             ("?2", "QUEUE_FULL"),
             ("?3", "TICKET_INVALID"),
@@ -125,9 +125,9 @@ async def test_who_asks_first_is_answered_and_waits_nowhere():
 async def test_an_edge_hears_the_models_at_once_and_whenever_they_change():
     async with shard_with_both() as (shard, scheduler, edge):
         async with edge_at(shard.address, "edge-2") as late:
-            assert [each.model for each in (await late.hear("catalog")).entries] == ["m"]
+            assert [each.model for each in (await late.receive("catalog")).entries] == ["m"]
         scheduler.serve("m", "n")
-        assert [each.model for each in (await edge.hear("catalog")).entries] == ["m", "n"]
+        assert [each.model for each in (await edge.receive("catalog")).entries] == ["m", "n"]
 
 
 async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for_them():
@@ -137,21 +137,21 @@ async def test_a_shard_that_starts_greets_edges_once_a_scheduler_could_place_for
         AsyncExitStack() as stack,
     ):
         coming = asyncio.create_task(stack.enter_async_context(edge_at(shard.address)))
-        while shard.calls.working < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count is asked, it does not tell
+        while shard.calls.in_flight < len(("scheduler", "edge")):  # noqa: ASYNC110  # a count is asked, it does not tell
             await asyncio.sleep(0)
-        scheduler.credit(1, once=True)
-        await scheduler.hear("credit_returned")
+        scheduler.credit(1, return_unused=True)
+        await scheduler.receive("credit_returned")
         assert shard.service.figures()["edges"] == 0
         scheduler.serve("m")
-        assert [each.model for each in (await (await coming).hear("catalog")).entries] == ["m"]
+        assert [each.model for each in (await (await coming).receive("catalog")).entries] == ["m"]
 
 
 async def test_a_queue_that_is_full_says_so_with_reason_and_time():
     async with shard_with_both(max_depth=2) as (shard, scheduler, edge):
-        scheduler.credit(0, tokens_per_second=40.0, once=True)
-        await scheduler.hear("credit_returned")
+        scheduler.credit(0, tokens_per_second=40.0, return_unused=True)
+        await scheduler.receive("credit_returned")
         edge.enqueue(ticket("a"), ticket("b"), ticket("c"))
-        shed = await edge.hear("shed")
+        shed = await edge.receive("shed")
         error = error_from_failure(shed.failure)
         assert (shed.ticket_id, type(error), error.reason) == ("c", Overloaded, "QUEUE_FULL")
         assert error.retry_after == 200 / 40
@@ -161,25 +161,25 @@ async def test_a_queue_that_is_full_says_so_with_reason_and_time():
 async def test_a_ticket_that_breaks_the_contract_is_shed_alone():
     async with shard_with_both() as (_, _, edge):
         edge.enqueue(ticket("bad", weight=0.0), ticket("good"))
-        shed = await edge.hear("shed")
+        shed = await edge.receive("shed")
         assert (shed.ticket_id, shed.failure.reason) == ("bad", "TICKET_INVALID")
         assert isinstance(error_from_failure(shed.failure), InvalidArgument)
-        assert (await edge.hear("queued")).ticket_id == "good"
+        assert (await edge.receive("queued")).ticket_id == "good"
 
 
 async def test_a_model_nobody_serves_is_unknown():
     async with shard_with_both() as (_, _, edge):
         edge.enqueue(ticket("a", model="x"))
-        failure = (await edge.hear("shed")).failure
+        failure = (await edge.receive("shed")).failure
         assert (failure.code, failure.reason) == (code_pb2.NOT_FOUND, "MODEL_UNKNOWN")
 
 
 async def test_a_ticket_is_shed_at_its_deadline():
     async with shard_with_both() as (shard, _, edge):
         edge.enqueue(ticket("a", deadline_unix_nano=round((START + 5) * 1e9)))
-        await edge.hear("queued")
+        await edge.receive("queued")
         shard.time += 5
-        assert isinstance(error_from_failure((await edge.hear("shed")).failure), DeadlineExceeded)
+        assert isinstance(error_from_failure((await edge.receive("shed")).failure), DeadlineExceeded)
 
 
 async def test_a_withdrawal_is_acknowledged_and_reaches_the_scheduler_that_knows():
@@ -187,13 +187,13 @@ async def test_a_withdrawal_is_acknowledged_and_reaches_the_scheduler_that_knows
         scheduler.credit(2)
         edge.enqueue(ticket("offered"), ticket("leased", enqueue_unix_nano=1))
         for _ in range(2):
-            await scheduler.hear("offer")
+            await scheduler.receive("offer")
         scheduler.place("leased")
-        await edge.hear("leased")
+        await edge.receive("leased")
         edge.enqueue(ticket("waits"))
         edge.withdraw("offered", "leased", "waits", "unknown")
-        assert list((await edge.hear("withdrawn")).ticket_ids) == ["offered", "leased", "waits", "unknown"]
-        assert list((await scheduler.hear("offer_withdrawn")).ticket_ids) == ["offered", "leased"]
+        assert list((await edge.receive("withdrawn")).ticket_ids) == ["offered", "leased", "waits", "unknown"]
+        assert list((await scheduler.receive("offer_withdrawn")).ticket_ids) == ["offered", "leased"]
 
 
 async def test_what_a_scheduler_was_offered_goes_to_another_when_its_stream_is_cut():
@@ -201,9 +201,9 @@ async def test_what_a_scheduler_was_offered_goes_to_another_when_its_stream_is_c
         async with scheduler_at(shard.address, "scheduler-2") as victim:
             victim.credit(2)
             edge.enqueue(ticket("a"), ticket("b"))
-            assert [(await victim.hear("offer")).ticket.ticket_id for _ in range(2)] == ["a", "b"]
+            assert [(await victim.receive("offer")).ticket.ticket_id for _ in range(2)] == ["a", "b"]
             survivor.credit(2)
-        assert [(await survivor.hear("offer")).ticket.ticket_id for _ in range(2)] == ["a", "b"]
+        assert [(await survivor.receive("offer")).ticket.ticket_id for _ in range(2)] == ["a", "b"]
 
 
 async def test_a_cut_edge_takes_its_tickets_along():
@@ -211,29 +211,29 @@ async def test_a_cut_edge_takes_its_tickets_along():
         async with edge_at(shard.address, "edge-2") as victim:
             victim.enqueue(ticket("offered"), ticket("waits"))
             scheduler.credit(1)
-            await scheduler.hear("offer")
+            await scheduler.receive("offer")
             edge.enqueue(ticket("stays"))
-            await edge.hear("queued")
-        assert list((await scheduler.hear("offer_withdrawn")).ticket_ids) == ["offered"]
+            await edge.receive("queued")
+        assert list((await scheduler.receive("offer_withdrawn")).ticket_ids) == ["offered"]
         scheduler.credit(5)
-        assert (await scheduler.hear("offer")).ticket.ticket_id == "stays"
+        assert (await scheduler.receive("offer")).ticket.ticket_id == "stays"
         assert shard.service.figures()["waiting"] == 0
 
 
 async def test_credit_given_once_is_answered_with_what_is_left():
     async with shard_with_both() as (_, scheduler, edge):
         edge.enqueue(ticket("a"))
-        await edge.hear("queued")
-        scheduler.credit(3, once=True)
-        assert (await scheduler.hear("offer")).ticket.ticket_id == "a"
-        assert (await scheduler.hear("credit_returned")).tickets == 2
+        await edge.receive("queued")
+        scheduler.credit(3, return_unused=True)
+        assert (await scheduler.receive("offer")).ticket.ticket_id == "a"
+        assert (await scheduler.receive("credit_returned")).tickets == 2
 
 
 async def test_a_drain_tells_both_sides():
     async with shard_with_both() as (shard, scheduler, edge):
         shard.service.drain()
-        assert (await edge.hear("end")).reason == "drained"
-        assert (await scheduler.hear("end")).reason == "drained"
+        assert (await edge.receive("end")).reason == "drained"
+        assert (await scheduler.receive("end")).reason == "drained"
 
 
 async def test_a_stream_that_does_not_greet_is_refused():
@@ -249,13 +249,13 @@ async def test_each_ticket_has_one_span_of_its_wait_in_its_own_trace(receiver, e
     trace_id = TRACE_ID if ends == "leased" else TRACE_ID[::-1]
     async with shard_with_both() as (shard, scheduler, edge):
         edge.enqueue(ticket("a", traceparent=f"00-{trace_id}-b7ad6b7169203331-01"))
-        await edge.hear("queued")
+        await edge.receive("queued")
         shard.time += 2.0
         if ends == "leased":
-            scheduler.credit(1), await scheduler.hear("offer"), scheduler.place("a")
+            scheduler.credit(1), await scheduler.receive("offer"), scheduler.place("a")
         else:
             edge.withdraw("a")
-        await edge.hear(ends)
+        await edge.receive(ends)
         (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_QUEUE_WAIT, trace_id=trace_id)
         assert span.parent_id == "b7ad6b7169203331"
         assert span.end_unix_nano - span.start_unix_nano == 2_000_000_000
@@ -273,10 +273,10 @@ async def test_a_wait_ends_with_its_request_and_not_when_the_queue_learns_of_tha
     async with shard_with_both() as (shard, _, edge):
         due = round((START + deadline) * 1e9) if deadline else 0
         edge.enqueue(ticket("a", traceparent=f"00-{trace_id}-b7ad6b7169203331-01", deadline_unix_nano=due))
-        await edge.hear("queued")
+        await edge.receive("queued")
         shard.time += 2.0
         edge.withdraw("a", at=START + left if left else 0.0)
-        await edge.hear("withdrawn")
+        await edge.receive("withdrawn")
         (span,) = await asyncio.to_thread(receiver.wait_for_spans, semconv.SPAN_QUEUE_WAIT, trace_id=trace_id)
         assert span.end_unix_nano - span.start_unix_nano == pytest.approx(ends * 1e9, abs=1_000)
 
@@ -284,7 +284,7 @@ async def test_a_wait_ends_with_its_request_and_not_when_the_queue_learns_of_tha
 async def test_depths_are_exported_by_class(receiver):
     async with shard_with_both() as (_, _, edge):
         edge.enqueue(ticket("a"), ticket("b"))
-        await edge.hear("queued")
+        await edge.receive("queued")
         while True:
             metric = await asyncio.to_thread(receiver.wait_for_metric, semconv.PENSTOCK_QUEUE_DEPTH)
             points = metric.gauge.data_points

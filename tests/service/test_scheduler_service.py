@@ -41,7 +41,7 @@ async def test_a_worker_that_attaches_makes_its_model_known_and_brings_credit():
             (entry,) = (await shard.receive("catalog")).entries
             assert (entry.model, entry.worker_address, entry.workers_hint) == ("m", "w1:1", 1)
             credit = await shard.receive("credit")
-            assert (credit.model, credit.tickets, credit.max_tokens) == ("m", 2, 160)
+            assert (credit.model, credit.tickets, credit.max_ticket_tokens) == ("m", 2, 160)
         await shard.catalog_of()
 
 
@@ -53,7 +53,7 @@ async def test_an_offer_becomes_a_lease_that_its_worker_expects():
         assert (placed.lease_id, placed.ticket_id) == (expected.lease_id, "a")
         assert (placed.worker_id, placed.worker_address) == ("w1", "w1:1")
         assert placed.ttl.ToTimedelta().total_seconds() == 5.0
-        assert placed.placement.ToTimedelta().total_seconds() > 0
+        assert placed.placement_time.ToTimedelta().total_seconds() > 0
         assert scheduler.service.figures()["promised_blocks"] == 7
 
 
@@ -87,7 +87,7 @@ async def test_a_shard_hears_how_fast_the_workers_are():
     async with one_of_each() as (shard, _, worker):
         assert (await shard.receive("pool_stats")).slots == 2
         worker.send(
-            report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0)
+            load_report=scheduler_pb2.LoadReport(running=1, tokens_per_second=100.0, prefill_tokens_per_second=900.0)
         )
         while not (pace := await shard.receive("pool_stats")).running:
             pass
@@ -96,8 +96,8 @@ async def test_a_shard_hears_how_fast_the_workers_are():
 
 async def test_a_prompt_goes_where_its_beginning_is_cached():
     async with one_of_each() as (shard, scheduler, _), worker_at(scheduler.address, "w2") as second:
-        second.send(cache_news=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
-        second.send(report=scheduler_pb2.LoadReport(running=3))
+        second.send(prefix_cache_update=scheduler_pb2.PrefixCacheUpdate(added=[5, 6], is_snapshot=True))
+        second.send(load_report=scheduler_pb2.LoadReport(running=3))
         while not (await shard.receive("pool_stats")).running:  # so it has heard of the cache as well
             pass
         shard.offer(ticket("a", prefix_hashes=[5, 6, 7]))
@@ -140,7 +140,7 @@ async def test_a_recall_frees_a_lease_that_was_not_started():
     async with one_of_each() as (shard, scheduler, worker):
         shard.offer(ticket("a"))
         lease_id = (await shard.receive("place")).lease.lease_id
-        shard.send(recalled=OfferWithdrawn(ticket_ids=["a"]))
+        shard.send(offer_withdrawn=OfferWithdrawn(ticket_ids=["a"]))
         assert (await worker.receive("revoke")).lease_id == lease_id
         assert scheduler.service.figures()["promised_blocks"] == 0
 
@@ -187,8 +187,8 @@ async def test_the_shard_with_the_more_urgent_head_gets_what_falls_free():
         first.send(head=Head(model="m", waiting=1, priority=3, enqueue_unix_nano=1, waiting_tokens=100))
         second.send(head=Head(model="m", waiting=1, priority=1, enqueue_unix_nano=9, waiting_tokens=100))
         asked = await second.receive("credit")
-        assert (asked.tickets, asked.once) == (0, True), "standing credit is called in while several wait"
-        second.send(returned={"model": "m", "tickets": 1})
+        assert (asked.tickets, asked.return_unused) == (0, True), "standing credit is called in while several wait"
+        second.send(credit_returned={"model": "m", "tickets": 1})
         async with asyncio.timeout(TIMEOUT_S):  # for streams have no order among them, and with credit it is served
             while any(credit.held_tickets for credit in scheduler.dispatcher.credit_books.values()):  # noqa: ASYNC110 - a turn of the loop, no wait
                 await asyncio.sleep(0)
@@ -220,11 +220,11 @@ async def test_shards_hear_whom_a_worker_blames_that_is_attached_elsewhere():
         call = SchedulerServiceStub(to_scheduler).Attach()
         hello = Hello(protocol=PROTOCOL_VERSION, instance_id="w", tier="worker", address="127.0.0.1:1")
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
-        assert not (await shard.receive("catalog")).blames
+        assert not (await shard.receive("catalog")).poison_reports
         for blames in ([blame], []):
             await call.write(scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=blames)))
             said = await shard.receive("catalog")
-            assert [each.fingerprint for each in said.blames] == [each.fingerprint for each in blames]
+            assert [each.fingerprint for each in said.poison_reports] == [each.fingerprint for each in blames]
         call.cancel()
 
 

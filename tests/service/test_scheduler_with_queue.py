@@ -114,7 +114,7 @@ async def mesh():
 
 
 async def serves_one_model(edge):
-    while not (await edge.hear("catalog")).entries:
+    while not (await edge.receive("catalog")).entries:
         pass
 
 
@@ -129,7 +129,7 @@ async def test_a_request_goes_to_a_worker_of_its_edges_zone_among_equals():
         await scheduler.until(workers=2)
         await serves_one_model(edge)
         edge.enqueue(ticket("t"))
-        assert (await edge.hear("leased")).lease.worker_id == "b"
+        assert (await edge.receive("leased")).lease.worker_id == "b"
         assert [row["zone"] for row in tables(scheduler.dispatcher.fleet)["workers"]] == ["eu-2", "eu-1"]
 
 
@@ -153,12 +153,12 @@ def hello_frame():
 async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promised():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
-        expect, leased = await worker.receive("expect"), await edge.hear("leased")
+        expect, leased = await worker.receive("expect"), await edge.receive("leased")
         lease = leased.lease
         assert (lease.lease_id, lease.worker_id, lease.worker_address) == ("s-1", "worker-1", "worker-1:1")
         assert expect.lease.lease_id == "s-1"
         assert lease.HasField("queue_wait")
-        assert 0 < lease.placement.nanos < 1_000_000_000
+        assert 0 < lease.placement_time.nanos < 1_000_000_000
         worker.send(started=Started(lease_id="s-1"))
         await scheduler.until(leases=1, leases_unstarted=0, promised_blocks=7)
         worker.released("s-1")
@@ -168,18 +168,18 @@ async def test_a_lease_reaches_edge_and_worker_and_its_end_frees_what_was_promis
 async def test_tickets_wait_for_a_slot_and_take_it_in_their_order():
     async with mesh() as (_, worker, edge):
         edge.enqueue(*(ticket(name, enqueue_unix_nano=at) for name, at in (("c", 3), ("a", 1), ("d", 4), ("b", 2))))
-        first = [(await edge.hear("leased")).lease for _ in range(2)]
+        first = [(await edge.receive("leased")).lease for _ in range(2)]
         assert [lease.ticket_id for lease in first] == ["c", "a"]  # free slots do not wait for what may come yet
         worker.released(first[0].lease_id)
-        assert (await edge.hear("leased")).lease.ticket_id == "b"
+        assert (await edge.receive("leased")).lease.ticket_id == "b"
         worker.released(first[1].lease_id)
-        assert (await edge.hear("leased")).lease.ticket_id == "d"
+        assert (await edge.receive("leased")).lease.ticket_id == "d"
 
 
 async def test_a_withdrawn_ticket_takes_its_unstarted_lease_back_from_the_worker():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
-        await edge.hear("leased")
+        await edge.receive("leased")
         edge.withdraw("t")
         assert (await worker.receive("revoke")).lease_id == "s-1"
         await scheduler.until(leases=0, promised_blocks=0)
@@ -188,7 +188,7 @@ async def test_a_withdrawn_ticket_takes_its_unstarted_lease_back_from_the_worker
 async def test_a_lease_that_nobody_starts_is_revoked_when_its_time_is_over():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
-        await edge.hear("leased")
+        await edge.receive("leased")
         scheduler.clock.now += 5.0
         assert (await worker.receive("revoke")).lease_id == "s-1"
         await scheduler.until(leases=0, promised_blocks=0)
@@ -197,15 +197,15 @@ async def test_a_lease_that_nobody_starts_is_revoked_when_its_time_is_over():
 async def test_a_ticket_too_large_for_every_worker_is_shed_and_not_left_waiting():
     async with mesh() as (_, _, edge):
         edge.enqueue(ticket("t", prompt_tokens=201), ticket("u"))
-        assert (await edge.hear("leased")).lease.ticket_id == "u"
-        shed = await edge.hear("shed")
+        assert (await edge.receive("leased")).lease.ticket_id == "u"
+        shed = await edge.receive("shed")
         assert (shed.ticket_id, shed.failure.reason) == ("t", "NO_WORKER")
 
 
 async def test_a_worker_that_ends_its_stream_leaves_the_fleet_at_once_and_keeps_what_it_runs():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
-        await edge.hear("leased")
+        await edge.receive("leased")
         worker.send(started=Started(lease_id="s-1"))
         await scheduler.until(leases_unstarted=0)
         worker.link.end("drains")
@@ -233,9 +233,9 @@ async def test_a_worker_comes_along_with_what_it_runs():
         await serves_one_model(edge)
         await scheduler.until(promised_blocks=15, room=1, leases=0)
         edge.enqueue(ticket("t"))
-        await edge.hear("queued")
+        await edge.receive("queued")
         worker.released("of-another")
-        assert (await edge.hear("leased")).lease.ticket_id == "t"
+        assert (await edge.receive("leased")).lease.ticket_id == "t"
 
 
 async def test_a_shard_that_restarts_gets_catalog_and_credit_again():
@@ -247,7 +247,7 @@ async def test_a_shard_that_restarts_gets_catalog_and_credit_again():
             async with shard_at(shard), edge_at(shard) as edge:
                 await serves_one_model(edge)
                 edge.enqueue(ticket("t"))
-                assert (await edge.hear("leased")).lease.worker_id == "worker-1"
+                assert (await edge.receive("leased")).lease.worker_id == "worker-1"
                 await scheduler.until(queues=1)
             await scheduler.until(queues=0)
 
@@ -257,19 +257,19 @@ async def test_draining_sends_workers_away_and_gives_waiting_tickets_to_others()
         async with worker_at(scheduler.address, slots=1) as worker:
             await serves_one_model(edge)
             edge.enqueue(ticket("runs"), ticket("waits"))
-            assert (await edge.hear("leased")).lease.ticket_id == "runs"
+            assert (await edge.receive("leased")).lease.ticket_id == "runs"
             await scheduler.service.drain()
             assert (await worker.receive("end")).reason == "drained"
         async with scheduler_of(shard) as other, worker_at(other.address, "worker-2"):
-            lease = (await edge.hear("leased")).lease
+            lease = (await edge.receive("leased")).lease
             assert (lease.ticket_id, lease.worker_id) == ("waits", "worker-2")
 
 
 async def test_the_workers_table_says_what_each_has_left():
     async with mesh() as (scheduler, worker, edge):
         edge.enqueue(ticket("t"))
-        await edge.hear("leased")
-        worker.send(report=LoadReport(running=1, prefill_backlog_tokens=5, tokens_per_second=80.0))
+        await edge.receive("leased")
+        worker.send(load_report=LoadReport(running=1, prefill_backlog_tokens=5, tokens_per_second=80.0))
         await turns_until(lambda: tables(scheduler.dispatcher.fleet)["workers"][0]["running"])
         assert tables(scheduler.dispatcher.fleet)["workers"] == [
             {
@@ -302,7 +302,7 @@ async def test_a_worker_that_takes_nothing_is_heard_and_placed_on_once_it_says_w
     blame = PoisonReport(fingerprint=5)
     blame.ttl.seconds = 30
     nothing = dict.fromkeys(PROFILE)
-    async with scheduler_of() as scheduler, worker_at(scheduler.address, **nothing, blames=[blame]) as worker:
+    async with scheduler_of() as scheduler, worker_at(scheduler.address, **nothing, poison_reports=[blame]) as worker:
         await turns_until(lambda: scheduler.dispatcher.poison.is_reported(5))
         assert scheduler.service.figures()["workers"] == 0
         worker.send(profile=Profile(**PROFILE))

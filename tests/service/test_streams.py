@@ -110,14 +110,14 @@ async def test_frames_that_are_ready_together_go_as_one_to_a_peer_that_takes_the
         peer = await echo.peers.get()
         for number in numbers:
             peer.send(AdmitResponse(settled=Settled(reservation_id=number)))
-        heard = []
+        received = []
         messages = 0
-        while len(heard) < len(numbers):
+        while len(received) < len(numbers):
             message = await call.read()
             assert len(message.more) <= MAX_BUNDLE_FRAMES
-            heard += ids_in(message)
+            received += ids_in(message)
             messages += bool(ids_in(message))
-        assert heard == numbers
+        assert received == numbers
         assert messages <= 4
 
 
@@ -127,12 +127,12 @@ async def test_a_peer_that_has_not_said_so_gets_every_frame_by_itself():
         peer = await echo.peers.get()
         for number in numbers:
             peer.send(AdmitResponse(settled=Settled(reservation_id=number)))
-        heard = []
-        while len(heard) < len(numbers):
+        received = []
+        while len(received) < len(numbers):
             message = await call.read()
             assert not message.more
-            heard += ids_in(message)
-        assert heard == numbers
+            received += ids_in(message)
+        assert received == numbers
 
 
 async def test_frames_that_came_as_one_are_heard_one_by_one_and_none_after_the_end():
@@ -243,8 +243,8 @@ async def test_silence_counts_as_death_on_both_sides(monkeypatch):
         await events.get()
         peer = await echo.peers.get()
         monkeypatch.setattr(type(peer), "tick", asyncio.sleep)
-        monkeypatch.setattr(peer, "_out", None)  # from now on it cannot even make a heartbeat
-        peer._outbox.put = lambda frame: True  # and says nothing
+        monkeypatch.setattr(peer, "_frame_type", None)  # from now on it cannot even make a heartbeat
+        peer._outbox.put = lambda frame: True  # and sends nothing
         assert await events.get() == ("down", "peer is silent")
 
 
@@ -253,17 +253,17 @@ async def test_heartbeats_keep_a_quiet_stream_alive(monkeypatch):
     async with echo_server() as (echo, address, _), link_to(address) as (_link, events):
         await events.get()
         peer = await echo.peers.get()
-        heard = 0
-        original = peer.understand
+        received = 0
+        original = peer.on_frame
 
         def count(frame):
-            nonlocal heard
-            heard += frame.WhichOneof("frame") == "heartbeat"
-            if heard == 3 * endpoint.MAX_SILENT_TICKS:
+            nonlocal received
+            received += frame.WhichOneof("frame") == "heartbeat"
+            if received == 3 * endpoint.MAX_SILENT_TICKS:
                 peer.send(AdmitResponse(settled=Settled(reservation_id="quiet")))
             return original(frame)
 
-        peer.understand = count
+        peer.on_frame = count
         assert (await events.get())[1].settled.reservation_id == "quiet"
 
 

@@ -46,7 +46,10 @@ async def test_tokens_come_in_order_and_once_and_then_the_end(model):
         assert (ends[1].reason, ends[1].output_tokens) == (FINISH_REASON_LENGTH, 12)
         assert seconds(ends[1].times.prefill) > 0
         assert seconds(ends[1].times.decode) > 0
-        assert [await worker.scheduler.hear() for _ in range(2)] == [("started", "lease 1"), ("released", "lease 1")]
+        assert [await worker.scheduler.next_lease_event() for _ in range(2)] == [
+            ("started", "lease 1"),
+            ("released", "lease 1"),
+        ]
         figures = await worker.wait_at_rest()
         assert (figures["tokens_generated"], figures["cancels"]) == (12, 0)
 
@@ -58,11 +61,11 @@ async def test_the_scheduler_hears_what_a_lease_was_served_and_what_is_cached_si
             scheduler.expect(f"lease {handle}")
             edge.start(handle, prompt=prompt, tokens=12, cache_salt=SALT)
             await edge.read_to_end(handle)
-            await scheduler.hear(), await scheduler.hear()
+            await scheduler.next_lease_event(), await scheduler.next_lease_event()
         assert scheduler.served["lease 1"][-1] == (39, 12)
         assert scheduler.served["lease 2"][-1] == (39 - 2 * 16, 12)  # its beginning was in the cache
         assert scheduler.served["lease 1"] == sorted(scheduler.served["lease 1"])
-        assert set(block_hashes(prompt, 16, SALT)) <= scheduler.cached
+        assert set(block_hashes(prompt, 16, SALT)) <= scheduler.cached_blocks
 
 
 async def test_runs_of_one_edge_share_a_frame_per_step(model):
@@ -93,7 +96,7 @@ async def test_a_resumed_run_goes_on_with_the_same_text(model):
 async def test_a_start_may_overtake_the_announcement_of_its_lease(model):
     async with running_worker(model) as worker, connected_edge(worker.address) as edge:
         edge.start(1)
-        await worker.wait_for_figures(lambda figures: figures["parked"] == 1)
+        await worker.wait_for_figures(lambda figures: figures["runs_parked"] == 1)
         worker.scheduler.expect("lease 1")
         assert (await edge.read_to_end(1)).output_tokens == 4
 
@@ -147,7 +150,10 @@ async def test_a_cancel_is_acknowledged_with_the_blocks_it_freed(model):
         figures = await worker.wait_at_rest()
         assert figures["cancels"] == 1
         assert figures["tokens_wasted_after_cancel"] <= 1
-        assert [await worker.scheduler.hear() for _ in range(2)] == [("started", "lease 1"), ("released", "lease 1")]
+        assert [await worker.scheduler.next_lease_event() for _ in range(2)] == [
+            ("started", "lease 1"),
+            ("released", "lease 1"),
+        ]
 
 
 async def test_a_cut_stream_stops_its_runs_and_no_other_edge_notices(model):
@@ -204,7 +210,7 @@ async def test_a_dead_engine_is_told_at_once_and_replaced(model):
             grpc.StatusCode.UNAVAILABLE.value[0],
             "ENGINE_DIED",
         )
-        assert await worker.scheduler.left.get()  # said goodbye: nothing is placed on a worker without engine
+        assert await worker.scheduler.ended_streams.get()  # said goodbye: nothing is placed on a worker without engine
         await worker.scheduler.profiles.get()
         worker.scheduler.expect("lease 2")
         edge.start(2)
@@ -253,9 +259,12 @@ async def test_a_worker_that_tries_a_suspect_is_attached_to_say_so_and_takes_not
         while not profiles[-1].model:
             profiles.append(await worker.scheduler.profiles.get())
         assert len(profiles) > 1
-        assert all([blame.fingerprint for blame in each.blames] == [7] for each in profiles)
-        assert [profiles[0].blames[0].is_guilty, profiles[-1].blames[0].is_guilty] == [False, True]
-        assert [kind for kind, _ in [await worker.scheduler.hear()]] == ["started"]
+        assert all([report.fingerprint for report in each.poison_reports] == [7] for each in profiles)
+        assert [profiles[0].poison_reports[0].is_confirmed, profiles[-1].poison_reports[0].is_confirmed] == [
+            False,
+            True,
+        ]
+        assert [kind for kind, _ in [await worker.scheduler.next_lease_event()]] == ["started"]
 
 
 async def test_an_edge_that_does_not_read_loses_its_stream_and_delays_nobody(model):
@@ -340,7 +349,7 @@ async def test_a_worker_goes_to_the_next_scheduler_with_what_it_runs(model):
             assert [(each.lease_id, each.kv_blocks) for each in profile.running] == [("lease 1", 13)]
             edge.cancel(1)
             assert (await edge.read_to_end(1)).output_tokens < 200
-            assert await worker.scheduler.hear() == ("released", "lease 1")
+            assert await worker.scheduler.next_lease_event() == ("released", "lease 1")
 
 
 async def test_a_drain_lets_what_runs_end_and_refuses_what_has_no_lease(model):
@@ -349,7 +358,7 @@ async def test_a_drain_lets_what_runs_end_and_refuses_what_has_no_lease(model):
         edge.start(1, tokens=60)
         await edge.wait_first_token(1)
         worker.scheduler.drain()
-        assert await worker.scheduler.left.get()
+        assert await worker.scheduler.ended_streams.get()
         edge.start(2)
         _, ends = await edge.read_answers(1, 2)
         assert ends[1].output_tokens == 60

@@ -180,6 +180,6 @@ async def test_a_comparison_of_batching_draws_a_picture(tiny_model, tmp_path):
     )
     assert code == 0, err
     figures = json.loads(out)
-    assert figures["continuous"]["completed"] == figures["naive"]["completed"] == 16
-    assert figures["continuous_over_naive"]["tokens_per_s"] > 1.0
+    assert figures["continuous"]["completed"] == figures["static"]["completed"] == 16
+    assert figures["continuous_over_static"]["tokens_per_s"] > 1.0
     assert picture.read_bytes().startswith(b"\x89PNG")

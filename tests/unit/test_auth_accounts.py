@@ -304,7 +304,7 @@ class AnyOrder(RuleBasedStateMachine):
     def balances_are_the_sums_of_the_ledger(self):
         for account in self.books.quotas:
             charges = [
-                each for each in self.ledger.values() if each.reservation.ask.tenant_id == account.tenant.tenant_id
+                each for each in self.ledger.values() if each.reservation.request.tenant_id == account.tenant.tenant_id
             ]
             assert account.balance.requests == len(charges)
             assert account.balance.prompt_tokens == sum(each.prompt_tokens for each in charges)

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.errors import PromptTooLong, StartInvalid
 from penstock.worker.engine.batching.policy import OVERTAKEN_OLDEST_FACTOR, ContinuousBatching, StaticBatching
-from penstock.worker.engine.errors import PromptTooLong, StartInvalid
 from penstock.worker.engine.interface import (
     FinishReason,
     SequenceAdmitted,
@@ -294,7 +294,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_token():
     assert last.prefill_tokens == 4
 
 
-def test_naive_batching_lets_nobody_join_until_all_have_ended():
+def test_a_static_batch_admits_no_sequence_until_all_have_ended():
     batch = batch_of(batching=StaticBatching(), slots=2)
     batch.add(spec(1, output=1))
     batch.add(spec(2, output=4))

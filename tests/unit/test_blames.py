@@ -25,7 +25,7 @@ SALT = b"tenant"
 
 def plan(**changes):
     sampling = Sampling(temperature=1.0, seed=changes.pop("seed", 1))
-    given = {"model": "m", "prompt_ids": [1, 2, 3], "max_output_tokens": 4, "sampling": sampling, "transcript": None}
+    given = {"model": "m", "prompt_ids": [1, 2, 3], "max_output_tokens": 4, "sampling": sampling, "detokenizer": None}
     return GenerationPlan(**{**given, **changes})
 
 
@@ -123,7 +123,7 @@ def said(fingerprint, *, is_guilty=False, lasts=10):
 
 
 def named(book):
-    return {each.fingerprint: each.is_guilty for each in book.merged()}
+    return {each.fingerprint: each.is_confirmed for each in book.merged()}
 
 
 def test_what_a_worker_said_holds_until_it_says_something_else_or_its_time_is_over():
@@ -169,7 +169,7 @@ def test_what_a_lost_scheduler_said_holds_for_a_while_as_it_may_be_back():
     assert blames.rejection(1, 15.0) is None
 
 
-@pytest.mark.parametrize("change", ["joined", "lost"])
+@pytest.mark.parametrize("change", ["on_scheduler_connected", "on_scheduler_disconnected"], ids=["connected", "lost"])
 @pytest.mark.parametrize("how", [{"avoid_workers": ("w0",)}, {"may_have_run": True}], ids=["worker", "edge"])
 def test_a_run_that_was_lost_with_its_worker_or_edge_waits_while_some_worker_may_be_out_of_hearing(how, change):
     blames = shard_blames()
@@ -199,7 +199,7 @@ def shard_with_two_waiting():
 
 
 def hear_blames(shard, *blames, scheduler="s"):
-    return shard.record(shard.book.catalog(scheduler, [entry()], shard.now, blames))
+    return shard.record(shard.book.on_catalog(scheduler, [entry()], shard.now, blames))
 
 
 def test_a_ticket_that_waits_is_passed_over_while_it_is_a_suspect_and_keeps_its_place():
@@ -270,14 +270,14 @@ def step(shard, kind, first, second):
     match kind:
         case "blame":
             blames = [said(key, is_guilty=guilt) for key, guilt in second.items()]
-            shard.hear(shard.book.catalog(first, [entry()], shard.now, blames))
+            shard.record(shard.book.on_catalog(first, [entry()], shard.now, blames))
         case "credit":
             shard.credit(second, first)
         case "enqueue":
-            name = f"t{len(shard.said)}"
+            name = f"t{len(shard.effects)}"
             shard.enqueue(name, fingerprint=first, avoid_workers=("w0",) if second else ())
         case "wait":
-            shard.wait(first)
+            shard.pass_time(first)
 
 
 @given(steps=st.lists(NEWS | CREDIT | ENQUEUE | WAIT, max_size=40))

@@ -37,12 +37,12 @@ def worlds(monkeypatch):
     """Worlds that cost nothing; returns what was asked for, and how to have one fail."""
     asked = {"failing": ()}
 
-    def sweep(seeds, twist, *, processes):
-        asked.update(seeds=seeds, processes=processes, twist=twist)
+    def run_seeds(seeds, overrides, *, processes):
+        asked.update(seeds=seeds, processes=processes, overrides=overrides)
         broken = (Violation("changed", "ids [1], owed [2]"),)
         yield from (outcome(seed, violations=broken if seed in asked["failing"] else ()) for seed in seeds)
 
-    monkeypatch.setattr(command, "sweep", sweep)
+    monkeypatch.setattr(command, "run_seeds", run_seeds)
     return asked
 
 
@@ -52,26 +52,27 @@ def run(*options):
 
 def test_every_world_may_be_asked_for_with_a_request_that_crashes_engines(worlds):
     assert run("--poison", "--seeds", "1").exit_code == 0
-    assert worlds["twist"] == PlanOverrides(has_poison=True)
+    assert worlds["overrides"] == PlanOverrides(has_poison=True)
     poisoned = PlanOverrides(has_poison=True)
     assert (
-        sum(ask.crash_token_index is not None for seed in range(5) for ask in plan_world(seed, poisoned).requests) == 5
+        sum(each.crash_token_index is not None for seed in range(5) for each in plan_world(seed, poisoned).requests)
+        == 5
     )
 
 
 def test_every_world_may_be_asked_for_with_a_process_that_stands_still_for_long(worlds):
     assert run("--longest-freeze", "40", "--seeds", "1").exit_code == 0
-    assert worlds["twist"] == PlanOverrides(max_freeze_s=40.0)
+    assert worlds["overrides"] == PlanOverrides(max_freeze_s=40.0)
     for seed in range(50):
-        frozen = [fault for fault in plan_world(seed, worlds["twist"]).faults if fault.kind is FaultKind.FREEZE]
+        frozen = [fault for fault in plan_world(seed, worlds["overrides"]).faults if fault.kind is FaultKind.FREEZE]
         assert frozen
         assert all(5.0 <= fault.duration_s <= 40.0 for fault in frozen)
 
 
 def test_a_failing_world_is_told_with_the_options_that_made_it(worlds, monkeypatch):
-    twist = PlanOverrides(has_poison=True, max_freeze_s=12.5)
-    told = replace(outcome(FAILING), plan=plan_world(FAILING, twist)), []
-    monkeypatch.setattr(command, "replay", lambda seed, twist: told)
+    overrides = PlanOverrides(has_poison=True, max_freeze_s=12.5)
+    told = replace(outcome(FAILING), plan=plan_world(FAILING, overrides)), []
+    monkeypatch.setattr(command, "replay", lambda seed, overrides: told)
     ran = run("--seed", str(FAILING), "--story", "--poison", "--longest-freeze", "12.5")
     assert f"penstock faults --seed {FAILING} --poison --longest-freeze 12.5 --story" in ran.stdout
 
@@ -79,7 +80,7 @@ def test_a_failing_world_is_told_with_the_options_that_made_it(worlds, monkeypat
 def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
     ran = run("--seeds", "5", "--seed", "100", "--processes", "2", "--json")
     assert ran.exit_code == 0, ran.output
-    assert (worlds["seeds"], worlds["processes"], worlds["twist"]) == (range(100, 105), 2, PlanOverrides())
+    assert (worlds["seeds"], worlds["processes"], worlds["overrides"]) == (range(100, 105), 2, PlanOverrides())
     found = json.loads(ran.stdout)
     took, speed = found.pop("seconds"), found.pop("worlds_per_s")
     assert min(took, speed) >= 0.0
@@ -89,9 +90,9 @@ def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
         "requests": 20,
         "faults": {"kill": 2, "cut": 2},
         "virtual_seconds": 10.0,
-        "points": len(FAILPOINTS),
-        "points_hit": 2,
-        "points_missed": [str(each) for each in FAILPOINTS[2:]],
+        "failpoints": len(FAILPOINTS),
+        "failpoints_hit": 2,
+        "failpoints_missed": [str(each) for each in FAILPOINTS[2:]],
         "failing": {},
     }
 
@@ -110,7 +111,7 @@ def test_people_read_the_sums_what_was_broken_and_how_to_see_it_again(worlds):
     assert f"seed {FAILING}" in ran.stdout
     assert "changed: ids [1], owed [2]" in ran.stdout
     assert f"penstock faults --seed {FAILING} --story" in ran.stdout
-    assert "5, 2 of them broken; 1 with broken promises" in ran.stdout
+    assert "5, 2 with faults; 1 with broken promises" in ran.stdout
     assert f"2 of {len(FAILPOINTS)} were passed; never: {FAILPOINTS[2]}" in ran.stdout
 
 
@@ -124,7 +125,7 @@ def test_worlds_without_a_broken_promise_end_with_0(worlds):
 def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, monkeypatch):
     """On the other stream, so that a program may read what is printed while a person watches."""
     screen = io.StringIO()
-    monkeypatch.setattr(command, "errors", Console(file=screen, force_terminal=True, width=120))
+    monkeypatch.setattr(command, "stderr_console", Console(file=screen, force_terminal=True, width=120))
     worlds["failing"] = (FAILING,)
     ran = run("--seeds", "5", "--json")
     assert "worlds, 1 with broken promises" in screen.getvalue()
@@ -134,7 +135,7 @@ def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, 
 
 def test_a_story_of_a_broken_world_ends_with_1(monkeypatch):
     told = outcome(FAILING, violations=(Violation("leak", "edge0 has flights 1.0"),)), ["0.1 first", "0.2 second"]
-    monkeypatch.setattr(command, "replay", lambda seed, twist: told)
+    monkeypatch.setattr(command, "replay", lambda seed, overrides: told)
     ran = run("--seed", str(FAILING), "--story")
     assert ran.exit_code == 1
     assert ran.stdout.startswith("0.1 first\n0.2 second\n")

@@ -25,7 +25,7 @@ def entry(model, *, digest="d1", workers=1):
 
 
 def passage(ticket_id, size=10):
-    return SimpleNamespace(ticket_id=ticket_id, size=size, flight=SimpleNamespace(state=RequestState.QUEUED))
+    return SimpleNamespace(ticket_id=ticket_id, size_bytes=size, request=SimpleNamespace(state=RequestState.QUEUED))
 
 
 def test_models_of_all_shards_are_served():
@@ -86,38 +86,38 @@ def test_what_would_be_another_text_has_another_fingerprint_and_so_has_another_k
 
 
 def test_a_full_registry_refuses_by_number_and_by_bytes():
-    flights = ActiveRequests(max_active_requests=2, max_held_bytes=100)
-    flights.add(passage("a", 60))
-    flights.check_room(40)
+    requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
+    requests.add(passage("a", 60))
+    requests.check_room(40)
     with pytest.raises(Overloaded, match="60 bytes") as failure:
-        flights.check_room(41)
+        requests.check_room(41)
     assert failure.value.reason == "EDGE_FULL"
-    flights.add(passage("b", 10))
+    requests.add(passage("b", 10))
     with pytest.raises(Overloaded):
-        flights.check_room(0)
+        requests.check_room(0)
 
 
 def test_what_grows_is_counted_and_given_back():
-    flights = ActiveRequests(max_active_requests=2, max_held_bytes=100)
+    requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
     one = passage("a", 60)
-    flights.add(one)
-    flights.add_bytes(one, 40)
-    assert flights.held_bytes == 100
+    requests.add(one)
+    requests.add_bytes(one, 40)
+    assert requests.held_bytes == 100
     with pytest.raises(Overloaded):
-        flights.add_bytes(one, 1)
-    flights.remove(one, 1.0)
-    flights.remove(one, 1.0)
-    assert (flights.held_bytes, len(flights)) == (0, 0)
+        requests.add_bytes(one, 1)
+    requests.remove(one, 1.0)
+    requests.remove(one, 1.0)
+    assert (requests.held_bytes, len(requests)) == (0, 0)
 
 
 def test_the_retry_after_of_a_full_edge_follows_the_rate_at_which_places_come_free():
-    flights = ActiveRequests(max_active_requests=100, max_held_bytes=100)
+    requests = ActiveRequests(max_active_requests=100, max_held_bytes=100)
     for number in range(200):  # one ends every 20 ms, so 5 of 100 places are free in 0.1 s
         one = passage(str(number))
-        flights.add(one)
-        flights.remove(one, 1.0 + number * 0.02)
+        requests.add(one)
+        requests.remove(one, 1.0 + number * 0.02)
     with pytest.raises(Overloaded) as failure:
-        flights.check_room(1_000)
+        requests.check_room(1_000)
     assert failure.value.retry_after == pytest.approx(0.1, rel=0.01)
 
 
@@ -141,12 +141,12 @@ def test_text_after_the_last_token_is_a_piece_of_its_own_so_that_a_client_knows_
 
 
 def test_a_flight_that_ended_while_its_prompt_was_tokenized_holds_no_bytes():
-    flights = ActiveRequests(max_active_requests=2, max_held_bytes=100)
+    requests = ActiveRequests(max_active_requests=2, max_held_bytes=100)
     left = passage("left")
-    flights.add(left)
-    flights.remove(left, 1.0)
-    flights.add_bytes(left, 40)
-    assert flights.held_bytes == 0
+    requests.add(left)
+    requests.remove(left, 1.0)
+    requests.add_bytes(left, 40)
+    assert requests.held_bytes == 0
 
 
 def test_a_piece_alone_is_passed_on_as_it_is():

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.errors import PromptTooLong
 from penstock.worker.engine.batching.policy import ContinuousBatching, StaticBatching
-from penstock.worker.engine.errors import PromptTooLong
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.engine.simulated.engine import SimulatedEngine
 from penstock.worker.engine.simulated.step_time import StepTimeModel

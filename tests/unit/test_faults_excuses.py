@@ -23,7 +23,7 @@ from penstock.faults.run import run_plan
 from penstock.faults.world.tiers import MeshShape
 from penstock.queue.config import QueueConfig
 
-pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 LONG = PATIENCE_S + RECOVERY_S + 10.0
 MOMENTS = st.floats(0.0, 50.0)
@@ -100,8 +100,8 @@ def test_a_request_that_goes_on_after_a_standstill_is_waited_for_however_long_th
     )
     planned = replace(
         plan_world(3),
-        asks=(ask,),
-        counts=(),
+        requests=(ask,),
+        token_counts=(),
         shape=MeshShape(edges=1, queues=1, response_buffer_bytes=CLIENT_BUFFER_BYTES),
     )
     frozen = PlannedFault(
@@ -113,7 +113,7 @@ def test_a_request_that_goes_on_after_a_standstill_is_waited_for_however_long_th
 
 
 def test_what_strikes_after_all_answers_is_waited_for_as_well():
-    calm = replace(plan_world(3), asks=(), counts=(), faults=())
+    calm = replace(plan_world(3), requests=(), token_counts=(), faults=())
     late = PlannedFault(kind=FaultKind.FREEZE, duration_s=35.0, victim_tier="queue", victim_pick=0.0, at=0.3)
     outcome = run_plan(replace(calm, faults=(late,)))
     assert outcome.injected

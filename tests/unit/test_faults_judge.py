@@ -30,7 +30,7 @@ from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, Start
 from penstock.v1.inference_pb2 import Sampling
 
-pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 ASK = PlannedRequest(starts_at=0.0, prompt=(1, 2, 3, 4), max_output_tokens=6, seed=7, ignore_eos=True)
 OWED = oracle.expected_answer(ASK.prompt, 7, 6, ignore_eos=True, stops=())
@@ -38,16 +38,16 @@ OWED = oracle.expected_answer(ASK.prompt, 7, 6, ignore_eos=True, stops=())
 
 def whole(**changes):
     given = {
-        "ask": ASK,
+        "request": ASK,
         "token_ids": list(OWED.token_ids),
         "indexes": list(range(6)),
         "text": OWED.text,
         "seed": 7,
         "prompt_tokens": 4,
         "usage": (4, 6),
-        "reason": "length",
+        "finish_reason": "length",
         "attempts": 1,
-        "is_over": True,
+        "has_ended": True,
     }
     return ClientTranscript(**{**given, **changes})
 
@@ -72,17 +72,17 @@ def test_a_whole_answer_breaks_no_promise():
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"is_over": False}, "endless"),
+        ({"has_ended": False}, "endless"),
         ({"token_ids": OWED.token_ids[::-1]}, "changed"),
         ({"token_ids": OWED.token_ids[:5], "indexes": list(range(5))}, "changed"),
         ({"text": OWED.text + "x"}, "changed"),
-        ({"reason": "stop"}, "changed"),
+        ({"finish_reason": "stop"}, "changed"),
         ({"indexes": [0, 1, 1, 2, 3, 4]}, "order"),
         ({"indexes": [0, 2, 1, 3, 4, 5]}, "order"),
         ({"usage": (4, 5)}, "usage"),
         ({"usage": (5, 6)}, "usage"),
         ({"seed": 8}, "changed"),
-        ({"reason": "", "failure": "UNAVAILABLE X: y", "reason_of_failure": "X"}, "failed"),
+        ({"finish_reason": "", "failure_text": "UNAVAILABLE X: y", "failure_reason": "X"}, "failed"),
     ],
 )
 def test_what_a_client_should_not_see_is_found(changes, kind):
@@ -90,22 +90,24 @@ def test_what_a_client_should_not_see_is_found(changes, kind):
 
 
 def test_a_client_that_left_is_owed_the_beginning_alone():
-    part = whole(token_ids=OWED.token_ids[:2], indexes=[0, 1], text="", reason="", usage=None, has_left=True)
+    part = whole(
+        token_ids=OWED.token_ids[:2], indexes=[0, 1], text="", finish_reason="", usage=None, has_cancelled=True
+    )
     assert list(check_answers([part])) == []
     part.token_ids[1] += 1
     assert kinds(check_answers([part])) == {"changed"}
 
 
 def test_a_failure_is_excused_by_its_reason_alone_and_for_as_long_as_there_is_one():
-    lost = {"failure": "UNAVAILABLE AUTH_LOST: x", "reason_of_failure": "AUTH_LOST", "retry_after": 1.0}
-    failed = whole(reason="", usage=None, ended_at=2.0, **lost)
+    lost = {"failure_text": "UNAVAILABLE AUTH_LOST: x", "failure_reason": "AUTH_LOST", "retry_after": 1.0}
+    failed = whole(finish_reason="", usage=None, ended_at=2.0, **lost)
     assert list(check_answers([failed], {"AUTH_LOST": [Interval(0.0, 2.0)]})) == []
     assert kinds(check_answers([failed], {"AUTH_LOST": [Interval(0.0, 1.9), Interval(2.1, 3.0)]})) == {"failed"}
     assert kinds(check_answers([failed], {"OTHER": [Interval(0.0, 2.0)]})) == {"failed"}
 
 
 def test_a_failure_that_does_not_say_when_to_come_back_is_excused_by_nothing():
-    lost = {"reason": "", "usage": None, "over_at": 2.0, "failure": "UNAVAILABLE x"}
+    lost = {"finish_reason": "", "usage": None, "ended_at": 2.0, "failure_text": "UNAVAILABLE x"}
     silent = whole(**lost, failure_reason="QUEUE_LOST")
     own = whole(**lost, failure_reason="CONNECTION_LOST")  # a client's own word
     excused = {reason: [Interval(0.0, 2.0)] for reason in ("QUEUE_LOST", "CONNECTION_LOST")}
@@ -133,34 +135,39 @@ def test_charges_other_than_for_what_came_are_found(rows):
 
 def counted(**changes):
     return TokenCountResult(
-        **{"ask": PlannedTokenCount(starts_at=0.0, prompt=(3, 3)), "token_ids": [3, 3], "is_over": True, **changes}
+        **{
+            "request": PlannedTokenCount(starts_at=0.0, prompt=(3, 3)),
+            "token_ids": [3, 3],
+            "has_ended": True,
+            **changes,
+        }
     )
 
 
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"is_over": False}, "endless"),
+        ({"has_ended": False}, "endless"),
         ({"token_ids": [3]}, "changed"),
-        ({"token_ids": [], "failure": "INTERNAL", "reason_of_failure": "INTERNAL"}, "failed"),
+        ({"token_ids": [], "failure_text": "INTERNAL", "failure_reason": "INTERNAL"}, "failed"),
     ],
 )
 def test_a_text_is_counted_as_it_is_or_for_a_reason_not_at_all(changes, kind):
     assert list(check_token_counts([counted()])) == []
     assert kinds(check_token_counts([counted(**changes)])) == {kind}
-    failed = counted(token_ids=[], failure="UNAVAILABLE", failure_reason="AUTH_LOST", retry_after=1.0)
+    failed = counted(token_ids=[], failure_text="UNAVAILABLE", failure_reason="AUTH_LOST", retry_after=1.0)
     assert list(check_token_counts([failed], {"AUTH_LOST": [Interval(0.0, 1.0)]})) == []
 
 
 def poison(**changes):
-    told = {"failure": "INTERNAL ENGINE_CRASHED", "reason_of_failure": "ENGINE_CRASHED"}
-    nothing = {"token_ids": [], "indexes": [], "text": "", "usage": None, "reason": ""}
-    return whole(**{"ask": replace(ASK, poison_at=0), **nothing, **told, **changes})
+    told = {"failure_text": "INTERNAL ENGINE_CRASHED", "failure_reason": "ENGINE_CRASHED"}
+    nothing = {"token_ids": [], "indexes": [], "text": "", "usage": None, "finish_reason": ""}
+    return whole(**{"request": replace(ASK, crash_token_index=0), **nothing, **told, **changes})
 
 
 def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_one_worker():
     assert list(check_answers([poison()])) == []
-    assert kinds(check_answers([poison(ask=ASK)])) == {"failed"}
+    assert kinds(check_answers([poison(request=ASK)])) == {"failed"}
     assert list(check_poison([poison()], {4: ["w0", "w0"]})) == []
 
 
@@ -169,8 +176,8 @@ def test_a_request_that_crashes_engines_ends_in_saying_so_after_two_crashes_on_o
     [
         ({}, ["w0", "w1"]),
         ({}, ["w0", "w0", "w0"]),
-        ({"reason_of_failure": "ENGINE_DIED"}, ["w0"]),
-        ({"reason": "length", "reason_of_failure": ""}, []),
+        ({"failure_reason": "ENGINE_DIED"}, ["w0"]),
+        ({"finish_reason": "length", "failure_reason": ""}, []),
     ],
 )
 def test_a_request_that_crashes_more_than_that_or_is_not_told_is_found(changes, workers):
@@ -229,7 +236,7 @@ def test_accounts_are_what_the_ledger_adds_up_to():
 
 
 def test_work_for_a_client_that_left_is_waste_but_for_the_cancels_way():
-    left = whole(has_left=True, ended_at=1.0)
+    left = whole(has_cancelled=True, ended_at=1.0)
     assert list(check_wasted_work([left], {4: 1.05}, 0.1)) == []
     assert list(check_wasted_work([whole(ended_at=1.0)], {4: 9.0}, 0.1)) == []
     assert kinds(check_wasted_work([left], {4: 1.2}, 0.1)) == {"waste"}
@@ -328,5 +335,5 @@ def test_there_are_more_than_forty_places_at_which_a_world_can_break():
 
 def test_a_request_that_stays_is_told_from_one_that_leaves():
     assert ASK.is_read_to_end
-    for leaving in ({"leaves_at": 0}, {"leaves_after": 0.1}, {"timeout": 0.1}):
+    for leaving in ({"cancel_after_tokens": 0}, {"cancel_after_s": 0.1}, {"timeout_s": 0.1}):
         assert not replace(ASK, **leaving).is_read_to_end

@@ -19,7 +19,7 @@ from penstock.faults.sweep import SweepSummary, replay, run_seeds
 from penstock.faults.world import environment
 from penstock.faults.world.world import World
 
-pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 SERVICES = Path(penstock.cli.__file__).parents[1]
 DRAWS = re.compile(r"\brandom\.(random|uniform|choice|choices|sample|shuffle|randint|randrange|getrandbits|gauss)\(")
@@ -79,7 +79,7 @@ def test_a_seed_replays_exactly_beside_threads_that_draw_for_themselves():
 
 def test_a_seed_replays_exactly_whatever_else_was_drawn_in_its_process():
     """Clients wait for a spread time before they try again."""
-    planned = MUTANTS["the_client_lets_the_next_edge_draw_a_seed"].plan(1)
+    planned = MUTANTS["the_client_omits_the_seed_when_it_resumes"].plan(1)
     traces = set()
     for number in range(4):
         random.seed(number)
@@ -112,7 +112,7 @@ def test_what_is_said_differs_from_seed_to_seed():
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_found_and_found_again(name):
     mutant = MUTANTS[name]
-    with mutant.planted():
+    with mutant.applied():
         seed = next((seed for seed in range(PROVEN) if run_plan(mutant.plan(seed)).violations), None)
         assert seed is not None, f"{name} went unnoticed"
         again = [run_plan(mutant.plan(seed)) for _ in range(2)]

@@ -7,7 +7,7 @@ import pytest
 from penstock.faults.grpc.flow_control import FlowControlWindow
 from penstock.faults.world.world import World
 
-pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 SIZE = 100  # bytes
 

@@ -10,7 +10,7 @@ from penstock.faults.grpc.fake_server import FakeServer
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, MessageStream, Network
 from penstock.faults.world.world import World
 
-pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 ADDRESS = "127.0.0.1:1"
 LIMIT = 20.0  # s
@@ -66,7 +66,7 @@ def test_a_connection_that_is_reset_while_nothing_comes_through_is_lost_to_both_
     """Of such a connection, one side went on for ever with calls that never came to the other: seed 40082."""
     connection = mesh.connect()
     mesh.network.partition(mesh.names, 1.0)
-    mesh.network.cut(connection)
+    mesh.network.reset(connection)
     mesh.pass_by(0.9)
     assert (mesh.state, mesh.sides) == (Connectivity.READY, 1)
     mesh.pass_by(0.2)
@@ -124,7 +124,7 @@ def test_what_a_hole_held_back_arrives_in_the_order_in_which_it_was_said(mesh):
 def test_nothing_arrives_on_a_connection_that_was_cut(mesh):
     connection, heard = mesh.connect(), []
     mesh.network.deliver(MessageStream(connection), TO_CLIENT, heard.append, 1)
-    mesh.network.cut(connection)
+    mesh.network.reset(connection)
     mesh.pass_by(1.0)
     assert heard == []
     assert mesh.state is Connectivity.IDLE

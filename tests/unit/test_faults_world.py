@@ -6,7 +6,7 @@ import pytest
 
 from penstock.faults.world.world import MAX_CALLBACKS, Livelock, World
 
-pytestmark = pytest.mark.usefixtures("_broken_worlds_are_forgotten")
+pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 LIMIT = 10.0  # s
 
@@ -32,7 +32,7 @@ def test_the_clock_jumps_to_the_next_timer(world):
     _, task = running(world, main)
     assert world.run(task.done, limit=LIMIT)
     assert 3.0 <= task.result() < 3.001
-    assert world.turns < 10
+    assert world.callbacks < 10
 
 
 def test_a_world_in_which_nothing_is_to_come_ends_at_its_limit(world):
@@ -49,7 +49,7 @@ def test_a_process_that_never_rests_ends_its_world(world):
     again(loop)
     with pytest.raises(Livelock, match="spinner goes on"):
         world.run(lambda: False, limit=LIMIT)
-    assert world.turns == MAX_CALLBACKS
+    assert world.callbacks == MAX_CALLBACKS
 
 
 def test_callbacks_of_one_loop_keep_their_order_and_those_of_several_are_shuffled_by_the_seed():

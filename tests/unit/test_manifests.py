@@ -8,6 +8,7 @@ import pytest
 from image_closure import dockerfile, installed_in
 from manifest_rules import container, environment, manifest_faults, ports
 from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, TIERS, config_classes, get_object, render_overlay
+from paths import REPO
 from penstock.routing.bootstrap import bootstrap
 from penstock.routing.edges.edge_spec import parse_specs
 
@@ -28,6 +29,16 @@ def test_every_object_is_valid_by_the_schema_of_its_kind(rendered):
 
 def test_the_overlay_has_no_fault(rendered):
     assert manifest_faults(rendered, config_classes()) == []
+
+
+def test_the_overlay_of_the_examples_is_valid_and_has_no_fault():
+    objects = render_overlay(REPO / "examples" / "kubernetes")
+    for each in objects:
+        kubernetes_validate.validate(each, SCHEMAS, strict=True)
+    assert manifest_faults(objects, config_classes()) == []
+    worker = get_object(objects, "Deployment", "worker")
+    assert worker["spec"]["replicas"] == 4
+    assert environment(worker)["PENSTOCK_WORKER_MODEL"].startswith("/models/")
 
 
 def test_every_tier_has_pods_a_service_and_an_account_of_its_own(rendered):

@@ -3,9 +3,9 @@ import torch
 
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
+from penstock.worker.engine.batching.errors import StartInvalid
 from penstock.worker.engine.batching.masks import build_mask
 from penstock.worker.engine.batching.policy import ContinuousBatching
-from penstock.worker.engine.errors import StartInvalid
 from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, FinishReason, SamplingParams, SequenceSpec
 from penstock.worker.engine.sampling.draw import RowDraw
 from penstock.worker.engine.sampling.sampler import sample

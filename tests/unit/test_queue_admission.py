@@ -74,14 +74,14 @@ def test_the_last_that_there_is_room_for_says_for_how_long_there_is_none_behind_
 def test_a_refusal_holds_for_others_as_long_as_they_would_be_late_and_no_longer():
     shard = shard_at_full_speed()
     report(shard, prefill_tokens_per_second=100)
-    closed = error_of(shard.enqueue("long", tokens=310)).closed()
-    assert {each.prompt for each in closed} == {300, 600, 1_200}
+    closed = error_of(shard.enqueue("long", tokens=310)).rejection_windows()
+    assert {each.min_prompt_tokens for each in closed} == {300, 600, 1_200}
     assert not sheds(shard.enqueue("shorter", tokens=160))
     enqueue_many(shard, 14)
-    closed = list(error_of(shard.enqueue("long again", tokens=310)).closed())
+    closed = list(error_of(shard.enqueue("long again", tokens=310)).rejection_windows())
     for each in closed:
         refused = error_of(shard.enqueue(f"of {each.prompt}", tokens=each.prompt + 10))
-        assert list(refused.closed())[-1].lasts >= each.lasts > 0
+        assert list(refused.rejection_windows())[-1].duration >= each.duration > 0
     assert {each.prompt for each in closed} == {150, 300, 600, 1_200}
     assert closed == sorted(closed), "the smaller, the shorter"
 
@@ -92,15 +92,15 @@ def test_where_predictions_fall_faster_than_time_passes_a_refusal_holds_for_less
     for _ in range(500):
         forecast.record_ratio(1.0, 2.0)
     enqueue_many(shard, 10)
-    [closed] = error_of(shard.enqueue("late")).closed()
-    assert closed.lasts == pytest.approx((forecast.correction - 1.8) / forecast.correction)
+    [closed] = error_of(shard.enqueue("late")).rejection_windows()
+    assert closed.duration == pytest.approx((forecast.correction - 1.8) / forecast.correction)
 
 
 def test_a_full_shard_is_closed_for_no_longer_than_until_a_place_comes_free():
     shard = shard_at_full_speed(max_depth=3)
     enqueue_many(shard, 3, priority=BATCH)
-    [closed] = error_of(shard.enqueue("late", priority=BATCH)).closed()
-    assert 0 < closed.lasts <= 0.1
+    [closed] = error_of(shard.enqueue("late", priority=BATCH)).rejection_windows()
+    assert 0 < closed.duration <= 0.1
 
 
 def test_a_ticket_that_was_let_in_and_ran_out_of_time_closes_nothing():
@@ -201,7 +201,7 @@ def test_what_is_predicted_learns_from_what_came():
 def law(shard, leases=10, every=0.1):
     """Report a worker of ten slots, of which one falls free every so many s, and for good as long a while."""
     releases = tuple(SlotRelease(number * every, number) for number in range(1, leases + 1))
-    fields = {"decode_step": 0.1, "prefill_token": 1e-6, "step_tokens": 10_000, "workers": 1}
+    fields = {"decode_step_time": 0.1, "seconds_per_prefill_token": 1e-6, "max_step_tokens": 10_000, "workers": 1}
     report(shard, slots=10, leases=leases, releases=releases, **fields)
 
 
@@ -247,11 +247,11 @@ def run_one(shard, name, **fields):
 
 
 def counter(shard, tenant="acme"):
-    return shard.book.model_queues["m"].order[STANDARD].line.counter(tenant)
+    return shard.book.model_queues["m"].policy[STANDARD].tenant_queue.counter(tenant)
 
 
 def served(shard, name, prompt=0, output=0, *, ended=False, attempt=1):
-    shard.book.served([ServedTicket(name, prompt, output, ended, attempt)])
+    shard.book.on_service_report([ServedTicket(name, prompt, output, ended, attempt)])
 
 
 def test_a_tenant_pays_for_what_it_was_served_in_the_end():
@@ -314,18 +314,18 @@ def test_service_of_unknown_tickets_is_ignored():
 def test_no_more_is_offered_than_fits_together():
     shard = shard_at_full_speed()
     enqueue_many(shard, 5)
-    assert shard.credit(5, room=250) == ["t0", "t1"]
-    assert shard.credit(0, room=50) == ["t2"]
+    assert shard.credit(5, total_tokens=250) == ["t0", "t1"]
+    assert shard.credit(0, total_tokens=50) == ["t2"]
     assert shard.credit(0) == []
 
 
 def test_room_goes_with_the_credit_that_was_void():
     shard = shard_at_full_speed()
     enqueue_many(shard, 5)
-    assert shard.credit(2, room=10_000) == ["t0", "t1"]
+    assert shard.credit(2, total_tokens=10_000) == ["t0", "t1"]
     shard.decline("t0")
     assert shard.credit(3) == [], "no room is left"
-    assert shard.credit(0, room=100) == ["t0"]
+    assert shard.credit(0, total_tokens=100) == ["t0"]
 
 
 def test_credit_that_names_no_room_is_for_any():

@@ -62,7 +62,7 @@ def test_a_ticket_moves_over_to_its_edges_new_stream(shard):
     shard.record(shard.book.on_edge_disconnected("e"))
     assert shard.credit(1) == ["a"]
     assert leased(shard.place("a")) == ["lease"]
-    assert only(out.Leased, shard.said).edge == "f"
+    assert only(out.Leased, shard.effects).edge == "f"
 
 
 def test_an_enqueue_after_the_lease_recalls_the_lease(shard):
@@ -107,14 +107,14 @@ def test_credit_for_one_model_is_for_no_other(shard):
 
 def test_credit_given_once_comes_back_where_it_finds_no_ticket(shard):
     shard.enqueue("a")
-    assert shard.credit(3, once=True) == ["a"]
+    assert shard.credit(3, return_unused=True) == ["a"]
     assert shard.effects[-1] == out.CreditReturned("s", "m", 2)
     assert offered(shard.enqueue("b")) == []
 
 
 def test_once_is_answered_even_when_all_was_used(shard):
     shard.enqueue("a")
-    shard.credit(1, once=True)
+    shard.credit(1, return_unused=True)
     assert shard.effects[-1] == out.CreditReturned("s", "m", 0)
 
 
@@ -122,7 +122,7 @@ def test_a_decline_for_lack_of_capacity_voids_the_other_credit(shard):
     shard.credit(5)
     shard.enqueue("a"), shard.decline("a")
     assert shard.book.schedulers.total_credit == 0
-    assert shard.total_credit(1) == ["a"]
+    assert shard.credit(1) == ["a"]
 
 
 def test_a_ticket_that_is_declined_again_and_again_pauses_and_lets_others_by(shard):
@@ -172,11 +172,11 @@ def test_a_ticket_is_shed_when_the_last_that_might_run_it_is_lost(shard):
     shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "s"), shard.decline("a", "NO_WORKER", "s")
     shard.credit(1, "t")
-    assert sheds(shard.lose("t")) == {"a": "NO_WORKER"}
+    assert sheds(shard.disconnect("t")) == {"a": "NO_WORKER"}
 
 
 def test_a_refusal_is_forgotten_when_the_scheduler_has_other_workers(shard):
-    shard.join("t")
+    shard.connect("t")
     shard.enqueue("a"), shard.credit(1, "s"), shard.decline("a", "NO_WORKER", "s")
     shard.serve("s", ["m"])
     assert shard.credit(1, "s") == ["a"]
@@ -185,9 +185,9 @@ def test_a_refusal_is_forgotten_when_the_scheduler_has_other_workers(shard):
 def test_a_scheduler_with_other_workers_is_asked_again_for_the_credit_it_gave(shard):
     shard.connect("t")
     shard.credit(2, "s"), shard.enqueue("a"), shard.decline("a", "NO_WORKER", "s")
-    shard.said.clear()
+    shard.effects.clear()
     shard.serve("s", ["m"])
-    assert offered(shard.said) == ["a"]
+    assert offered(shard.effects) == ["a"]
 
 
 def test_what_failed_under_every_worker_hears_that_and_when_to_retry(shard):

@@ -90,7 +90,7 @@ def test_nobody_is_evicted_in_vain():
 def test_a_waiting_ticket_is_shed_at_its_deadline_and_not_before(shard):
     shard.enqueue("a", deadline=START_UNIX_S + 3)
     assert shard.pass_time(2.9) == []
-    error = only(out.Shed, shard.wait(0.1)).error
+    error = only(out.Shed, shard.pass_time(0.1)).error
     assert (isinstance(error, DeadlineExceeded), error.reason) == (True, "DEADLINE")
 
 

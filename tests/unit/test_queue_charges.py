@@ -23,25 +23,25 @@ def shard():
 
 def test_what_nobody_speaks_of_any_more_has_ended_with_what_it_was_served(shard):
     shard.book.on_service_report([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
-    shard.wait(REPORT_TIMEOUT_S - 1)
-    assert len(shard.book.charges) == 1
-    shard.wait(2)
-    assert len(shard.book.charges) == 0
+    shard.pass_time(REPORT_TIMEOUT_S - 1)
+    assert len(shard.book.accounting) == 1
+    shard.pass_time(2)
+    assert len(shard.book.accounting) == 0
 
 
 def test_what_is_spoken_of_runs_on(shard):
     for _ in range(4):
         shard.pass_time(REPORT_TIMEOUT_S / 2)
         shard.book.on_service_report([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
-    assert len(shard.book.charges) == 1
+    assert len(shard.book.accounting) == 1
 
 
 def test_what_was_unheard_of_for_long_runs_again_once_it_is_spoken_of(shard):
     shard.pass_time(REPORT_TIMEOUT_S + 1)
-    shard.book.served([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
-    assert len(shard.book.charges) == 1
-    shard.book.served([ServedTicket("a", 90, 10, has_ended=True, attempt=1)])
-    assert len(shard.book.charges) == 0
+    shard.book.on_service_report([ServedTicket("a", 90, 5, has_ended=False, attempt=1)])
+    assert len(shard.book.accounting) == 1
+    shard.book.on_service_report([ServedTicket("a", 90, 10, has_ended=True, attempt=1)])
+    assert len(shard.book.accounting) == 0
 
 
 def decoding(name, **fields):
@@ -74,8 +74,12 @@ def test_what_stands_still_in_an_engine_is_charged_for_few_steps_and_put_right_b
 
 def test_what_has_no_token_yet_or_has_ended_is_charged_for_no_step(shard):
     [running] = shard.book.accounting
-    before = running.charged
-    shard.book.served([ServedTicket("a", 50, 0, has_ended=False, attempt=1, worker_steps=1_000)], {"w": 1_030})
-    assert running.charged == before
-    shard.book.served([ServedTicket("a", 90, 1, has_ended=True, attempt=1, worker_steps=1_031)], {"w": 1_060})
-    assert running.charged == cost_of(running, 90, 1)
+    before = running.charged_cost
+    shard.book.on_service_report(
+        [ServedTicket("a", 50, 0, has_ended=False, attempt=1, worker_steps=1_000)], {"w": 1_030}
+    )
+    assert running.charged_cost == before
+    shard.book.on_service_report(
+        [ServedTicket("a", 90, 1, has_ended=True, attempt=1, worker_steps=1_031)], {"w": 1_060}
+    )
+    assert running.charged_cost == cost_of(running, 90, 1)

@@ -34,17 +34,17 @@ def test_right_after_the_start_any_model_may_be_about_to_come():
 def test_tickets_wait_for_a_scheduler_that_is_gone_for_a_moment(shard):
     shard.enqueue("before")
     shard.pass_time(60)
-    shard.lose("s")
+    shard.disconnect("s")
     assert sheds(shard.enqueue("after", enqueued=START_UNIX_S + 60)) == {}
-    shard.wait(PATIENCE_S - 1)
-    shard.join("t")
-    assert sheds(shard.wait(60)) == {}
+    shard.pass_time(PATIENCE_S - 1)
+    shard.connect("t")
+    assert sheds(shard.pass_time(60)) == {}
     assert shard.credit(5, "t") == ["before", "after"]
 
 
 def test_a_model_that_moved_from_one_scheduler_to_another_was_never_unknown(shard):
     shard.connect("t", models=("other",))
-    shard.wait(60)
+    shard.pass_time(60)
     shard.serve("s", ())
     assert sheds(shard.enqueue("a")) == {}
     shard.serve("t", ("m", "other"))
@@ -53,9 +53,9 @@ def test_a_model_that_moved_from_one_scheduler_to_another_was_never_unknown(shar
 
 def test_tickets_do_not_wait_for_ever_for_a_model_that_stays_away(shard):
     shard.enqueue("a"), shard.disconnect("s")
-    assert sheds(shard.wait(PATIENCE_S - 0.1)) == {}
-    assert sheds(shard.wait(0.1)) == {"a": "NO_WORKER"}
-    assert only(out.Shed, shard.said).error.retry_after == PATIENCE_S
+    assert sheds(shard.pass_time(PATIENCE_S - 0.1)) == {}
+    assert sheds(shard.pass_time(0.1)) == {"a": "NO_WORKER"}
+    assert only(out.Shed, shard.effects).error.retry_after == PATIENCE_S
 
 
 def test_those_who_wait_in_vain_are_told_in_turns_and_no_more_once_the_model_is_back():
@@ -71,7 +71,7 @@ def test_those_who_wait_in_vain_are_told_in_turns_and_no_more_once_the_model_is_
 
 
 def test_once_a_model_stays_away_newcomers_hear_so_at_once(shard):
-    shard.lose("s"), shard.wait(PATIENCE_S)
+    shard.disconnect("s"), shard.pass_time(PATIENCE_S)
     assert sheds(shard.enqueue("b")) == {"b": "NO_WORKER"}
 
 
@@ -79,20 +79,20 @@ def test_an_offer_that_comes_back_after_its_model_went_waits_for_a_bounded_time(
     shard.enqueue("a"), shard.credit(1)
     shard.serve("s", ()), shard.pass_time(PATIENCE_S)
     shard.decline("a")
-    assert sheds(shard.wait(PATIENCE_S - 0.1)) == {}
-    assert sheds(shard.wait(0.1)) == {"a": "NO_WORKER"}
+    assert sheds(shard.pass_time(PATIENCE_S - 0.1)) == {}
+    assert sheds(shard.pass_time(0.1)) == {"a": "NO_WORKER"}
 
 
 def test_the_catalog_is_the_union_over_schedulers_and_told_on_change_alone(shard):
     shard.effects.clear()
-    shard.join("t", models=("m", "n"))
-    entries = only(out.CatalogUpdate, shard.said).entries
+    shard.connect("t", models=("m", "n"))
+    entries = only(out.CatalogUpdate, shard.effects).entries
     assert [(each.model, each.workers_hint) for each in entries] == [("m", 2), ("n", 1)]
-    shard.said.clear()
+    shard.effects.clear()
     shard.serve("t", ("m", "n"))
-    assert shard.said == []
+    assert shard.effects == []
     shard.disconnect("t")
-    assert [(each.model, each.workers_hint) for each in only(out.CatalogUpdate, shard.said).entries] == [("m", 1)]
+    assert [(each.model, each.workers_hint) for each in only(out.CatalogUpdate, shard.effects).entries] == [("m", 1)]
 
 
 def test_an_edge_that_joins_hears_the_catalog(shard):

@@ -56,7 +56,7 @@ def test_tickets_offered_to_a_lost_scheduler_are_back_in_their_places(shard):
     for name in ("a", "b", "c"):
         shard.enqueue(name)
     assert shard.credit(2) == ["a", "b"]
-    shard.lose("s")
+    shard.disconnect("s")
     assert shard.credit(3, "t") == ["a", "b", "c"]
 
 
@@ -133,7 +133,7 @@ def test_a_ticket_too_large_for_one_scheduler_goes_to_the_other(shard):
     shard.enqueue("large", tokens=500)
     assert shard.credit(9, "s", max_tokens=200) == []
     assert shard.credit(1, "t", max_tokens=500) == ["large"]
-    assert shard.book.tickets["large"].scheduler == "t"
+    assert shard.book.tickets["large"].offered_to == "t"
 
 
 def test_what_is_ahead_counts_the_better_classes_and_the_own():
@@ -150,8 +150,8 @@ def test_the_newest_of_the_lowest_class_makes_way_first_and_resumed_work_never()
     order = ClassFifo()
     order.push(ticket("old", priority=BATCH, enqueued=START_UNIX_S, arrival_number=1))
     order.push(ticket("new", priority=BATCH, enqueued=START_UNIX_S + 1, arrival_number=2))
-    order.push(ticket("resumed", priority=BATCH, enqueued=START_UNIX_S + 2, arrival=3, attempt=2))
-    order.push(ticket("better class", priority=STANDARD, enqueued=START_UNIX_S + 3, arrival=4))
+    order.push(ticket("resumed", priority=BATCH, enqueued=START_UNIX_S + 2, arrival_number=3, attempt=2))
+    order.push(ticket("better class", priority=STANDARD, enqueued=START_UNIX_S + 3, arrival_number=4))
     evicted = []
     while found := order.next_victim(INTERACTIVE):
         evicted.append(found[0].ticket_id)
@@ -187,6 +187,6 @@ def test_withdrawn_tickets_do_not_pile_up():
     for number in range(10_000):
         each = ticket(f"t{number}", arrival_number=number + 1)
         order.push(each), order.remove(each)
-    assert len(order[STANDARD].tenant_queue._first) < 200
+    assert len(order[STANDARD].tenant_queue._heap) < 200
     assert len(order[STANDARD]._newest) < 200
     assert order.head()[0] is kept

@@ -67,7 +67,7 @@ def test_what_was_placed_since_the_report_takes_slots_of_it():
 
 
 def test_a_lease_that_waits_at_the_worker_is_given_one_slot_earlier():
-    ahead = FULL._replace(leases=9, room=0)
+    ahead = FULL._replace(leases=9, available_leases=0)
     found = TtftModel(ahead, NOW).estimate(ReleaseCurve(ENDS, 0.0), WorkAhead(1), TokenDemand(10, 10, 0.5))
     assert found.wait == pytest.approx(0.2)
     assert found.ttft == pytest.approx(0.3 + STEP + 10 * TOKEN)
@@ -81,7 +81,7 @@ def test_where_kv_is_short_a_free_slot_is_not_enough():
 
 def test_a_long_prompt_waits_for_what_passes_it_and_a_short_one_does_not():
     busy = FULL._replace(leases=2, pending_prefill_tokens=2_000)
-    burst = NOW._replace(inflow=40_000.0, prompt=400.0)
+    burst = NOW._replace(prompt_tokens_per_second=40_000.0, mean_prompt_tokens=400.0)
     assert first_token(busy, WorkAhead(), 50, burst, shorter=0.02) == pytest.approx(
         first_token(busy, WorkAhead(), 50, shorter=0.02), rel=0.3
     )
@@ -92,7 +92,7 @@ def test_a_long_prompt_waits_for_what_passes_it_and_a_short_one_does_not():
 
 def test_no_more_passes_a_prompt_than_there_are_slots_for():
     last = FULL._replace(leases=7, pending_prefill_tokens=2_000)
-    flood = NOW._replace(inflow=1e9)
+    flood = NOW._replace(prompt_tokens_per_second=1e9)
     assert first_token(last, WorkAhead(), 400, flood, shorter=0.9) == pytest.approx(
         first_token(last, WorkAhead(), 400, shorter=0.9)
     )
@@ -104,16 +104,16 @@ SPEEDS = st.builds(
     step_time=st.floats(0.001, 1),
     slots=st.integers(1, 300),
     leases=st.integers(0, 310),
-    room=st.integers(0, 300),
+    available_leases=st.integers(0, 300),
     workers=st.integers(0, 4),
     pending_prefill_tokens=st.floats(0, 1e6),
     decode_step_time=st.floats(1e-4, 1),
     seconds_per_prefill_token=st.floats(1e-7, 0.01),
-    step_tokens=st.integers(0, 10_000),
-    held_tokens=st.integers(0, 10**6),
+    max_step_tokens=st.integers(0, 10_000),
+    leased_tokens=st.integers(0, 10**6),
     free_tokens=st.integers(0, 10**6),
     releases=st.sampled_from([(), ENDS]),
-    placed=st.integers(0, 50),
+    placed_since=st.integers(0, 50),
 )
 LINES = st.builds(WorkAhead, *[st.floats(0, 1e5)] * 4)
 ASKS = st.builds(TokenDemand, st.integers(1, 100_000), st.integers(2, 200_000), st.floats(0, 1))

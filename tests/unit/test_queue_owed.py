@@ -34,7 +34,7 @@ LONG = Commitment(rank=2, prompt_tokens=1_000, expected_at=0.6, due_at=1.0)
 def owed(*firsts, budget=0.0):
     found = TtftCommitments()
     for first in firsts:
-        found.commit(Commitment(first.rank, first.prompt_tokens, first.expected, first.due))
+        found.commit(Commitment(first.rank, first.prompt_tokens, first.expected_at, first.due_at))
     found.breach_budget = budget
     return found
 
@@ -86,7 +86,7 @@ def test_one_long_prompt_may_be_made_late_where_many_promises_were_kept_and_hold
 def test_no_more_promises_are_broken_than_their_share_of_those_made(prompts, kept):
     found, made, broken = owed(budget=0.0), 0, 0
     for first in [LONG] * kept:
-        found.commit(Commitment(first.rank, first.prompt_tokens, first.expected, first.due))
+        found.commit(Commitment(first.rank, first.prompt_tokens, first.expected_at, first.due_at))
         made += 1
     for number, (prompt, takes) in enumerate(prompts):
         now, before = number / 100, found.breach_budget

@@ -137,18 +137,18 @@ def test_a_model_that_is_back_is_served_again():
 @pytest.mark.parametrize(
     "setting",
     [
-        *("MAX_DEPTH=0", "MAX_TOKENS=0", "PATIENCE=-1", "WARM_UP=-1", "PLACED_MEMORY=-1"),
-        *("CLASS_FLOOR=1", "AGEING_RATE=0", "AGEING_BOUND=-1", "DEFAULT_DEADLINE=0"),
+        *("MAX_DEPTH=0", "MAX_TOKENS=0", "UNAVAILABLE_MODEL_TIMEOUT=-1", "WARM_UP=-1", "RECENT_LEASE_TTL=-1"),
+        *("MIN_CLASS_SHARE=1", "AGEING_RATE=0", "AGEING_BOUND=-1", "DEFAULT_DEADLINE=0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting):
     name, _, value = setting.partition("=")
-    with pytest.raises(ConfigError, match=f"PENSTOCK_QUEUE_{name} "):
+    with pytest.raises(ConfigError, match=f"PENSTOCK_QUEUE_{name} must"):
         load(QueueConfig, "queue", {f"PENSTOCK_QUEUE_{name}": value})
 
 
 def test_the_order_is_chosen_by_settings():
-    chosen = {"BETWEEN_TENANTS": "none", "WITHIN_TENANT": "token_aware", "AGEING_BOUND": "3", "CLASS_FLOOR": "0.1"}
+    chosen = {"TENANT_POLICY": "none", "TICKET_ORDER": "token_aware", "AGEING_BOUND": "3", "MIN_CLASS_SHARE": "0.1"}
     config = load(QueueConfig, "queue", {f"PENSTOCK_QUEUE_{name}": value for name, value in chosen.items()})
     assert config.policy == PolicyConfig(
         TenantPolicy.NONE, TicketOrder.TOKEN_AWARE, min_class_share=0.1, ageing_bound=3.0

@@ -37,7 +37,7 @@ def filled(order, tenants, per_tenant, **fields):
 
 def take_whole(order):
     """Take a ticket that is served at once and in full."""
-    taken = order.take(anything)
+    taken = order.pop_fitting(anything)
     order.charge(taken, predicted_cost(taken))
     return taken
 
@@ -181,10 +181,12 @@ def test_what_is_said_to_be_ahead_is_what_goes_first(counts, sizes, already, wit
     order = PolicyConfig(ticket_order=within, min_class_share=0.0)()
     for place, (count, size) in enumerate(zip(counts, sizes, strict=False)):
         for number in range(count):
-            order.push(ticket(f"{place}/{number}", tenant_id=f"{place}", tokens=size, arrival=100 * place + number))
+            order.push(
+                ticket(f"{place}/{number}", tenant_id=f"{place}", tokens=size, arrival_number=100 * place + number)
+            )
     for _ in range(min(already, sum(counts) - 1)):
         take_whole(order)
-    new = ticket("new", tenant_id="0", tokens=50, arrival=10_000)
+    new = ticket("new", tenant_id="0", tokens=50, arrival_number=10_000)
     expected = order.position_of(new)
     order.push(new)
     before = 0
@@ -215,7 +217,7 @@ def test_backlogged_tenants_differ_by_no_more_than_two_tickets_whatever_comes_an
                 order.push(
                     ticket(f"n{number}", tenant_id=data.draw(st.sampled_from("abc")), arrival_number=1_000 + number)
                 )
-                order.push(ticket(f"m{number}", tenant_id="other", tokens=size, arrival=2_000 + number))
+                order.push(ticket(f"m{number}", tenant_id="other", tokens=size, arrival_number=2_000 + number))
     assert max(paid["a"], paid["b"], paid["c"]) - min(paid["a"], paid["b"], paid["c"]) <= 2 * 2 * LARGEST
 
 
@@ -226,7 +228,7 @@ class _Wrapped:
         self._line = line
 
     def pop_fitting(self, fit):
-        return self._line.take(fit).ticket
+        return self._line.pop_fitting(fit).ticket
 
     def charge(self, ticket, cost):
         self._line.charge(ticket, cost)

@@ -34,7 +34,7 @@ class Mesh(RuleBasedStateMachine):
         self.held = {edge: {} for edge in EDGES}  # ticket: attempt, as each edge believes the shard to have
         self.unanswered = {}  # scheduler: offers in order
         self.credit = {}  # scheduler, model: as the scheduler believes the shard to have
-        self.urgent_credit = {}  # likewise
+        self.express_credit = {}  # likewise
         self.lease_ids = 0
         self.told = []
 
@@ -48,7 +48,7 @@ class Mesh(RuleBasedStateMachine):
                     ticket = effect.ticket
                     assert ticket.ticket_id in self.held[ticket.edge], "offered for nobody"
                     self.unanswered[effect.scheduler].append(ticket.ticket_id)
-                    credit = self.urgent_credit if effect.uses_express_credit else self.credit
+                    credit = self.express_credit if effect.uses_express_credit else self.credit
                     assert ticket.is_expedited or not effect.uses_express_credit, "it is kept for others"
                     credit[effect.scheduler, ticket.model] -= 1
                     assert credit[effect.scheduler, ticket.model] >= 0, "offered without credit"
@@ -120,7 +120,7 @@ class Mesh(RuleBasedStateMachine):
         if scheduler not in self.unanswered:
             self.unanswered[scheduler] = []
             self.credit |= {(scheduler, model): 0 for model in MODELS}
-            self.urgent_credit |= {(scheduler, model): 0 for model in MODELS}
+            self.express_credit |= {(scheduler, model): 0 for model in MODELS}
             self.hear(self.shard.book.on_scheduler_connected(scheduler, self.shard.now))
         entries = [entry(model) for model in models]
         self.hear(self.shard.book.on_catalog(scheduler, entries, self.shard.now))
@@ -132,14 +132,21 @@ class Mesh(RuleBasedStateMachine):
         tickets=st.integers(0, 4),
         max_tokens=st.just(0) | st.integers(11, 900),
         room=st.none() | st.integers(1, 2_000),
-        urgent=st.integers(0, 2),
+        express=st.integers(0, 2),
         once=st.booleans(),
     )
-    def give_credit(self, *, data, model, tickets, max_tokens, room, urgent, once):
+    def give_credit(self, *, data, model, tickets, max_tokens, room, express, once):
         scheduler = data.draw(st.sampled_from(sorted(self.unanswered)))
         self.credit[scheduler, model] += tickets
-        self.urgent_credit[scheduler, model] += urgent
-        given = {"max_tokens": max_tokens, "rate": 100.0, "room": room, "urgent": urgent, "once": once, "model": model}
+        self.express_credit[scheduler, model] += express
+        given = {
+            "max_tokens": max_tokens,
+            "rate": 100.0,
+            "total_tokens": room,
+            "express": express,
+            "return_unused": once,
+            "model": model,
+        }
         at = len(self.shard.effects)
         self.shard.credit(tickets, scheduler, **given)
         self.hear(self.shard.effects[at:])
@@ -160,7 +167,7 @@ class Mesh(RuleBasedStateMachine):
         if answer == "NO_CAPACITY" and ticket_id in self.shard.book.schedulers[scheduler].offered:
             model = self.shard.book.tickets[ticket_id].model
             if not self.shard.book.schedulers[scheduler].void_offers[ticket_id]:
-                self.credit[scheduler, model] = self.urgent_credit[scheduler, model] = 0
+                self.credit[scheduler, model] = self.express_credit[scheduler, model] = 0
         self.hear(self.shard.decline(ticket_id, answer, scheduler))
 
     @precondition(lambda self: self.unanswered)
@@ -209,7 +216,7 @@ class Mesh(RuleBasedStateMachine):
         stands = Counter()
         for model in MODELS:
             for each in book.model_queues[model].policy._classes.values():
-                stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.urgent, *each.line))
+                stands.update(ticket.ticket_id for ticket in (*each.resumed, *each.express, *each.tenant_queue))
         stands.update(entry[-1].ticket_id for entry in book._transitions.expirations.pauses)
         for seat in book.schedulers.values():
             stands.update(seat.offered)
@@ -231,13 +238,13 @@ class Mesh(RuleBasedStateMachine):
     def each_line_counts_what_is_in_it(self):
         for model in MODELS:
             for each in self.shard.book.model_queues[model].policy._classes.values():
-                for line in (each.resumed, each.express, each.line):
+                for line in (each.resumed, each.express, each.tenant_queue):
                     tickets = list(line)
                     assert (line.tickets, line.work) == (len(tickets), sum(ticket.work for ticket in tickets))
-                for account in each.line._accounts.values():
-                    assert account.waits == bool(account.queue and account.queue.tickets)
+                for account in each.tenant_queue._accounts.values():
+                    assert account.is_waiting == bool(account.queue and account.queue.tickets)
                     costs = sum(predicted_cost(ticket) / ticket.weight for ticket in account.queue or ())
-                    assert account.virtual == pytest.approx(costs)
+                    assert account.queued_cost == pytest.approx(costs)
 
     @invariant()
     def nothing_that_waits_has_been_charged_for(self):
@@ -254,7 +261,7 @@ class Mesh(RuleBasedStateMachine):
         for scheduler in self.unanswered:
             for model, credit in self.shard.book.schedulers[scheduler].credits.items():
                 assert credit.tickets == self.credit[scheduler, model]
-                assert credit.express_tickets == self.urgent_credit[scheduler, model]
+                assert credit.express_tickets == self.express_credit[scheduler, model]
 
     @invariant()
     def no_credit_lies_idle_beside_a_ticket_it_fits(self):

@@ -22,7 +22,7 @@ def ask(order, name, tenant, *, weight=1.0, **fields):
 
 
 def serve(order, tickets=1):
-    return [order.take(lambda _: Fit.NOW) for _ in range(tickets)]
+    return [order.pop_fitting(lambda _: Fit.NOW) for _ in range(tickets)]
 
 
 def beside_a_backlog(served=40):
@@ -138,7 +138,7 @@ def shard():
 
 
 def test_credit_that_is_kept_is_used_for_what_is_urgent_and_nothing_else(shard):
-    assert shard.credit(0, urgent=2) == []
+    assert shard.credit(0, express=2) == []
     effects = shard.enqueue("quiet", tenant_id="quiet")
     assert [each for each in effects if isinstance(each, out.Offer) and each.uses_express_credit]
     assert offered(effects) == ["quiet"]
@@ -146,27 +146,27 @@ def test_credit_that_is_kept_is_used_for_what_is_urgent_and_nothing_else(shard):
 
 
 def test_credit_that_is_kept_stays_when_the_other_has_to_come_back(shard):
-    shard.credit(0, urgent=2, max_tokens=1, once=True)
+    shard.credit(0, express=2, max_tokens=1, return_unused=True)
     assert shard.book.schedulers["s"].credits["m"].express_tickets == 2
 
 
 def test_what_resumes_may_use_credit_that_is_kept(shard):
-    shard.credit(0, urgent=1)
+    shard.credit(0, express=1)
     assert offered(shard.enqueue("resumed", tenant_id="loud", attempt=2)) == ["resumed"]
 
 
 def test_an_urgent_ticket_waits_for_a_class_above_its_own(shard):
     shard.enqueue("quiet", tenant_id="quiet")
     shard.enqueue("above", tenant_id="other", priority=1)
-    assert shard.credit(0, urgent=1) == []
+    assert shard.credit(0, express=1) == []
 
 
 def test_a_decline_voids_what_is_kept_as_well(shard):
-    shard.credit(0, urgent=2)
+    shard.credit(0, express=2)
     shard.enqueue("quiet", tenant_id="quiet")
     shard.decline("quiet")
     assert shard.book.schedulers["s"].credits["m"].express_tickets == 0
-    assert shard.credit(0, urgent=1) == ["quiet"]
+    assert shard.credit(0, express=1) == ["quiet"]
 
 
 def test_schedulers_hear_that_a_head_is_urgent_and_each_offer_and_lease_says_so(shard):

@@ -20,7 +20,7 @@ QUIET, LOUD = chat_tenant(Poisson(FIFO_CAPACITY_RPS / 4), "quiet"), chat_tenant(
 def first_tokens(*tenants, reserve_share=1 / 16, seed=0):
     """The quiet tenant's times to the first token, in s."""
     asked = proof_scenario("isolation", *tenants, seed=seed, duration=30.0, warm_up=5.0)
-    asked = replace(asked, schedulers=replace(asked.schedulers, reserve_share=reserve_share))
+    asked = replace(asked, schedulers=replace(asked.schedulers, express_slot_share=reserve_share))
     found = [each.transcript for each in Simulation(asked).run().ledger.requests if each.tenant is QUIET]
     return [each.ttft for each in found if each.ttft is not None and each.started_at > asked.warm_up]
 

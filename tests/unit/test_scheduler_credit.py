@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.credit.credit_book import MAX_IDLE_CREDIT_TICKETS, CreditBook, CreditGrant, FreeCapacity
+from penstock.scheduler.credit.credit_book import CreditBook
+from penstock.scheduler.credit.grants import MAX_IDLE_CREDIT_TICKETS, CreditGrant, FreeCapacity, plan_grants
 from scheduler_calls import LARGE_TOKENS, SMALL_TOKENS, grants, head, offer_one
 
 
@@ -26,12 +27,12 @@ def test_standing_credit_is_filled_up_to_a_bound_once_half_of_it_is_used():
 
 def test_standing_credit_is_filled_up_where_its_tokens_run_low_or_much_larger_tickets_fit_by_now():
     book = CreditBook("a")
-    assert book.grants(FreeCapacity(8, 1_000, 300)) == [CreditGrant("a", 8, 1_000)]
+    assert plan_grants(book, FreeCapacity(8, 1_000, 300)) == [CreditGrant("a", 8, 1_000)]
     book.on_offer("a", 450)
-    assert book.grants(FreeCapacity(7, 1_000, 599)) == []
-    assert book.grants(FreeCapacity(8, 1_200, 300)) == [CreditGrant("a", 1, 650)]
+    assert plan_grants(book, FreeCapacity(7, 1_000, 599)) == []
+    assert plan_grants(book, FreeCapacity(8, 1_200, 300)) == [CreditGrant("a", 1, 650)]
     book.on_offer("a", 10)
-    assert book.grants(FreeCapacity(8, 1_200, 600)) == [CreditGrant("a", 1, 10)]
+    assert plan_grants(book, FreeCapacity(8, 1_200, 600)) == [CreditGrant("a", 1, 10)]
 
 
 def test_the_one_shard_that_waits_gets_what_is_free_and_no_more_than_waits():
@@ -212,26 +213,26 @@ def test_shards_that_wait_never_hold_more_than_there_is_room_for(heads, room):
 def test_tokens_are_granted_for_what_fits_together_and_taken_off_by_each_offer():
     book = CreditBook("a")
     book.on_head("a", head(5, tokens=300))
-    assert book.grants(FreeCapacity(8, 1_000, 1_000)) == [CreditGrant("a", 5, 1_000)]
+    assert plan_grants(book, FreeCapacity(8, 1_000, 1_000)) == [CreditGrant("a", 5, 1_000)]
     book.on_offer("a", 300)
     book.on_head("a", head(4, tokens=300))
     assert book.shards["a"].held_tokens == 700
-    assert book.grants(FreeCapacity(8, 700, 700)) == []
+    assert plan_grants(book, FreeCapacity(8, 700, 700)) == []
 
 
 def test_freed_tokens_are_granted_to_tickets_that_have_credit_and_not_enough_of_them():
     book = CreditBook("a")
     book.on_head("a", head(5, tokens=300))
-    book.grants(FreeCapacity(8, 100, 100))
-    assert book.grants(FreeCapacity(8, 400, 400)) == [CreditGrant("a", 0, 300)]
-    assert book.grants(FreeCapacity(8, 400, 400)) == []
+    plan_grants(book, FreeCapacity(8, 100, 100))
+    assert plan_grants(book, FreeCapacity(8, 400, 400)) == [CreditGrant("a", 0, 300)]
+    assert plan_grants(book, FreeCapacity(8, 400, 400)) == []
 
 
 def test_what_is_handed_back_takes_its_tokens_along():
     book = CreditBook("ab")
-    book.grants(FreeCapacity(4, 500, 500))
+    plan_grants(book, FreeCapacity(4, 500, 500))
     book.on_head("a", head(9, tokens=300))
-    book.grants(FreeCapacity(4, 500, 500))
+    plan_grants(book, FreeCapacity(4, 500, 500))
     book.on_credit_returned("b", 4)
     assert (book.shards["b"].held_tickets, book.shards["b"].held_tokens) == (0, 0)
 
@@ -258,8 +259,8 @@ def test_a_head_that_some_worker_could_hold_is_never_tried_against_its_size():
     waiting = head(1)
     waiting.tokens = 500
     book.on_head("a", waiting)
-    book.grants(FreeCapacity(1, 100, 100, 1, 500))
+    plan_grants(book, FreeCapacity(1, 100, 100, 1, 500))
     for _ in range(9):
         book.tick()
-        assert book.grants(FreeCapacity(1, 100, 100, 1, 500)) == []
-    assert book.grants(FreeCapacity(1, 100, 100, 1, 499)) == [CreditGrant("a", 0, 400, is_unbounded=True)]
+        assert plan_grants(book, FreeCapacity(1, 100, 100, 1, 500)) == []
+    assert plan_grants(book, FreeCapacity(1, 100, 100, 1, 499)) == [CreditGrant("a", 0, 400, is_unbounded=True)]

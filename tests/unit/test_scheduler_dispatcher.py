@@ -48,7 +48,7 @@ def test_a_full_scheduler_says_that_nothing_fits_rather_than_that_anything_does(
     attach(scheduler, slots=1)
     scheduler.on_queue_connected("q2")
     offer(scheduler)
-    recall = only(GrantCredit, scheduler.head("q", Head(model=MODEL, waiting=1, priority=2)))
+    recall = only(GrantCredit, scheduler.on_head("q", Head(model=MODEL, waiting=1, priority=2)))
     assert (recall.queue, recall.tickets, recall.return_unused, recall.max_ticket_tokens) == ("q2", 0, True, 1)
 
 
@@ -99,7 +99,7 @@ def test_what_was_offered_before_its_shard_heard_that_it_is_a_suspect_goes_back(
     scheduler.on_worker_quarantined("w2", "w2:1", [blame(5)], START_UNIX_S)
     assert only(Decline, offer(scheduler, "a", fingerprint=5)).reason == "NO_CAPACITY"
     assert only(Place, offer(scheduler, "b", fingerprint=6)).lease.ticket_id == "b"
-    scheduler.blamed("w2:1", [], START_UNIX_S)
+    scheduler.on_poison_reports("w2:1", [], START_UNIX_S)
     assert only(Place, offer(scheduler, "a", fingerprint=5)).lease.ticket_id == "a"
 
 
@@ -131,7 +131,7 @@ def test_a_prompt_that_a_worker_has_in_its_cache_draws_its_ticket_there(schedule
     scheduler.on_load_report("b", LoadReport(prefill_backlog_tokens=40))
     assert placed_at(scheduler, "first", prefix=[1, 2, 3, 4]) == "b"
     assert scheduler.fleet["b"].unstarted_tokens == 79 - 3 * 16  # and only the rest of the prompt is in the way there
-    scheduler.cache_changed("b", PrefixCacheUpdate(removed=[2, 3]))
+    scheduler.on_prefix_cache_update("b", PrefixCacheUpdate(removed=[2, 3]))
     assert placed_at(scheduler, "second", prefix=[1, 2, 3, 4]) == "a"
 
 
@@ -147,7 +147,7 @@ def test_a_cache_never_draws_a_ticket_to_a_worker_that_has_no_room_or_is_avoided
 def placed_at(scheduler, name, *, prefix, **ticket):
     asked = ticket_of(name, tokens=80, **ticket)
     asked.prefix_hashes.extend(prefix)
-    return only(Place, scheduler.offer("q", asked, START_UNIX_S)).lease.worker_id
+    return only(Place, scheduler.on_offer("q", asked, START_UNIX_S)).lease.worker_id
 
 
 def test_look_ahead_leases_one_more_than_there_are_slots():
@@ -160,6 +160,6 @@ def test_credit_is_for_as_many_tokens_as_fit_together(scheduler):
     attach(scheduler, "a", slots=4, kv_blocks=8)
     effects = attach(scheduler, "b", slots=4, kv_blocks=8)
     assert sum(each.total_tokens for each in effects if isinstance(each, GrantCredit)) == 128
-    assert scheduler.credit_books[MODEL].shards["q"].tokens == 256
+    assert scheduler.credit_books[MODEL].shards["q"].held_tokens == 256
     offer(scheduler, tokens=64)
-    assert scheduler.credit_books[MODEL].shards["q"].tokens == 192
+    assert scheduler.credit_books[MODEL].shards["q"].held_tokens == 192

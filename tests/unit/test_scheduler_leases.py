@@ -16,11 +16,11 @@ def test_a_lease_that_is_not_started_lapses(scheduler):
 
 
 def test_a_scheduler_that_stood_still_waits_for_what_was_started_meanwhile(scheduler):
-    scheduler.leases.own_time = StallFreeClock(0.5)
+    scheduler.leases.clock = StallFreeClock(0.5)
     attach(scheduler, slots=2)
     offer(scheduler, "starts"), offer(scheduler, "never")
     assert without_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []
-    scheduler.started("w", "s-1")
+    scheduler.on_lease_started("w", "s-1")
     lapsed = {
         now: without_reports(scheduler.tick(now))
         for now in (START_UNIX_S + LEASE_TTL_S + tick / 4 for tick in range(1, int(4 * LEASE_TTL_S)))
@@ -32,10 +32,10 @@ def test_a_scheduler_that_stood_still_waits_for_what_was_started_meanwhile(sched
 def test_a_started_lease_does_not_lapse_and_ends_when_its_worker_says_so(scheduler):
     attach(scheduler, slots=1)
     offer(scheduler, tokens=32)
-    scheduler.started("w", "s-1")
+    scheduler.on_lease_started("w", "s-1")
     assert without_reports(scheduler.tick(START_UNIX_S + 100)) == []
     assert (len(scheduler.leases), scheduler.leases.unstarted_count, scheduler.fleet["w"].unstarted_tokens) == (1, 0, 0)
-    assert credit_grants(scheduler.released("w", ["s-1"])) == [("q", 1, False)]
+    assert credit_grants(scheduler.on_leases_released("w", ["s-1"])) == [("q", 1, False)]
     assert (len(scheduler.leases), scheduler.promised_blocks) == (0, 0)
 
 
@@ -43,8 +43,8 @@ def test_a_worker_cannot_start_or_end_the_lease_of_another(scheduler):
     attach(scheduler, "w")
     offer(scheduler)
     attach(scheduler, "x")
-    scheduler.started("x", "s-1")
-    scheduler.released("x", ["s-1", "unheard-of"])
+    scheduler.on_lease_started("x", "s-1")
+    scheduler.on_leases_released("x", ["s-1", "unheard-of"])
     assert (scheduler.leases.unstarted_count, scheduler.fleet["w"].promised_blocks) == (1, 2)
 
 
@@ -52,8 +52,8 @@ def test_a_recalled_ticket_frees_its_lease_unless_that_was_started(scheduler):
     attach(scheduler)
     offer(scheduler, "left")
     offer(scheduler, "runs")
-    scheduler.started("w", "s-2")
-    assert only(Revoke, scheduler.recalled("q", ["left", "runs", "unheard-of"])).lease_id == "s-1"
+    scheduler.on_lease_started("w", "s-2")
+    assert only(Revoke, scheduler.on_offer_withdrawn("q", ["left", "runs", "unheard-of"])).lease_id == "s-1"
     assert list(scheduler.leases.leases) == ["s-2"]
 
 
@@ -61,7 +61,7 @@ def test_a_shard_cannot_recall_what_another_had_placed(scheduler):
     attach(scheduler)
     scheduler.on_queue_connected("q2")
     offer(scheduler, queue="q2")
-    assert scheduler.recalled("q", ["t"]) == []
+    assert scheduler.on_offer_withdrawn("q", ["t"]) == []
     assert scheduler.leases.unstarted_count == 1
 
 
@@ -87,8 +87,8 @@ def test_a_lost_worker_takes_along_what_runs_and_leaves_what_may_start_until_it_
     attach(scheduler)
     offer(scheduler, "runs")
     offer(scheduler, "waits")
-    scheduler.started("w", "s-1")
-    assert only(CatalogUpdate, scheduler.worker_lost("w")).entries == ()
+    scheduler.on_lease_started("w", "s-1")
+    assert only(CatalogUpdate, scheduler.on_worker_lost("w")).entries == ()
     assert list(scheduler.leases.leases) == ["s-2"]
     assert without_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []  # there is nobody to tell
     assert len(scheduler.leases) == 0
@@ -98,15 +98,15 @@ def test_a_worker_that_comes_back_is_still_held_to_what_it_was_promised_for(sche
     attach(scheduler, stream="w/1", slots=3)
     for name in ("runs", "waits", "started-meanwhile"):
         offer(scheduler, name, tokens=16)
-    scheduler.started("w/1", "s-1")
-    scheduler.worker_lost("w/1")
+    scheduler.on_lease_started("w/1", "s-1")
+    scheduler.on_worker_lost("w/1")
     effects = attach(scheduler, stream="w/2", slots=4, running={"s-1": 1, "s-3": 1})
     worker = scheduler.fleet["w/2"]
     assert worker.promised == {"s-1": 1, "s-2": 1, "s-3": 1}
     assert worker.unstarted_tokens == 15
     assert credit_grants(effects) == [("q", 1, False)]
-    scheduler.started("w/2", "s-2")
-    scheduler.released("w/2", ["s-1", "s-2", "s-3"])
+    scheduler.on_lease_started("w/2", "s-2")
+    scheduler.on_leases_released("w/2", ["s-1", "s-2", "s-3"])
     assert (worker.promised_blocks, worker.unstarted_tokens, len(scheduler.leases)) == (0, 0, 0)
 
 
@@ -122,7 +122,7 @@ def test_leases_a_worker_brings_along_take_room_and_give_it_back(scheduler):
     attach(scheduler, slots=2, kv_blocks=8, running={"of-another-scheduler": 7})
     assert free_capacity(scheduler) == (1, 16)
     assert len(scheduler.leases) == 0
-    scheduler.released("w", ["of-another-scheduler"])
+    scheduler.on_leases_released("w", ["of-another-scheduler"])
     assert free_capacity(scheduler) == (2, 128)
 
 

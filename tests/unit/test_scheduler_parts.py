@@ -119,7 +119,7 @@ def fill(pool, tickets, *, tokens=160, zone=""):
         ticket = ticket_of(f"t{number}", tokens=tokens, zone=zone)
         worker = pool.choose_worker(ticket)
         worker.promise(ticket.ticket_id, worker.blocks_for(ticket))
-        worker.expect(ticket.prompt_tokens)
+        worker.add_unstarted_tokens(ticket.prompt_tokens)
         counts[worker.key] = counts.get(worker.key, 0) + 1
     return counts
 

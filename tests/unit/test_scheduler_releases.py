@@ -33,7 +33,7 @@ def worker_of(leases, name="w", steps=0, step=STEP):
 
 
 def ends_of(releases):
-    return [(round(seconds_of(each.after), 6), each.leases) for each in releases]
+    return [(round(seconds_of(each.after), 6), each.ended_leases) for each in releases]
 
 
 def test_a_lease_ends_once_its_predicted_tokens_are_made():

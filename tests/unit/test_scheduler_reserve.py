@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from dispatch_mesh import LEASE_TTL_S, MODEL, START_UNIX_S, profile_of, ticket_of
 from penstock.mesh.v1.queue_pb2 import Head
-from penstock.scheduler.credit.credit_book import CreditBook, CreditGrant, FreeCapacity
+from penstock.scheduler.credit.credit_book import CreditBook
 from penstock.scheduler.credit.express_slots import MAX_TICKETS_SINCE_EXPRESS, ExpressSlots
+from penstock.scheduler.credit.grants import CreditGrant, FreeCapacity, plan_grants
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.effects import Expect, GrantCredit, Place
 from penstock.scheduler.leases import LeaseBook
@@ -84,46 +85,46 @@ def test_a_reserve_leaves_slots_to_others_whatever_came(came, slots, share):
 def test_credit_for_others_ends_where_what_is_kept_begins():
     book = book_that_keeps(2)
     book.on_head("a", head(9))
-    assert tickets(book.grants(space(5))) == {"a": (3, 2)}
+    assert tickets(plan_grants(book, space(5))) == {"a": (3, 2)}
     for _ in range(3):
         book.on_offer("a", 10)
     book.on_head("a", head(6))
-    assert tickets(book.grants(space(2))) == {}, "two are free, and kept"
+    assert tickets(plan_grants(book, space(2))) == {}, "two are free, and kept"
 
 
 def test_a_slot_that_falls_free_is_kept_again_before_others_have_any():
     book = book_that_keeps(2)
     book.on_head("a", head(9))
-    book.grants(space(2))
+    plan_grants(book, space(2))
     book.on_offer("a", 10, is_express=True, uses_express_credit=True)
     book.on_head("a", head(9))
-    assert tickets(book.grants(space(1))) == {}
-    assert tickets(book.grants(space(2))) == {"a": (0, 1)}
-    assert tickets(book.grants(space(3))) == {"a": (1, 0)}
+    assert tickets(plan_grants(book, space(1))) == {}
+    assert tickets(plan_grants(book, space(2))) == {"a": (0, 1)}
+    assert tickets(plan_grants(book, space(3))) == {"a": (1, 0)}
 
 
 def test_every_shard_holds_credit_for_what_is_kept_unless_urgent_tickets_wait_on_one():
     book = book_that_keeps(2, "ab")
-    assert tickets(book.grants(space(2))) == {"a": (0, 2), "b": (0, 2)}
+    assert tickets(plan_grants(book, space(2))) == {"a": (0, 2), "b": (0, 2)}
     book = book_that_keeps(2, "abc")
     book.on_head("b", head(3, urgent=True, at=9))
     book.on_head("c", head(3, urgent=True, at=8))
-    assert tickets(book.grants(space(2))) == {"c": (0, 2)}
+    assert tickets(plan_grants(book, space(2))) == {"c": (0, 2)}
 
 
 def test_an_urgent_head_hears_when_larger_tickets_fit():
     book = book_that_keeps(2)
     book.on_head("a", head(9, urgent=True))
-    book.grants(space(2, largest=5))
-    assert book.grants(space(2, largest=20)) == [CreditGrant("a")]
-    assert book.grants(space(2, largest=20)) == []
+    plan_grants(book, space(2, largest=5))
+    assert plan_grants(book, space(2, largest=20)) == [CreditGrant("a")]
+    assert plan_grants(book, space(2, largest=20)) == []
 
 
 def test_an_urgent_head_is_before_all_virtual_tokens_and_sets_no_class_clock():
     book = CreditBook("ab")
     book.on_head("a", head(5, at=1))
     book.on_head("b", head(5, urgent=True, at=9))
-    assert [grant.queue for grant in book.grants(FreeCapacity(1, 1_000_000, LARGE))] == ["b"]
+    assert [grant.queue for grant in plan_grants(book, FreeCapacity(1, 1_000_000, LARGE))] == ["b"]
     assert book.remote_virtual_time("a") == {}
 
 
@@ -136,17 +137,17 @@ def scheduler():
 
 
 def test_a_lease_says_that_it_is_urgent_to_edge_and_worker(scheduler):
-    effects = scheduler.on_offer("q", ticket_of("t", urgent=True), START_UNIX_S)
+    effects = scheduler.on_offer("q", ticket_of("t", express=True), START_UNIX_S)
     assert [each.lease.express for each in effects if isinstance(each, Place | Expect)] == [True, True]
 
 
 def test_the_last_slot_is_left_to_an_urgent_ticket(scheduler):
-    scheduler.on_offer("q", ticket_of("urgent", urgent=True), START_UNIX_S)
+    scheduler.on_offer("q", ticket_of("urgent", express=True), START_UNIX_S)
     for number in range(14):
         scheduler.on_offer("q", ticket_of(f"t{number}"), START_UNIX_S)
-    effects = scheduler.head("q", Head(model=MODEL, waiting=5, priority=2, waiting_tokens=160, tokens=32))
+    effects = scheduler.on_head("q", Head(model=MODEL, waiting=5, priority=2, waiting_tokens=160, tokens=32))
     given = [each for each in effects if isinstance(each, GrantCredit)]
-    assert scheduler.credits[MODEL].shards["q"].urgent == 1
+    assert scheduler.credit_books[MODEL].shards["q"].held_express_tickets == 1
     assert not any(each.tickets for each in given)
-    placed = scheduler.on_offer("q", ticket_of("late", urgent=True), START_UNIX_S, uses_express_credit=True)
+    placed = scheduler.on_offer("q", ticket_of("late", express=True), START_UNIX_S, uses_express_credit=True)
     assert [each.lease.ticket_id for each in placed if isinstance(each, Place)] == ["late"]

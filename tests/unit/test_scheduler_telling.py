@@ -22,8 +22,8 @@ def test_what_a_lease_was_served_is_told_to_the_shard_that_its_ticket_came_from(
     scheduler.on_queue_connected("q2")
     offer(scheduler, "a", attempt=3)
     offer(scheduler, "b", queue="q2")
-    scheduler.progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
-    scheduler.progress("w", [served("s-1", 31, 5), served("unheard-of", 9, 9)])
+    scheduler.on_progress("w", [served("s-1", 30, 1), served("s-2", 20, 0)])
+    scheduler.on_progress("w", [served("s-1", 31, 5), served("unheard-of", 9, 9)])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "a", 3, 31, 5, False), ("q2", "b", 1, 20, 0, False)]
     assert service_reports(scheduler.tick(START_UNIX_S + 1)) == []
 
@@ -31,11 +31,11 @@ def test_what_a_lease_was_served_is_told_to_the_shard_that_its_ticket_came_from(
 def test_the_end_of_a_lease_is_told_once_with_all_that_it_was_served(scheduler):
     attach(scheduler)
     offer(scheduler)
-    scheduler.started("w", "s-1")
-    scheduler.progress("w", [served("s-1", 31, 1)])
-    scheduler.released("w", ["s-1"], [served("s-1", 31, 2)])
+    scheduler.on_lease_started("w", "s-1")
+    scheduler.on_progress("w", [served("s-1", 31, 1)])
+    scheduler.on_leases_released("w", ["s-1"], [served("s-1", 31, 2)])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 31, 2, True)]
-    assert len(scheduler.served) == 0
+    assert len(scheduler.service_reports) == 0
 
 
 def test_a_lease_that_lapses_is_told_to_have_ended_with_nothing_served(scheduler):
@@ -47,9 +47,9 @@ def test_a_lease_that_lapses_is_told_to_have_ended_with_nothing_served(scheduler
 def test_what_ran_on_a_lost_worker_is_told_to_have_ended_with_what_was_heard_of_it(scheduler):
     attach(scheduler)
     offer(scheduler)
-    scheduler.started("w", "s-1")
-    scheduler.progress("w", [served("s-1", 31, 7)])
-    scheduler.worker_lost("w")
+    scheduler.on_lease_started("w", "s-1")
+    scheduler.on_progress("w", [served("s-1", 31, 7)])
+    scheduler.on_worker_lost("w")
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 31, 7, True)]
 
 
@@ -62,7 +62,7 @@ def test_a_run_that_a_worker_brings_along_goes_on_being_told_to_its_shard(schedu
     ]  # whoever lost it has said that it ended
     scheduler.on_progress("w", [served("x-9", 40, 8)])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, False)]
-    scheduler.released("w", ["x-9"])
+    scheduler.on_leases_released("w", ["x-9"])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 2, 40, 8, True)]
     assert len(scheduler.leases) == 0
 
@@ -70,28 +70,28 @@ def test_a_run_that_a_worker_brings_along_goes_on_being_told_to_its_shard(schedu
 def test_a_shard_that_is_away_for_a_moment_hears_later_and_one_that_stays_away_never(scheduler):
     attach(scheduler)
     offer(scheduler)
-    scheduler.queue_lost("q")
+    scheduler.on_queue_disconnected("q")
     assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S)) == []
     scheduler.on_queue_connected("q")
     assert service_reports(scheduler.tick(START_UNIX_S + LEASE_TTL_S + 1)) == [("q", "t", 1, 0, 0, True)]
     offer(scheduler, now=START_UNIX_S + 10)
-    scheduler.queue_lost("q")
+    scheduler.on_queue_disconnected("q")
     scheduler.tick(START_UNIX_S + 20)
     scheduler.tick(START_UNIX_S + 20 + ABSENT_QUEUE_TTL_S)
-    assert len(scheduler.served) == 0
+    assert len(scheduler.service_reports) == 0
 
 
 def test_an_end_that_may_have_been_lost_with_a_stream_is_told_again(scheduler):
     attach(scheduler)
     offer(scheduler)
-    scheduler.released("w", ["s-1"])
+    scheduler.on_leases_released("w", ["s-1"])
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "t", 1, 0, 0, True)]
-    scheduler.queue_lost("q")
+    scheduler.on_queue_disconnected("q")
     scheduler.on_queue_connected("q")
     assert service_reports(scheduler.tick(START_UNIX_S + 0.1)) == [("q", "t", 1, 0, 0, True)]
     assert service_reports(scheduler.tick(START_UNIX_S + 0.1 + RESEND_WINDOW_S)) == []
-    scheduler.queue_lost("q")
-    assert len(scheduler.served) == 0
+    scheduler.on_queue_disconnected("q")
+    assert len(scheduler.service_reports) == 0
 
 
 def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(scheduler):
@@ -108,7 +108,7 @@ def test_shards_are_told_the_pace_when_it_changes_and_once_a_second_in_any_case(
     assert (pace.next_worker_backlog_tokens, pace.step_time.ToMilliseconds()) == (70, 20)  # of the one that comes next
     assert pool_stats(scheduler.tick(START_UNIX_S + 0.9)) == []
     assert pool_stats(scheduler.tick(START_UNIX_S + 1.0)) == [pace]
-    scheduler.report("b", LoadReport(running=3))
+    scheduler.on_load_report("b", LoadReport(running=3))
     assert [each.running for each in pool_stats(scheduler.tick(START_UNIX_S + 1.1))] == [4]
 
 
@@ -120,7 +120,7 @@ def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
         scheduler.on_offer("q", ticket, START_UNIX_S)
     report = LoadReport(steps=7, seconds_per_prefill_token=0.001, max_step_tokens=300)
     report.decode_step_time.FromMilliseconds(10)
-    scheduler.report("w", report)
+    scheduler.on_load_report("w", report)
     pace = only(SendPoolStats, scheduler.tick(START_UNIX_S)).stats
     assert (pace.leases, pace.available_leases, pace.workers) == (2, 0, 1)
     assert (pace.leased_tokens, pace.free_tokens) == (64, 64)
@@ -130,10 +130,10 @@ def test_shards_are_told_when_leases_end_and_what_a_step_takes(scheduler):
         10,
     )
     assert [(each.ended_leases, each.after.ToMilliseconds()) for each in pace.slot_releases] == [(1, 110), (2, 410)]
-    scheduler.started("w", "s-1")
-    scheduler.progress("w", [served("s-1", 31, 20)])
+    scheduler.on_lease_started("w", "s-1")
+    scheduler.on_progress("w", [served("s-1", 31, 20)])
     report.steps = 12
-    scheduler.report("w", report)
+    scheduler.on_load_report("w", report)
     pace = only(SendPoolStats, scheduler.tick(START_UNIX_S + 0.1)).stats
     assert [each.after.ToMilliseconds() for each in pace.slot_releases] == [110, 150], (
         "20 tokens were left five steps ago"
@@ -145,7 +145,7 @@ def test_a_shard_is_told_when_a_first_token_came(scheduler):
     offer(scheduler)
     first = served("s-1", 31, 1)
     first.first_token_after.FromMilliseconds(120)
-    scheduler.progress("w", [first])
+    scheduler.on_progress("w", [first])
     [told] = only(SendServiceReport, scheduler.tick(START_UNIX_S)).tickets
     assert told.first_token_after.ToMilliseconds() == 120
 
@@ -171,12 +171,12 @@ def run_two_until(scheduler, steps, *, waiting):
     attach(scheduler, slots=2)
     for name in ("a", "b"):
         offer(scheduler, name)
-    scheduler.head("q", Head(model=MODEL, waiting=waiting, waiting_tokens=32 * waiting, tokens=32, priority=2))
-    scheduler.report("w", LoadReport(steps=100))
-    scheduler.progress("w", [served("s-1", 31, 10), served("s-2", 31, 10)])
+    scheduler.on_head("q", Head(model=MODEL, waiting=waiting, waiting_tokens=32 * waiting, tokens=32, priority=2))
+    scheduler.on_load_report("w", LoadReport(steps=100))
+    scheduler.on_progress("w", [served("s-1", 31, 10), served("s-2", 31, 10)])
     scheduler.tick(START_UNIX_S)
-    scheduler.report("w", LoadReport(steps=steps))
-    return scheduler.released("w", ["s-1"], [served("s-1", 31, 20)])
+    scheduler.on_load_report("w", LoadReport(steps=steps))
+    return scheduler.on_leases_released("w", ["s-1"], [served("s-1", 31, 20)])
 
 
 def test_a_shard_that_chooses_what_is_next_on_a_worker_hears_first_how_far_that_is(scheduler):
@@ -191,8 +191,8 @@ def test_a_shard_that_chooses_what_is_next_on_a_worker_hears_first_how_far_that_
 
 def test_a_few_steps_more_are_not_told(scheduler):
     run_two_until(scheduler, 110, waiting=5)
-    scheduler.report("w", LoadReport(steps=110 + MIN_REPORTED_STEPS - 1))
-    assert only(GrantCredit, scheduler.released("w", ["s-2"])).tickets
+    scheduler.on_load_report("w", LoadReport(steps=110 + MIN_REPORTED_STEPS - 1))
+    assert only(GrantCredit, scheduler.on_leases_released("w", ["s-2"])).tickets
     assert service_reports(scheduler.tick(START_UNIX_S)) == [("q", "b", 1, 31, 10, True)]
 
 

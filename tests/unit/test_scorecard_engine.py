@@ -55,7 +55,7 @@ def test_the_load_is_the_same_for_the_same_seed_and_no_other():
 def test_the_goal_is_against_batches_that_pad():
     flows = {
         "continuous": ThroughputCurve(seconds=[1.0, 2.0], tokens=[300, 600]),
-        "naive": ThroughputCurve(seconds=[1.0, 2.0, 3.0, 3.5, 4.0, 4.0], tokens=[100, 200, 300, 400, 500, 600]),
+        "static": ThroughputCurve(seconds=[1.0, 2.0, 3.0, 3.5, 4.0, 4.0], tokens=[100, 200, 300, 400, 500, 600]),
         "padded": ThroughputCurve(seconds=[1.0, 2.0, 3.0, 5.9], tokens=[100, 200, 300, 600]),
     }
     lines = lines_of(throughput_lines(flows))

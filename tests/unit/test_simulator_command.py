@@ -142,7 +142,7 @@ def test_the_knee_of_the_reference_model_is_where_it_was_measured():
 def test_a_plan_names_the_fewest_workers_and_what_each_number_comes_to(scenario):
     found = json.loads(invoke(scenario, "--plan", 0.99, "--json").stdout)
     assert found["workers"] >= 1
-    assert found["trials"][str(found["workers"])]["good"] >= 0.99
+    assert found["trials"][str(found["workers"])]["good_share"] >= 0.99
 
 
 def test_a_plan_says_for_which_promise_and_draws_what_it_tried(scenario, tmp_path):
@@ -159,7 +159,9 @@ def test_a_plan_says_for_which_promise_and_draws_what_it_tried(scenario, tmp_pat
 
 def test_a_plan_that_no_number_of_workers_meets_is_told_to_scripts_too(scenario, monkeypatch):
     monkeypatch.setattr(
-        capacity_plan, "plan", lambda _, wanted, __: CapacityPlan(wanted, {MAX_WORKERS: CapacityTrial(good_share=0.4)})
+        capacity_plan,
+        "plan_capacity",
+        lambda _, wanted, __: CapacityPlan(wanted, {MAX_WORKERS: CapacityTrial(good_share=0.4)}),
     )
     result = invoke(scenario, "--plan", 0.99)
     assert result.exit_code == 1

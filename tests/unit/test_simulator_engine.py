@@ -46,12 +46,12 @@ def play(engine, kind, shapes):
                 engine.cancel(run)
         if not engine.has_work and not pending:
             return log, [facts(run) for run in runs]
-        fill = engine.fill()
+        occupancy = engine.occupancy()
         stepped = engine.step()
         for run in (*stepped.finished, *stepped.cancelled):
             del here[run.run_id]
         gone = sorted(map(facts, stepped.finished)), sorted(map(facts, stepped.cancelled))
-        log.append((fill, round(stepped.duration, 9), stepped.prefill_tokens, stepped.decode_seqs, *gone))
+        log.append((occupancy, round(stepped.duration, 9), stepped.prefill_tokens, stepped.decode_seqs, *gone))
     raise AssertionError("the engine does not come to an end")
 
 

@@ -13,7 +13,7 @@ class SteppedMesh(SimMesh):
     """Has every step made by itself."""
 
     @property
-    def watches_steps(self):
+    def observes_steps(self):
         return True
 
 
@@ -32,7 +32,7 @@ def seen(run):
     """Return all that clients and figures show of a run, but for what its events were."""
     figures = {name: value for name, value in figures_of(run).items() if name != "events"}
     return figures, [
-        (each.history, each.tries, each.predicted_wait, each.engine_tokens, each.cached_tokens)
+        (each.transcript, each.attempts, each.predicted_wait, each.engine_tokens, each.cached_tokens)
         for each in run.ledger.requests
     ]
 

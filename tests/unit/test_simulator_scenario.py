@@ -36,7 +36,7 @@ def test_the_example_can_be_run_and_shows_the_defaults():
     assert scenario.load_sweep == (0.5, 1.0, 1.5, 3.0, 10.0)
     bare = scenario_of(tomllib.loads(TENANT))
     assert [replace(each, slots=256) for each in scenario.workers] == list(bare.workers), "slots are said to differ"
-    for name in ("queues", "schedulers", "targets", "losses", "link_delay", "detect_loss", "drain"):
+    for name in ("queues", "schedulers", "targets", "losses", "link_delay", "loss_detection_delay", "drain"):
         assert getattr(scenario, name) == getattr(bare, name), name
 
 
@@ -52,7 +52,7 @@ def test_the_example_can_be_run_and_shows_the_defaults():
         ("engine = 'torch'\n" + TENANT, "engine"),
         ("load_sweep = [1.0, 0.0]\n" + TENANT, "load_sweep.1"),
         (TENANT.replace("rate", "rte"), "tenants[0].arrivals.rate"),
-        (TENANT.replace("rate = 1.0", "rate = 1.0, on = 3"), "tenants[0].arrivals.mean_on_s"),
+        (TENANT.replace("rate = 1.0", "rate = 1.0, on = 3"), "tenants[0].arrivals.on"),
         (TENANT.replace("rate = 1.0", "rate = true"), "tenants[0].arrivals.rate"),
         (TENANT.replace("tokens = 5", "tokens = 5.5"), "tenants[0].output.tokens"),
         (TENANT.replace("tokens = 10", "kind = 'uniform', low = 5, high = 4"), "tenants[0].prompt.high"),

@@ -7,8 +7,8 @@ import pytest
 
 from fake_vllm import VOCABULARY, engine_on_fake_vllm
 from penstock.worker.config import EngineKind, WorkerConfig
+from penstock.worker.engine.batching.errors import StartInvalid
 from penstock.worker.engine.build import build_engine
-from penstock.worker.engine.errors import StartInvalid
 from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, SamplingParams, SequenceSpec
 from penstock.worker.engine.loaders import ModelUnsupported
 from penstock.worker.engine.options import EngineOptions
@@ -47,7 +47,7 @@ def test_our_own_logits_processor_is_asked_only_for_what_vllm_cannot_do():
     resumed = fields_of(sampling=penalised, emitted=2)
     assert (resumed["presence_penalty"], resumed["frequency_penalty"]) == (0.0, 0.0)  # never counted twice
     assert resumed["extra_args"][EXTRA_ARGS_KEY][:3] == (2, 1.0, 0.5)
-    assert fields_of(constraint=AllowedChoices(((4, 5),)))["extra_args"][EXTRA_ARGS_KEY].form == AllowedChoices(
+    assert fields_of(constraint=AllowedChoices(((4, 5),)))["extra_args"][EXTRA_ARGS_KEY].constraint == AllowedChoices(
         ((4, 5),)
     )
     allowed = fields_of(constraint=AllowedTokens(frozenset({9, 4})))

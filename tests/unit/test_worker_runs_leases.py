@@ -19,7 +19,7 @@ from worker_runs import EDGE, expect, make_run, ready_table, rejection_reason, s
 def test_an_announced_lease_starts_at_once():
     book = ready_table()
     started_run(book)
-    assert repr(book) == "<RunBook 0 expected, 0 parked, 1 running on 1 streams>"
+    assert repr(book) == "<RunTable 0 expected, 0 parked, 1 running on 1 streams>"
 
 
 def test_what_is_urgent_is_as_the_lease_was_announced():
@@ -34,7 +34,7 @@ def test_a_start_that_overtakes_its_announcement_waits_for_it():
     book = ready_table()
     run = make_run(book)
     assert book.start(run, 0.0) == []
-    assert repr(book) == "<RunBook 0 expected, 1 parked, 0 running on 1 streams>"
+    assert repr(book) == "<RunTable 0 expected, 1 parked, 0 running on 1 streams>"
     assert expect(book) == [LeaseStarted("l1"), AddSequence(run.spec)]
     assert book.expire(10.0) == []
 

@@ -51,8 +51,8 @@ class AnyOrder(RuleBasedStateMachine):
                 self.started[effect.lease_id] += 1
             else:
                 self.released.update(effect.lease_ids)
-                assert {each.lease_id for each in effect.served} <= set(effect.lease_ids)
-                self.note_served(effect.served)
+                assert {each.lease_id for each in effect.progress} <= set(effect.lease_ids)
+                self.note_served(effect.progress)
 
     def note_served(self, served):
         for each in served:
@@ -64,7 +64,7 @@ class AnyOrder(RuleBasedStateMachine):
     def note_tokens(self, tokens):
         assert tokens.stream in self.open
         for handle, index in zip(tokens.handles, tokens.indexes, strict=True):
-            run = self.book.streams[tokens.stream].get(handle) or self.finished_now(tokens.stream, handle)
+            run = self.book.streams.find(tokens.stream, handle) or self.finished_now(tokens.stream, handle)
             self.sent.setdefault(run, []).append(index)
 
     def finished_now(self, stream, handle):
@@ -166,18 +166,18 @@ class AnyOrder(RuleBasedStateMachine):
             self.step()
         self.wait(100.0)
         self.step()
-        assert repr(self.book) == f"<RunBook 0 expected, 0 parked, 0 running on {len(self.open)} streams>"
+        assert repr(self.book) == f"<RunTable 0 expected, 0 parked, 0 running on {len(self.open)} streams>"
         assert self.book.next_expiry is None
-        assert not any(self.book.streams.values())
+        assert not any(self.book.streams.runs_of(stream) for stream in self.open)
         assert self.batch.pool.used == 0
         assert {run for run in self.ended if not run.is_orphan} == set(self.begun)
         assert all(self.started[lease] == 1 for lease in self.started)
         assert set(self.started) <= set(self.released)
         assert sum(self.outputs.values()) == sum(run.tokens for run in self.begun)
-        assert sum(self.prompts.values()) == sum(run.prefilled for run in self.begun)
+        assert sum(self.prompts.values()) == sum(run.prefilled_tokens for run in self.begun)
         for run in self.begun:
-            prompt = (run.asked_for or run.spec).token_ids
-            assert run.prefilled == len(prompt) if run.tokens else run.prefilled <= len(prompt)
+            prompt = (run.original_spec or run.spec).token_ids
+            assert run.prefilled_tokens == len(prompt) if run.tokens else run.prefilled_tokens <= len(prompt)
 
 
 TestAnyOrder = AnyOrder.TestCase

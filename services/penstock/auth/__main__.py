@@ -5,7 +5,7 @@ from penstock.auth.config import AuthConfig
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.recovery import edges_to_expect, recover
 from penstock.auth.store.sqlite import opened_store
-from penstock.chassis.clocks import wall_monotonic
+from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.link import PROTOCOL_VERSION
@@ -14,7 +14,7 @@ from penstock.v1.stream_pb2 import Hello
 
 
 async def run_auth(config: AuthConfig) -> None:
-    clock = wall_monotonic()
+    clock = WallMonotonicClock().now
     async with opened_store(config.store, fsync=config.fsync) as (store, books):
         desk = recover(config, books, clock())
         edges = edges_to_expect(config, desk, clock())

@@ -1,24 +1,61 @@
 """Settings of auth."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock.auth.identity.keys import key_id_of
-from penstock.chassis.config import ServiceConfig, fleet, secret
+from penstock.chassis.config import ServiceConfig, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthConfig(ServiceConfig):
-    listen: str = "127.0.0.1:7002"
-    drain_grace: float = 5.0  # s; edges leave at once when told, and settle with the process that comes after
-    store: str = ":memory:"  # SQLite file; in memory, keys and the ledger end with the process
-    fsync: bool = False  # whether a promise survives the loss of power too; costs each commit a disk's flush
-    pepper: str = secret()  # keys are hashed with it; empty: made once, kept in <store>.pepper
-    mesh_secret: str = fleet("PENSTOCK_MESH_SECRET", secret=True)  # salts derive from it; empty: in <store>.mesh-secret
-    dev_key: str = secret()  # a key of tenant `default` that works on loopback alone; never stored
-    reservation_ttl: float = 90_000.0  # s; longer than the day that a request may take
-    edge_grace: float = 30.0  # s; how long an edge may stay away before its reservations are lost
-    fallback_share: float = 0.25  # of what a tenant's limits leave, for all edges together while auth is away; 0: none
-    fallback_tokens: int = 1_000_000  # for a tenant without such a limit, at each edge
+    """Settings of `PENSTOCK_AUTH_*`."""
+
+    former_names: ClassVar[Mapping[str, str]] = {
+        "grace_share": "fallback_share",
+        "grace_tokens": "fallback_tokens",
+    }
+
+    listen: str = setting("127.0.0.1:7002", "Address of the gRPC server.", unit="host:port")
+    drain_grace: float = setting(
+        5.0, "Longest drain after SIGTERM. Edges leave at once and settle with the next process.", unit="s"
+    )
+    store: str = setting(
+        ":memory:", "SQLite file. `:memory:`: keys and the usage ledger are lost when the process ends.", unit="path"
+    )
+    fsync: bool = setting(
+        False, "Whether each commit is flushed to disk, so that it survives a power loss. Costs one flush per commit."
+    )
+    pepper: str = setting(
+        "", "Secret of the key hashes. Empty: generated once and kept in `<store>.pepper`.", secret=True
+    )
+    mesh_secret: str = setting(
+        "",
+        "Secret from which the prefix cache salts of tenants derive. Empty: generated once and kept in"
+        " `<store>.mesh-secret`.",
+        fleet="PENSTOCK_MESH_SECRET",
+        secret=True,
+    )
+    dev_key: str = setting(
+        "", "API key of the tenant `default` that is accepted from loopback only and never stored.", secret=True
+    )
+    reservation_ttl: float = setting(
+        90_000.0, "Time after which an unsettled reservation expires. Longer than the longest request.", unit="s"
+    )
+    edge_grace: float = setting(
+        30.0, "Time for which an edge may be disconnected before its reservations are settled as lost.", unit="s"
+    )
+    fallback_share: float = setting(
+        0.25,
+        "Share of the tokens that a tenant's limits leave which all edges together may admit while auth is"
+        " unreachable. 0: none.",
+    )
+    fallback_tokens: int = setting(
+        1_000_000,
+        "The same for a tenant without a limit on tokens, at each edge.",
+        unit="tokens",
+    )
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)

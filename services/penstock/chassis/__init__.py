@@ -1,5 +1,5 @@
-"""What every service is bolted to: lifecycle, config, errors, telemetry, channels, streams, server and admin.
+"""The parts that every service shares: lifecycle, config, errors, observability, channels, streams and the gRPC server.
 
-It owns how a process starts, listens, is observed, fails and drains. It holds no word of the domain: nothing here
-knows what a request, a ticket or a model is.
+It owns how a process starts, listens, is observed, fails and drains. It knows nothing of the domain: neither requests
+nor tickets nor models.
 """

@@ -1,4 +1,4 @@
-"""Channels to other processes, and sets of them that follow an address list or a DNS name."""
+"""Channels to other processes, and sets of peers that follow an address list or a DNS name."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,8 @@ log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 64 * 2**20  # a 100k-token prompt is 0.5 MB, a tokenizer 5 MB
 KEEPALIVE_MS = 1_000
-PING_TIMEOUT_MS = 1_500  # without it a frozen peer is noticed after a minute, whatever keepalive says
-RESOLVE_INTERVAL_S = 5.0  # s
+PING_TIMEOUT_MS = 1_500  # without it gRPC detects a frozen peer after a minute, even with keepalive
+RESOLVE_INTERVAL_S = 5.0
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -26,20 +26,20 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 250),
-    # One connection per channel: processes must not share what looks like two links and dies as one.
+    # One connection per channel: a shared connection would look like two links and fail as one.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 def channel(target: str) -> grpc.aio.Channel:
-    """Open a plaintext channel to `target` that notices a frozen peer within seconds."""
+    """Open a plaintext channel to `target` that detects a frozen peer within seconds."""
     return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
 
 
 async def resolve(target: str) -> list[str]:
-    """Addresses behind `target`: itself, or for `dns:///name:port` each address the name has now.
+    """Return the addresses behind `target`: itself, or for `dns:///name:port` each current address of the name.
 
-    Raises OSError when the name cannot be looked up.
+    Raises OSError if the lookup fails.
     """
     name = target.removeprefix("dns:///")
     if name == target:
@@ -54,11 +54,11 @@ def _address(ip: str, port: int) -> str:
 
 
 class AddressWatch:
-    """The present addresses behind a list of targets; yields them once, and again whenever they change."""
+    """The current addresses behind a list of targets; yields them once, and again after each change."""
 
     def __init__(self, targets: Sequence[str], *, interval_s: float = RESOLVE_INTERVAL_S) -> None:
         self._targets = targets
-        self._interval_s = interval_s  # s
+        self._interval_s = interval_s
         self._addresses_by_target: dict[str, list[str]] = {}
 
     async def __aiter__(self) -> AsyncIterator[frozenset[str]]:
@@ -77,15 +77,12 @@ class AddressWatch:
     async def _resolve(self, target: str) -> None:
         try:
             self._addresses_by_target[target] = await resolve(target)
-        except OSError as error:  # keep the addresses we had: DNS being away is no reason to drop live peers
+        except OSError as error:  # keep the last addresses: a DNS outage is no reason to drop live peers
             log.warning("address_lookup_failed", target=target, error=str(error))
 
 
 class PeerSet:
-    """Runs `open(address)` once for each present address, and ends it when the address is gone.
-
-    `open` runs for as long as the peer is wanted (a `Link.run` usually); it is cancelled to end it.
-    """
+    """Runs `open_peer(address)`, usually a `Link.run`, once per current address; cancels it if the address is gone."""
 
     def __init__(
         self,
@@ -103,7 +100,7 @@ class PeerSet:
         return frozenset(self._running)
 
     async def run(self) -> None:
-        """Keep the set until cancelled; a crash of one peer's coroutine ends the set with its error."""
+        """Follow the addresses until cancelled; a crash of one peer's coroutine ends the set with its error."""
         async with asyncio.TaskGroup() as group:
             async for present in self._watch:
                 for address in present - self.addresses:

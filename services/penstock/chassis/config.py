@@ -8,12 +8,12 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 Config = TypeVar("Config", bound="ServiceConfig")
 
@@ -29,32 +29,47 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def fleet(variable: str, default: Any = "", *, secret: bool = False) -> Any:
-    """A field that the whole fleet shares: `variable` holds where the tier's own variable is not set."""
-    return field(default=default, repr=not secret, metadata={"fleet": variable, "secret": secret})
+def setting(default: Any, meaning: str, *, unit: str = "", fleet: str = "", secret: bool = False) -> Any:
+    """A documented field. `meaning` and `unit` appear in docs/configuration.md, which `tools/gen_config_docs` writes.
 
-
-def secret(default: str = "") -> Any:
-    """A field that neither `describe` nor repr shows."""
-    return field(default=default, repr=False, metadata={"secret": True})
+    `fleet` names a variable that all tiers read if their own variable is not set. A secret is masked in `describe`,
+    `settings` and repr.
+    """
+    metadata = {"meaning": meaning, "unit": unit, "fleet": fleet, "secret": secret}
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceConfig:
-    """What every tier has. A subclass that checks more calls `ServiceConfig.__post_init__(self)` by name.
+    """Settings of every tier. A subclass that checks more calls `ServiceConfig.__post_init__(self)` by name.
 
     (Zero-argument super() does not work in a slotted dataclass.)
     """
 
-    listen: str = "127.0.0.1:0"  # host:port; port 0: any free one, which the `listening` log line tells
-    advertise: str = ""  # host or host:port by which others reach us; empty: as bound
-    instance_id: str = ""  # empty: made at the start; set, it must be unique per start
-    drain_grace: float = 30.0  # s; longest time for running work after SIGTERM
-    metrics_listen: str = ""  # host:port of /metrics; empty: off
-    otlp_endpoint: str = fleet("PENSTOCK_OTLP_ENDPOINT")  # http://host:port of an OTLP/gRPC receiver; empty: off
-    log_level: LogLevel = fleet("PENSTOCK_LOG_LEVEL", LogLevel.INFO)  # noqa: RUF009  # a field, made once
-    zone: str = fleet("PENSTOCK_ZONE")  # where it runs; a request prefers workers of its edge's zone. Empty: unknown
-    admin_token: str = fleet("PENSTOCK_ADMIN_TOKEN", secret=True)  # empty: administration from loopback alone
+    former_names: ClassVar[Mapping[str, str]] = {}  # by the former field name, the field that replaces it
+
+    listen: str = setting("127.0.0.1:0", "Address of the gRPC server. Port 0 takes a free port.", unit="host:port")
+    advertise: str = setting(
+        "", "Host, or host and port, by which other processes reach this process. Empty: the bound address."
+    )
+    instance_id: str = setting("", "Name of this process, unique per start. Empty: generated at the start.")
+    drain_grace: float = setting(30.0, "Longest time for running work to end after SIGTERM.", unit="s")
+    metrics_listen: str = setting("", "Address of the Prometheus endpoint `/metrics`. Empty: off.", unit="host:port")
+    otlp_endpoint: str = setting(
+        "", "OTLP/gRPC receiver of traces and metrics. Empty: off.", unit="URL", fleet="PENSTOCK_OTLP_ENDPOINT"
+    )
+    log_level: LogLevel = setting(LogLevel.INFO, "Lowest level that is logged.", fleet="PENSTOCK_LOG_LEVEL")
+    zone: str = setting(
+        "",
+        "Zone of this process. A request prefers workers in the zone of its edge. Empty: unknown.",
+        fleet="PENSTOCK_ZONE",
+    )
+    admin_token: str = setting(
+        "",
+        "Bearer token that administration calls must carry. Empty: administration is allowed from loopback only.",
+        fleet="PENSTOCK_ADMIN_TOKEN",
+        secret=True,
+    )
 
     def __post_init__(self) -> None:
         check_address("listen", self.listen)
@@ -79,7 +94,7 @@ def variable_prefix(tier: str) -> str:
 
 
 def load(cls: type[Config], tier: str, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read the settings of `tier`; raises ConfigError with every fault that was found, not only the first."""
+    """Read the settings of `tier`. Raises ConfigError with all errors found, not only the first."""
     faults: list[str] = []
     values: dict[str, Any] = {}
     types_by_name = typing.get_type_hints(cls)
@@ -98,20 +113,20 @@ def load(cls: type[Config], tier: str, environ: Mapping[str, str] = os.environ) 
 
 
 def _with_variable_name(message: str, cls: type[ServiceConfig], tier: str) -> str:
-    """What a config says of one of its fields, by the name under which an operator knows it."""
+    """Replace a field's name at the start of an error with the name of its variable."""
     name, space, rest = message.partition(" ")
     is_field = name in {each.name for each in dataclasses.fields(cls)}
     return f"{variable_prefix(tier)}{name.upper()}{space}{rest}" if is_field else message
 
 
 def describe(config: ServiceConfig, tier: str) -> str:
-    """Every setting as a line of an environment file, secrets masked."""
+    """Return each setting as a line of an environment file, secrets masked."""
     prefix = variable_prefix(tier)
     return "\n".join(f"{prefix}{name.upper()}={value}" for name, value in settings(config).items())
 
 
 def settings(config: ServiceConfig) -> dict[str, str]:
-    """Text of each setting by field name, as `load` would read it back; secrets masked."""
+    """Return the text of each setting by field name, in the form that `load` reads; secrets masked."""
     shown = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
@@ -122,7 +137,7 @@ def settings(config: ServiceConfig) -> dict[str, str]:
 def _present_settings(
     cls: type[ServiceConfig], tier: str, environ: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Field, variable and text of each setting that is set."""
+    """Yield field, variable and text of each setting that is set."""
     for each in dataclasses.fields(cls):
         for variable in (variable_prefix(tier) + each.name.upper(), each.metadata.get("fleet", "")):
             if variable in environ:
@@ -133,12 +148,16 @@ def _present_settings(
 def _unknown(cls: type[ServiceConfig], tier: str, environ: Mapping[str, str]) -> list[str]:
     prefix = variable_prefix(tier)
     known = {prefix + each.name.upper() for each in dataclasses.fields(cls)}
-    faults = []
-    for variable in sorted(environ):
-        if variable.startswith(prefix) and variable not in known:
-            near = get_close_matches(variable, known, n=1)
-            faults.append(f"{variable} is not a setting of {tier}" + (f"; did you mean {near[0]}?" if near else ""))
-    return faults
+    unknown = sorted(variable for variable in environ if variable.startswith(prefix) and variable not in known)
+    return [_unknown_error(cls, tier, variable, known) for variable in unknown]
+
+
+def _unknown_error(cls: type[ServiceConfig], tier: str, variable: str, known: Iterable[str]) -> str:
+    prefix = variable_prefix(tier)
+    if current := cls.former_names.get(variable.removeprefix(prefix).lower()):
+        return f"{variable} was renamed: use {prefix}{current.upper()}"
+    near = get_close_matches(variable, known, n=1)
+    return f"{variable} is not a setting of {tier}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _text(value: Any) -> str:
@@ -150,7 +169,7 @@ def _text(value: Any) -> str:
 
 
 def _parse(kind: Any, text: str) -> Any:
-    """Return `text` as `kind`; raises ValueError that says what is allowed."""
+    """Return `text` as `kind`. Raises ValueError that names the allowed values."""
     if typing.get_origin(kind) in {types.UnionType, typing.Union}:  # X | None: empty is None
         inner = next(each for each in typing.get_args(kind) if each is not types.NoneType)
         return _parse(inner, text) if text else None

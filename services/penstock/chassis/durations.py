@@ -1,4 +1,4 @@
-"""Durations as they come over the wire: whoever sends one chooses all of its 128 bits."""
+"""Conversions of protobuf durations, in which a peer may have sent any value."""
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -6,10 +6,10 @@ NANOS_PER_S = 1_000_000_000
 
 
 def seconds_of(duration: Duration) -> float:
-    """Return seconds. Unlike `ToTimedelta` it takes every value a message can hold, so that bounds can be checked."""
+    """Return seconds. Unlike `ToTimedelta` it accepts every value of a message, so that bounds can be checked."""
     return float(duration.seconds) + duration.nanos / 1e9
 
 
 def set_seconds(duration: Duration, seconds: float) -> None:
-    """Set what is not below 0, in half the time of `FromNanoseconds` and a fourth of that of `FromTimedelta`."""
+    """Set a duration of 0 or more seconds; takes half the time of `FromNanoseconds`, a quarter of `FromTimedelta`."""
     duration.seconds, duration.nanos = divmod(round(seconds * 1e9), NANOS_PER_S)

@@ -1,6 +1,6 @@
-"""Errors as types: what a core raises, what a status or a `Failure` frame carries, and the way back.
+"""Typed errors, and their conversion to and from gRPC statuses and `Failure` frames.
 
-Knows gRPC statuses and google.rpc details, and no word of any tier: tiers raise these with a `reason` of their own.
+Knows gRPC statuses and google.rpc details, but no tier: tiers raise these errors with a `reason` of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ log = structlog.get_logger()
 
 DOMAIN = "penstock"
 NANOS_PER_S = 1_000_000_000
-PUSHBACK_METADATA_KEY = "grpc-retry-pushback-ms"  # gRFC A6: what gRPC's own retries obey; RetryInfo is for applications
+PUSHBACK_METADATA_KEY = "grpc-retry-pushback-ms"  # gRFC A6, for gRPC's own retries; RetryInfo is for applications
 
 
 class PenstockError(Exception):
-    """Anything a caller may be told. `reason` is stable for programs, the message says what to do next."""
+    """An error that a caller receives. Programs match on `reason`; the message says what to do next."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     default_reason: ClassVar[str] = "INTERNAL"
@@ -48,7 +48,7 @@ class PenstockError(Exception):
         self.quota_violations = tuple(quota_violations)
 
     def details(self) -> list[Message]:
-        """google.rpc details: ErrorInfo always, the others where they say something."""
+        """google.rpc details: ErrorInfo always, the others if they hold anything."""
         found: list[Message] = [ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.metadata)]
         if self.retry_after is not None:
             retry = RetryInfo()
@@ -75,9 +75,9 @@ class PenstockError(Exception):
         return status
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """What goes beside the status: the details in binary, and the pushback gRPC's own retries obey.
+        """Metadata beside the status: the details in binary, and the pushback for the retries of gRPC itself.
 
-        A negative pushback means "do not retry", which is what an error without `retry_after` says.
+        The pushback of an error without `retry_after` is negative, which means "do not retry".
         """
         pushback = -1 if self.retry_after is None else round(self.retry_after * 1000)
         return (("grpc-status-details-bin", self.status().SerializeToString()), (PUSHBACK_METADATA_KEY, str(pushback)))
@@ -88,7 +88,7 @@ class PenstockError(Exception):
         return failure
 
     def write_to(self, failure: Failure) -> None:
-        """Set what is set of an empty one, where it stands: whole messages in others are copied."""
+        """Fill an empty `failure` in place, as assigning a message to a field of another would copy it."""
         failure.code, failure.reason, failure.message = self.code.value[0], self.reason, self.message
         for key, value in self.metadata.items():
             failure.metadata[key] = value
@@ -101,7 +101,7 @@ class PenstockError(Exception):
 
 
 class InvalidArgument(PenstockError):
-    """The request itself is wrong; the same request will never be right."""
+    """The request itself is wrong; a retry of the same request fails, too."""
 
     code, default_reason = grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"
 
@@ -128,19 +128,19 @@ class InvalidArgument(PenstockError):
 
 
 class Unauthenticated(PenstockError):
-    """Nobody knows who asks."""
+    """The caller is unknown."""
 
     code, default_reason = grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"
 
 
 class PermissionDenied(PenstockError):
-    """It is known who asks, and that one may not."""
+    """The caller is known and lacks the permission."""
 
     code, default_reason = grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"
 
 
 class NotFound(PenstockError):
-    """What was named does not exist."""
+    """The named object does not exist."""
 
     code, default_reason = grpc.StatusCode.NOT_FOUND, "NOT_FOUND"
 
@@ -158,43 +158,43 @@ class Overloaded(PenstockError):
 
 
 class Unavailable(PenstockError):
-    """This process, or all that could serve, is going or gone; another try may find another."""
+    """This process, or every process that could serve, is draining or lost; a retry may reach another."""
 
     code, default_reason = grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"
 
 
 class DeadlineExceeded(PenstockError):
-    """The answer cannot come, or did not come, in time."""
+    """The deadline passed or cannot be met."""
 
     code, default_reason = grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE"
 
 
 class Aborted(PenstockError):
-    """Right when asked, overtaken since; asking anew may succeed."""
+    """The request was valid and has been overtaken by another event; a retry may succeed."""
 
     code, default_reason = grpc.StatusCode.ABORTED, "ABORTED"
 
 
 class FailedPrecondition(PenstockError):
-    """The order of calls or frames was broken."""
+    """Calls or frames arrived in the wrong order."""
 
     code, default_reason = grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"
 
 
 class Unimplemented(PenstockError):
-    """Not served here; the message names who serves it."""
+    """This process does not serve the method; the message names the tier that does."""
 
     code, default_reason = grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED"
 
 
 class Cancelled(PenstockError):
-    """The caller left."""
+    """The caller cancelled."""
 
     code, default_reason = grpc.StatusCode.CANCELLED, "CANCELLED"
 
 
 class Internal(PenstockError):
-    """Our own fault; the log has the rest."""
+    """A defect of ours; the log has the details."""
 
     code, default_reason = grpc.StatusCode.INTERNAL, "INTERNAL"
 
@@ -209,7 +209,7 @@ def _type_of(failure: Failure) -> type[PenstockError]:
 
 
 def error_from_failure(failure: Failure) -> PenstockError:
-    """Return the error that `failure` was made from; an unknown code becomes Internal."""
+    """Return the error that `failure` describes; an unknown code becomes Internal."""
     retry_after = seconds_of(failure.retry_after) if failure.HasField("retry_after") else None
     return _type_of(failure)(
         failure.message,
@@ -222,7 +222,7 @@ def error_from_failure(failure: Failure) -> PenstockError:
 
 
 def failure_from(error: BaseException) -> Failure:
-    """Return what a peer may hear of `error`: an unmapped one is logged here and told as "internal error"."""
+    """Return the failure to send for `error`. An error of another type is logged and sent as "internal error"."""
     if isinstance(error, PenstockError):
         return error.failure()
     log.error("unmapped_error", exc_info=error)
@@ -230,10 +230,10 @@ def failure_from(error: BaseException) -> Failure:
 
 
 def error_from_rpc(rpc: grpc.aio.AioRpcError) -> PenstockError:
-    """Return the typed error of a failed call, with its details where the server sent them.
+    """Return the typed error of a failed call, with its details if the server sent them.
 
-    A dead backend shows as INTERNAL "RST_STREAM" through a proxy and as UNAVAILABLE without one: both become
-    Unavailable with reason CONNECTION_LOST, because for the caller they are the same event.
+    A dead backend appears as INTERNAL "RST_STREAM" through a proxy and as UNAVAILABLE without one. Both become
+    Unavailable with reason CONNECTION_LOST, because they are the same event for the caller.
     """
     failure = Failure(code=rpc.code().value[0], message=rpc.details() or rpc.code().name, reason=rpc.code().name)
     blob = dict(rpc.trailing_metadata() or ()).get("grpc-status-details-bin")
@@ -245,7 +245,7 @@ def error_from_rpc(rpc: grpc.aio.AioRpcError) -> PenstockError:
 
 
 def _is_connection_loss(rpc: grpc.aio.AioRpcError) -> bool:
-    # CANCELLED that we did not ask for: a server that went away before it had taken the call up.
+    # CANCELLED without a cancel of ours: the server ended before it accepted the call.
     if rpc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return True
     return rpc.code() is grpc.StatusCode.INTERNAL and "RST_STREAM" in (rpc.details() or "")

@@ -1,4 +1,4 @@
-"""A process's life: read settings, start, be asked to stop, drain, end. Owns signals and nothing else."""
+"""The life of a process: read settings, start, receive a stop request, drain, end. Owns the signals alone."""
 
 import asyncio
 import gc
@@ -26,20 +26,20 @@ Config = TypeVar("Config", bound=ServiceConfig)
 
 @dataclass
 class Stop:
-    """Whether this event loop's process was asked to end, by whom, and how long running work may take."""
+    """The stop request of this event loop's process: its reason, and the time that running work may take."""
 
     reason: str = ""
-    grace: float | None = None  # s; None: as configured
+    grace: float | None = None  # s; None: the configured `drain_grace`
     requested: asyncio.Event = field(default_factory=asyncio.Event)
     forced: asyncio.Event = field(default_factory=asyncio.Event)
-    is_awaited: bool = False  # whether the process has come so far as to wait for this
+    is_awaited: bool = False  # whether the process has started and waits for this
 
     @property
     def is_requested(self) -> bool:
         return self.requested.is_set()
 
     def request(self, reason: str, grace: float | None = None) -> None:
-        """Ask once; a second ask by the same means says not to wait for running work any more."""
+        """Request a stop. A second request with the same reason ends the wait for running work."""
         if self.is_requested:
             if reason == self.reason:
                 self.forced.set()
@@ -53,12 +53,12 @@ _stops: WeakKeyDictionary[asyncio.AbstractEventLoop, Stop] = WeakKeyDictionary()
 
 
 def current_stop() -> Stop:
-    """The one Stop of the running loop."""
+    """The Stop of the running loop."""
     return _stops.setdefault(asyncio.get_running_loop(), Stop())
 
 
 async def stop_requested() -> Stop:
-    """Return when SIGTERM, SIGINT or Admin.Drain asks this process to end."""
+    """Return when SIGTERM, SIGINT or Admin.Drain requests the end of this process."""
     stop = current_stop()
     stop.is_awaited = True
     await stop.requested.wait()
@@ -71,9 +71,9 @@ def request_stop(reason: str, grace: float | None = None) -> None:
 
 @asynccontextmanager
 async def background(*loops: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `loops` beside the block: they are cancelled when it is left, and it is cancelled when one crashes.
+    """Run `loops` beside the block: the end of the block cancels them, and a crash of one cancels the block.
 
-    A crash leaves as an ExceptionGroup; the block's own exception leaves as it is.
+    A crash is raised as an ExceptionGroup; the block's own exception is raised unchanged.
     """
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
@@ -94,22 +94,22 @@ def new_instance_id(tier: str) -> str:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `main` under uvloop with SIGTERM and SIGINT answered; returns when it is done."""
+    """Run `main` under uvloop until it returns; SIGTERM and SIGINT request a stop."""
     uvloop.run(_run_with_signals(main))
 
 
 async def _run_with_signals(main: Callable[[], Awaitable[None]]) -> None:
-    loop, stop, whole = asyncio.get_running_loop(), current_stop(), asyncio.current_task()
-    assert whole
+    loop, stop, main_task = asyncio.get_running_loop(), current_stop(), asyncio.current_task()
+    assert main_task
 
-    def answer(reason: str) -> None:
+    def on_signal(reason: str) -> None:
         stop.request(reason)
-        if not stop.is_awaited:  # still starting, perhaps for long: nothing is there to be drained
-            whole.cancel()
+        if not stop.is_awaited:  # still starting, which may take long, and nothing to drain
+            main_task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, answer, number.name)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # whoever started us may have held it back until now
+        loop.add_signal_handler(number, on_signal, number.name)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the parent process may have blocked it until now
     try:
         await main()
     except asyncio.CancelledError:
@@ -120,14 +120,14 @@ async def _run_with_signals(main: Callable[[], Awaitable[None]]) -> None:
 
 
 def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Coroutine[Any, Any, None]]) -> None:
-    """The whole of a tier's __main__: settings, telemetry, `run_tier(config)` until it returns.
+    """Run a tier: load its settings, configure telemetry, run `run_tier(config)` until it returns.
 
-    `--print-config` shows the settings and ends. Wrong settings end with status 2, a crash with 1, a drain with 0.
-    The config that `run_tier` gets has its instance_id filled in.
+    `--print-config` prints the settings and exits. Exit status: 2 for wrong settings, 1 for a crash, 0 for a drain.
+    The config passed to `run_tier` has its instance_id filled in.
     """
     config = _load_or_exit(config_cls, tier)
     if "--print-config" in sys.argv[1:]:
-        print(describe(config, tier))  # noqa: T201  # this is what was asked for
+        print(describe(config, tier))  # noqa: T201  # the requested output
         return
     config = replace(config, instance_id=config.instance_id or new_instance_id(tier))
     observed = _configure_telemetry_or_exit(config, tier)
@@ -135,8 +135,8 @@ def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Corou
     try:
         run(lambda: run_tier(config))
     except Exception as error:
-        if isinstance(refused := _unwrap_group(error), ConfigError):
-            _usage_error(tier, str(refused))
+        if isinstance(cause := _unwrap_group(error), ConfigError):
+            _usage_error(tier, str(cause))
         log.exception("crashed", pid=os.getpid())
         sys.exit(1)
     finally:
@@ -144,14 +144,14 @@ def main(config_cls: type[Config], tier: str, run_tier: Callable[[Config], Corou
 
 
 def _unwrap_group(error: BaseException) -> BaseException:
-    """Return what a task group was left by, where that is one error."""
+    """Return the one error in nested exception groups, or the group itself if there are several."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def freeze_gc() -> None:
-    """Have no collection of garbage look at what was imported and is to stay: that holds all up for 40 to 110 ms."""
+    """Exclude all imported objects from garbage collection, as walking them stalls the process for 40 to 110 ms."""
     gc.collect()
     gc.freeze()
 

@@ -104,24 +104,24 @@ async def compare_batching(options: BenchOptions, mesh: MeshOptions) -> None:
     """Run the same load with continuous and with static batching, each in its own mesh."""
     figures: dict[str, dict[str, Any]] = {}
     transcripts: dict[str, list[Transcript]] = {}
-    for batching in ("continuous", "naive"):
+    for batching in ("continuous", "static"):
         async with mesh_with_status(replace(mesh, batching=batching, base_port=0)) as running:
             figures[batching], transcripts[batching] = await _measure(options, running.state(), batching)
     if options.plot:
         plot_runs(transcripts, options.plot)
     ratios = {
-        "tokens_per_s": figures["continuous"]["output_tokens_per_s"] / figures["naive"]["output_tokens_per_s"],
-        "ttft_p50": figures["naive"]["ttft_s"]["p50"] / figures["continuous"]["ttft_s"]["p50"],
-        "latency_p50": figures["naive"]["latency_s"]["p50"] / figures["continuous"]["latency_s"]["p50"],
+        "tokens_per_s": figures["continuous"]["output_tokens_per_s"] / figures["static"]["output_tokens_per_s"],
+        "ttft_p50": figures["static"]["ttft_s"]["p50"] / figures["continuous"]["ttft_s"]["p50"],
+        "latency_p50": figures["static"]["latency_s"]["p50"] / figures["continuous"]["latency_s"]["p50"],
     }
     if options.as_json:
-        stdout_console.print_json(data={**figures, "continuous_over_naive": ratios})
+        stdout_console.print_json(data={**figures, "continuous_over_static": ratios})
         return
     for batching, each in figures.items():
         stdout_console.print(f"[bold]{batching} batching[/bold]")
         _show(each, as_json=False)
     stdout_console.print(
-        f"continuous against naive: {ratios['tokens_per_s']:.2f}x the tokens/s, median TTFT {ratios['ttft_p50']:.2f}x "
+        f"continuous against static: {ratios['tokens_per_s']:.2f}x the tokens/s, median TTFT {ratios['ttft_p50']:.2f}x "
         f"and median latency {ratios['latency_p50']:.2f}x shorter"
     )
     if options.plot:

@@ -54,9 +54,9 @@ def _summary_json(summary: SweepSummary, took: float) -> dict[str, Any]:
         "virtual_seconds": round(summary.virtual_s, 1),
         "seconds": round(took, 2),
         "worlds_per_s": round(summary.worlds / took, 1),
-        "points": len(FAILPOINTS),
-        "points_hit": summary.failpoints_hit,
-        "points_missed": [str(point) for point in summary.failpoints_missed],
+        "failpoints": len(FAILPOINTS),
+        "failpoints_hit": summary.failpoints_hit,
+        "failpoints_missed": [str(failpoint) for failpoint in summary.failpoints_missed],
         "failing": {str(each.plan.seed): [str(found) for found in each.violations] for each in summary.failed_worlds},
     }
 

@@ -23,10 +23,10 @@ MESH_OPTIONS = (
     click.option("--engine", type=click.Choice(["torch", "sim", "vllm"]), default="torch", show_default=True),
     click.option(
         "--batching",
-        type=click.Choice(["continuous", "naive"]),
+        type=click.Choice(["continuous", "static"]),
         default="continuous",
         show_default=True,
-        help="naive: static batches, the baseline to measure against",
+        help="static: a baseline for measurements",
     ),
     click.option(
         "--model",

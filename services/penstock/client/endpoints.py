@@ -66,8 +66,8 @@ class Endpoints:
 
         Connecting is no attempt at the request: whatever fails here, no server has seen it.
         """
-        give_up_at, tried = time.monotonic() + timeout, 0
-        while (left := give_up_at - time.monotonic()) > 0:
+        deadline, tried = time.monotonic() + timeout, 0
+        while (left := deadline - time.monotonic()) > 0:
             endpoint = self.next()
             try:
                 async with asyncio.timeout(left if len(self._rotation) == 1 else min(CONNECT_TIMEOUT_S, left)):

@@ -87,37 +87,37 @@ class Generation:
         return self.text
 
     async def _read_chunks(self) -> AsyncGenerator[TokenChunk, None]:
-        give_up_at = None if self._timeout is None else time.monotonic() + self._timeout
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
             self.attempts += 1
-            request, patience = self._next_request(give_up_at)
+            request, timeout = self._next_request(deadline)
             try:
-                async with aclosing(self._transport.attempt(request, patience)) as events:
+                async with aclosing(self._transport.attempt(request, timeout)) as events:
                     async for event in events:
-                        if piece := self._progress.apply(event):
-                            yield piece
+                        if chunk := self._progress.apply(event):
+                            yield chunk
                 if self._progress.finished:
                     self._budget.on_success()
                     return
                 raise Unavailable("the edge ended the answer without finishing it", reason=CONNECTION_LOST)
             except PenstockError as error:
-                await self._wait_before_retry(error, give_up_at)
+                await self._wait_before_retry(error, deadline)
 
-    def _next_request(self, give_up_at: float | None) -> tuple[GenerateRequest, float]:
+    def _next_request(self, deadline: float | None) -> tuple[GenerateRequest, float]:
         """The request of the next attempt, with the time that is left."""
-        request, patience = self._progress.next_request(), self._budget.policy.connect_timeout
-        if give_up_at is not None:
-            left = give_up_at - time.monotonic()
+        request, timeout = self._progress.next_request(), self._budget.policy.connect_timeout
+        if deadline is not None:
+            left = deadline - time.monotonic()
             set_timeout(request, left)
-            patience = min(patience, left)
-        return request, patience
+            timeout = min(timeout, left)
+        return request, timeout
 
-    async def _wait_before_retry(self, error: PenstockError, give_up_at: float | None) -> None:
+    async def _wait_before_retry(self, error: PenstockError, deadline: float | None) -> None:
         """Wait for the next attempt, or raise `error` where there is to be none."""
         wait = self._budget.delay(error, self.attempts, random.random())  # noqa: S311  # spreads, guards nothing
         if wait is None:
             raise error
-        if give_up_at is not None and time.monotonic() + wait >= give_up_at:
+        if deadline is not None and time.monotonic() + wait >= deadline:
             text = f"no time is left for another attempt after: {error.message}"
             raise DeadlineExceeded(text) from error
         await asyncio.sleep(wait)

@@ -77,9 +77,9 @@ class Session:
 
     async def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
         """As any transport. That an edge drains is no answer to a request, and finding another no attempt at it."""
-        give_up_at, wait = time.monotonic() + connect_timeout, 0.0
+        deadline, wait = time.monotonic() + connect_timeout, 0.0
         while True:
-            stream = await self._wait_accepting_stream(give_up_at, connect_timeout)
+            stream = await self._wait_accepting_stream(deadline, connect_timeout)
             try:
                 async with aclosing(stream.attempt(request)) as events:
                     async for event in events:
@@ -89,7 +89,7 @@ class Session:
                     error.reason in SWITCH_EDGE_REASONS and self._endpoints.has_healthy_other()
                 ):
                     stream.retire()
-                if error.reason != DRAINING or time.monotonic() + wait >= give_up_at:
+                if error.reason != DRAINING or time.monotonic() + wait >= deadline:
                     raise
                 await asyncio.sleep(wait)  # not the first time: there may be another edge
                 wait = error.retry_after or RECONNECT_BACKOFF_S[0]

@@ -89,20 +89,20 @@ class EdgeStream:
         await self._link.flush()
 
     def fail(self, error: PenstockError) -> None:
-        for inbox in self._event_queues.values():
-            inbox.put_nowait(error)
+        for events in self._event_queues.values():
+            events.put_nowait(error)
         self._event_queues.clear()
         self._check_idle()
 
     async def attempt(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        handle, inbox = next(self._handles), EventQueue()
-        self._event_queues[handle] = inbox
+        handle, events = next(self._handles), EventQueue()
+        self._event_queues[handle] = events
         self._unacknowledged.add(handle)
         try:
             if not self._link.send(SessionRequest(generate=SessionGenerate(handle=handle, request=request))):
                 raise connection_lost("the stream was closed")
             while True:
-                event = await inbox.get()
+                event = await events.get()
                 if isinstance(event, PenstockError):
                     raise event
                 yield event
@@ -161,12 +161,12 @@ class EdgeStream:
 
     def _deliver(self, handle: int, event: Accepted | Delta) -> None:
         self._unacknowledged.discard(handle)
-        if inbox := self._event_queues.get(handle):
-            inbox.put_nowait(event)
+        if events := self._event_queues.get(handle):
+            events.put_nowait(event)
 
     def _deliver_last(self, handle: int, event: Event | PenstockError) -> None:
-        if inbox := self._event_queues.pop(handle, None):
-            inbox.put_nowait(event)
+        if events := self._event_queues.pop(handle, None):
+            events.put_nowait(event)
             self._check_idle()
 
 

@@ -13,8 +13,8 @@ class TargetRotation:
 
     def next(self, now: float) -> str:
         """The next that has not failed of late, or else the one whose failure is the longest ago."""
-        well = (each for each in self._targets if self._is_healthy(each, now))
-        chosen = next(well, None) or min(self._targets, key=lambda each: self._failed_at[each])
+        healthy = (each for each in self._targets if self._is_healthy(each, now))
+        chosen = next(healthy, None) or min(self._targets, key=lambda each: self._failed_at[each])
         self._targets.remove(chosen)
         self._targets.append(chosen)
         return chosen

@@ -39,27 +39,27 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
     )
     with TokenizerPools(config.tokenizer_threads) as threads:
         catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout)
-        tower = RequestRunner(config, hello, catalog, clock)
-        gateway = Gateway(config, tower, catalog, threads)
-        async with background(catalog.run(), tower.run()):
-            await _wait_ready(tower, catalog, config.startup_timeout)
+        runner = RequestRunner(config, hello, catalog, clock)
+        gateway = Gateway(config, runner, catalog, threads)
+        async with background(catalog.run(), runner.run()):
+            await _wait_ready(runner, catalog, config.startup_timeout)
             async with (
-                serving_http(config.http_listen, OpenAIApp(gateway, tower.has_connected.is_set), config.drain_grace),
+                serving_http(config.http_listen, OpenAIApp(gateway, runner.has_connected.is_set), config.drain_grace),
                 serving(
                     config.listen,
                     [(add_InferenceServicer_to_server, InferenceService(gateway, hello))],
                     admin=AdminService(
-                        "edge", config.instance_id, tower.figures, tower.tables, token=config.admin_token
+                        "edge", config.instance_id, runner.figures, runner.tables, token=config.admin_token
                     ),
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
                     is_ready=False,
                     message_bytes=limits.BODY_BYTES,
                 ) as server,
-                background(_set_ready_once_connected(tower, server)),
+                background(_set_ready_once_connected(runner, server)),
             ):
                 yield server
-            await tower.wait_drained()
+            await runner.wait_drained()
 
 
 async def _wait_ready(runner: RequestRunner, catalog: ModelCatalog, timeout: float) -> None:

@@ -1,8 +1,10 @@
-"""What an edge can be told."""
+"""Settings of the edge."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from penstock.chassis.config import ServiceConfig, check_address
+from penstock.chassis.config import ServiceConfig, check_address, setting
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits
 from penstock.edge.lifecycle.state import LifecycleLimits
 from penstock.edge.request.limits import TIMEOUT_S
@@ -12,31 +14,69 @@ from penstock.edge.request.limits import TIMEOUT_S
 class EdgeConfig(ServiceConfig):
     """Settings of `PENSTOCK_EDGE_*`."""
 
-    listen: str = "127.0.0.1:7001"
-    http_listen: str = ""  # host:port of the OpenAI API; empty: none
-    auths: tuple[str, ...] = ("127.0.0.1:7002",)  # host:port or dns:///name:port
-    queues: tuple[str, ...] = ("127.0.0.1:7003",)  # all shards, the same list at every edge
-    max_active_requests: int = 20_000  # requests under way
-    max_held_bytes: int = 512 * 2**20  # of prompts and their ids
-    response_buffer_bytes: int = (
-        64 * 2**10
-    )  # bytes of an answer its client may be behind; further behind, it loses the request
-    default_timeout: float = 600.0  # s, for requests without a deadline; at most the contract's day
-    default_output_tokens: int = 1_024  # for requests that name no bound
-    max_attempts: int = 4  # runs of one request, the first included
-    upstream_timeout: float = 30.0  # s without auth, without any queue, or mid-answer without any worker
-    cancel_ack_timeout: float = 30.0  # s for a worker to answer a cancel
-    identify_timeout: float = 5.0  # s for auth to say who somebody is
-    auth_fallback_after: float = 1.0  # s of auth's silence; from then on the edge lets in whom auth let in of late
-    auth_fallback_duration: float = (
-        60.0  # s of an outage in which it does so, also for a key revoked meanwhile; 0: never
+    former_names: ClassVar[Mapping[str, str]] = {
+        "max_flights": "max_active_requests",
+        "max_bytes": "max_held_bytes",
+        "client_buffer": "response_buffer_bytes",
+        "patience": "upstream_timeout",
+        "receipt_timeout": "cancel_ack_timeout",
+        "identify_patience": "identify_timeout",
+        "grace_after": "auth_fallback_after",
+        "grace_for": "auth_fallback_duration",
+        "grace_memory": "auth_fallback_identity_ttl",
+        "grace_callers": "auth_fallback_max_identities",
+        "arrival_patience": "startup_timeout",
+        "model_patience": "model_wait_timeout",
+        "worker_idle": "worker_idle_timeout",
+    }
+
+    listen: str = setting("127.0.0.1:7001", "Address of the gRPC API `penstock.v1.Inference`.", unit="host:port")
+    http_listen: str = setting("", "Address of the OpenAI HTTP API. Empty: off.", unit="host:port")
+    auths: tuple[str, ...] = setting(("127.0.0.1:7002",), "Auth processes: host:port or dns:///name:port.")
+    queues: tuple[str, ...] = setting(
+        ("127.0.0.1:7003",), "Queue shards: host:port or dns:///name:port. Every edge must have the same list."
     )
-    auth_fallback_identity_ttl: float = 600.0  # s for which a caller is remembered
-    auth_fallback_max_identities: int = 10_000  # remembered at most
-    startup_timeout: float = 5.0  # s for auth, a queue and the models' cards; then it listens all the same
-    model_wait_timeout: float = 5.0  # s for a model that was announced to become usable
-    worker_idle_timeout: float = 60.0  # s; then the stream to a worker that runs nothing for us is closed
-    tokenizer_threads: int = 2  # for short prompts, and as many for long ones
+    max_active_requests: int = setting(20_000, "Most requests at one time; a further one fails with EDGE_FULL.")
+    max_held_bytes: int = setting(
+        512 * 2**20,
+        "Most memory for prompts and their token ids; a further request fails with EDGE_FULL.",
+        unit="bytes",
+    )
+    response_buffer_bytes: int = setting(
+        64 * 2**10,
+        "Output of one request that the client has not read. A request beyond it fails with CLIENT_TOO_SLOW.",
+        unit="bytes",
+    )
+    default_timeout: float = setting(600.0, "Deadline of requests that set none, at most one day.", unit="s")
+    default_output_tokens: int = setting(1_024, "Output limit of requests that set none.", unit="tokens")
+    max_attempts: int = setting(4, "Most runs of one request, the first one included.")
+    upstream_timeout: float = setting(
+        30.0, "Longest wait for auth, for any queue shard, or in the middle of an answer for any worker.", unit="s"
+    )
+    cancel_ack_timeout: float = setting(30.0, "Longest wait for a worker to acknowledge a cancel.", unit="s")
+    identify_timeout: float = setting(5.0, "Longest wait for auth to identify a caller.", unit="s")
+    auth_fallback_after: float = setting(
+        1.0,
+        "Silence of auth after which the edge admits recently authenticated callers by itself (auth fallback).",
+        unit="s",
+    )
+    auth_fallback_duration: float = setting(
+        60.0,
+        "Longest auth fallback in one outage. A key that is revoked in the meantime works until then. 0: never.",
+        unit="s",
+    )
+    auth_fallback_identity_ttl: float = setting(
+        600.0, "Time after its last admission for which auth fallback accepts a caller.", unit="s"
+    )
+    auth_fallback_max_identities: int = setting(10_000, "Most callers in the identity cache of auth fallback.")
+    startup_timeout: float = setting(
+        5.0, "Longest wait at the start for auth, a queue shard and the model cards; then the edge listens.", unit="s"
+    )
+    model_wait_timeout: float = setting(5.0, "Longest wait for the card of a model that a queue announced.", unit="s")
+    worker_idle_timeout: float = setting(
+        60.0, "Time without a run after which the stream to a worker is closed.", unit="s"
+    )
+    tokenizer_threads: int = setting(2, "Tokenizer threads for short prompts, and as many again for long prompts.")
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)

@@ -58,7 +58,7 @@ class Gateway:
         self,
         spec: RequestSpec,
         credential: Credential,
-        arrival: AdmissionResult,
+        admission: AdmissionResult,
         *,
         traceparent: str = "",
         on_admitted: Callable[[], Awaitable[object]] = _no_op,  # awaited first of all but the queue's word
@@ -71,17 +71,17 @@ class Gateway:
         Entering raises what `open` raises; iterating raises everything else, refusals before `accepted`. Leaving the
         block before `finished` cancels the request down to the GPU.
         """
-        if arrival.probe:
-            await self.probe(arrival.probe, _size_bytes(spec))
+        if admission.probe:
+            await self.probe(admission.probe, _size_bytes(spec))
         stream = ResponseStream()
-        passage = self.create(spec, credential, arrival, stream, traceparent=traceparent)
-        stream.cancel = partial(self._runner.cancel, passage)
+        context = self.create(spec, credential, admission, stream, traceparent=traceparent)
+        stream.cancel = partial(self._runner.cancel, context)
         try:
             await on_admitted()
-            await self.start(passage)
+            await self.start(context)
             yield stream
         finally:
-            self._runner.cancel(passage)
+            self._runner.cancel(context)
 
     async def parse(self, size: int, parse: Callable[[], Parsed]) -> Parsed:
         """Have a body of `size` bytes parsed; a long one must not hold up everybody's tokens."""
@@ -103,76 +103,76 @@ class Gateway:
             estimate, credential, traceparent, arrived_at=now, time_limit=time, caller_classes=caller_classes
         )
 
-    async def probe(self, knock: AdmissionProbe, size: int) -> None:
+    async def probe(self, probe: AdmissionProbe, size: int) -> None:
         """Ask the queue first, where an arrival is to, while `size` bytes wait.
 
         Raises Overloaded when it would not take the request in, or when the edge is full.
         """
         with self._runner.requests.hold_bytes(size + PROBE_OVERHEAD_BYTES):
-            await self._runner.queue.probe(knock)
+            await self._runner.queue.probe(probe)
 
     def create(
         self,
         spec: RequestSpec,
         credential: Credential,
-        arrival: AdmissionResult,
-        outlet: ResponseSink,
+        admission: AdmissionResult,
+        sink: ResponseSink,
         *,
         traceparent: str = "",
     ) -> RequestContext:
         """Take a request in; `prepare` gets it going. Raises Overloaded when the edge is full."""
         size = _size_bytes(spec)
         self._runner.requests.check_room(size)
-        now = arrival.arrived_at
+        now = admission.arrived_at
         ticket_id = uuid4().hex
         request_id = spec.request_id or ticket_id
-        passage = RequestContext(
+        context = RequestContext(
             request=ActiveRequest(
-                ticket_id, arrived_at=now, deadline=now + arrival.time_limit, limits=self._config.lifecycle_limits
+                ticket_id, arrived_at=now, deadline=now + admission.time_limit, limits=self._config.lifecycle_limits
             ),
             request_id=request_id,
             spec=spec,
             credential=credential,
-            sink=outlet,
+            sink=sink,
             telemetry=RequestTelemetry(spec, ticket_id, request_id, traceparent, now),
             size_bytes=size,
-            probed_demand=arrival.probe.demand if arrival.probe else None,
+            probed_demand=admission.probe.demand if admission.probe else None,
         )
-        self._runner.add(passage)
-        return passage
+        self._runner.add(context)
+        return context
 
-    async def start(self, passage: RequestContext) -> None:
+    async def start(self, context: RequestContext) -> None:
         """Tokenize, then set the flight on its way. What is wrong with the request is told through its outlet."""
         try:
             if (
-                passage.size_bytes > SMALL_INPUT_BYTES or self._runner.auth.is_unreachable
+                context.size_bytes > SMALL_INPUT_BYTES or self._runner.auth.is_unreachable
             ):  # nobody unknown is worth that much work
-                passage.request.identity = await self.identify(passage.credential)
-            model = await self._catalog.find(passage.spec.model)
+                context.request.identity = await self.identify(context.credential)
+            model = await self._catalog.find(context.spec.model)
             plan_it = partial(
                 plan_generation,
-                passage.spec,
+                context.spec,
                 model,
                 now=datetime.now(UTC),
                 default_output_tokens=self._config.default_output_tokens,
                 draw_seed=partial(_seeds.getrandbits, 64),
             )
-            plan = plan_it() if _is_planned_inline(passage.spec) else await self._pools.run(passage.size_bytes, plan_it)
-            self._runner.requests.add_bytes(passage, BYTES_PER_ID * len(plan.prompt_ids))
-            self._runner.admission.check_planned(passage, plan)
+            plan = plan_it() if _is_planned_inline(context.spec) else await self._pools.run(context.size_bytes, plan_it)
+            self._runner.requests.add_bytes(context, BYTES_PER_ID * len(plan.prompt_ids))
+            self._runner.admission.check_planned(context, plan)
         except Exception as error:  # noqa: BLE001  # logged there; one request's fault must not end its session
-            self.name_caller(error, passage.credential)
-            self._runner.fail(passage, error_from_failure(failure_from(error)))
+            self.name_caller(error, context.credential)
+            self._runner.fail(context, error_from_failure(failure_from(error)))
             return
-        if passage.request.is_done:  # its client left meanwhile, and its telemetry is closed
+        if context.request.is_done:  # its client left meanwhile, and its telemetry is closed
             return
         now = self._runner.now()
-        passage.telemetry.on_tokenized(now)
-        self._runner.apply(passage, passage.request.on_tokenized(plan, now))
+        context.telemetry.on_tokenized(now)
+        self._runner.apply(context, context.request.on_tokenized(plan, now))
 
-    def cancel(self, passage: RequestContext) -> None:
+    def cancel(self, context: RequestContext) -> None:
         """The client does not want it any more; its outlet is told when it is over."""
-        self._runner.cancel(passage)
+        self._runner.cancel(context)
 
     async def count_tokens(
         self, spec: RequestSpec, credential: Credential, *, include_token_ids: bool = False

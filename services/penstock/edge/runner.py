@@ -80,108 +80,108 @@ class RequestRunner:
                     await self._is_empty.wait()
                 await self.auth.wait_settled()
 
-    def add(self, passage: RequestContext) -> None:
+    def add(self, context: RequestContext) -> None:
         """Take a flight in (`flights.check_room` says whether there is room)."""
-        self.requests.add(passage)
-        self._schedule_tick(passage)
+        self.requests.add(context)
+        self._schedule_tick(context)
 
-    def cancel(self, passage: RequestContext) -> None:
+    def cancel(self, context: RequestContext) -> None:
         """The client is gone. Nothing happens to a flight that is over."""
-        if not passage.request.is_done:
-            self.apply(passage, passage.request.on_client_cancelled(self.now()))
+        if not context.request.is_done:
+            self.apply(context, context.request.on_client_cancelled(self.now()))
 
-    def fail(self, passage: RequestContext, error: PenstockError) -> None:
-        self.apply(passage, passage.request.fail(error, self.now()))
+    def fail(self, context: RequestContext, error: PenstockError) -> None:
+        self.apply(context, context.request.fail(error, self.now()))
 
-    def apply(self, passage: RequestContext, effects: list[Effect]) -> None:
+    def apply(self, context: RequestContext, effects: list[Effect]) -> None:
         """Perform effects in order; those of a flight that ended are its last."""
         for effect in effects:
             if isinstance(effect, Emit):
-                self._emit(passage, effect)
+                self._emit(context, effect)
             else:
-                self._perform(passage, effect)
-        flight = passage.request
-        if flight.next_tick_at != passage.timer_due_at:
-            self._schedule_tick(passage)
-        if flight.is_done:
-            self._remove(passage)
+                self._perform(context, effect)
+        request = context.request
+        if request.next_tick_at != context.timer_due_at:
+            self._schedule_tick(context)
+        if request.is_done:
+            self._remove(context)
 
-    def _emit(self, passage: RequestContext, piece: Emit) -> None:
-        passage.sink.send_delta(piece)
-        if passage.sink.unread_bytes > self._response_buffer_bytes:
+    def _emit(self, context: RequestContext, delta: Emit) -> None:
+        context.sink.send_delta(delta)
+        if context.sink.unread_bytes > self._response_buffer_bytes:
             text = f"the client is more than {self._response_buffer_bytes} bytes behind; resume with the tokens it has"
-            self.apply(passage, passage.request.fail(Aborted(text, reason="CLIENT_TOO_SLOW"), self.now()))
+            self.apply(context, context.request.fail(Aborted(text, reason="CLIENT_TOO_SLOW"), self.now()))
 
-    def _perform(self, passage: RequestContext, effect: Effect) -> None:
-        flight = passage.request
+    def _perform(self, context: RequestContext, effect: Effect) -> None:
+        request = context.request
         match effect:
             case Reserve():
-                self.auth.reserve(passage)
+                self.auth.reserve(context)
             case Enqueue():
-                self._enqueue(passage)
+                self._enqueue(context)
             case Withdraw():
-                self._release_run(passage)
-                self.queue.withdraw(passage)
+                self._release_run(context)
+                self.queue.withdraw(context)
             case StartRun(lease):
-                self.workers.start(passage, lease)
+                self.workers.start(context, lease)
             case CancelRun():
-                if passage.run:
-                    passage.run.cancel()
+                if context.run:
+                    context.run.cancel()
             case Settle():
-                self.auth.settle(passage.ticket_id, flight.reservation_id, effect)
+                self.auth.settle(context.ticket_id, request.reservation_id, effect)
             case Accept():
-                passage.sink.send_accepted(_accepted_message(passage))
+                context.sink.send_accepted(_accepted_message(context))
             case Finish():
-                passage.sink.send_finished(_finished_message(passage, effect))
+                context.sink.send_finished(_finished_message(context, effect))
             case Fail(error):
-                passage.telemetry.on_failed(error)
-                passage.sink.send_failed(error)
+                context.telemetry.on_failed(error)
+                context.sink.send_failed(error)
             case AcknowledgeCancel():
-                self._acknowledge_cancel(passage, effect)
+                self._acknowledge_cancel(context, effect)
 
-    def _enqueue(self, passage: RequestContext) -> None:
-        self._release_run(passage)
-        if not self.queue.enqueue(passage):
-            self.apply(passage, passage.request.on_no_queue(self.now()))
+    def _enqueue(self, context: RequestContext) -> None:
+        self._release_run(context)
+        if not self.queue.enqueue(context):
+            self.apply(context, context.request.on_no_queue(self.now()))
 
-    def _acknowledge_cancel(self, passage: RequestContext, receipt: AcknowledgeCancel) -> None:
+    def _acknowledge_cancel(self, context: RequestContext, acknowledgement: AcknowledgeCancel) -> None:
         self.cancels += 1
-        self.cancels_acknowledged += receipt.is_acknowledged
-        passage.telemetry.on_cancelled(receipt)
-        passage.sink.send_cancelled(receipt)
+        self.cancels_acknowledged += acknowledgement.is_acknowledged
+        context.telemetry.on_cancelled(acknowledgement)
+        context.sink.send_cancelled(acknowledgement)
 
-    def _release_run(self, passage: RequestContext) -> None:
-        if passage.run:
-            passage.run.discard()
-            passage.run = None
+    def _release_run(self, context: RequestContext) -> None:
+        if context.run:
+            context.run.discard()
+            context.run = None
 
-    def _schedule_tick(self, passage: RequestContext) -> None:
+    def _schedule_tick(self, context: RequestContext) -> None:
         """Have `tick` called when the flight wants it."""
-        if passage.timer:
-            passage.timer.cancel()
-            passage.timer = None
-        passage.timer_due_at = passage.request.next_tick_at
-        if not math.isinf(passage.timer_due_at):
-            delay = max(0.0, passage.timer_due_at - self.now())
-            passage.timer = asyncio.get_running_loop().call_later(delay, self._tick, passage)
+        if context.timer:
+            context.timer.cancel()
+            context.timer = None
+        context.timer_due_at = context.request.next_tick_at
+        if not math.isinf(context.timer_due_at):
+            delay = max(0.0, context.timer_due_at - self.now())
+            context.timer = asyncio.get_running_loop().call_later(delay, self._tick, context)
 
-    def _tick(self, passage: RequestContext) -> None:
-        passage.timer = None
-        self.apply(passage, passage.request.tick(self.now()))
-        if passage.timer is None and not passage.request.is_done:
-            self._schedule_tick(passage)  # the loop's timer was a moment early
+    def _tick(self, context: RequestContext) -> None:
+        context.timer = None
+        self.apply(context, context.request.tick(self.now()))
+        if context.timer is None and not context.request.is_done:
+            self._schedule_tick(context)  # the loop's timer was a moment early
 
-    def _remove(self, passage: RequestContext) -> None:
-        if self.requests.get(passage.ticket_id) is None:
+    def _remove(self, context: RequestContext) -> None:
+        if self.requests.get(context.ticket_id) is None:
             return
-        self._release_run(passage)
+        self._release_run(context)
         now = self.now()
-        if not passage.request.identity.key_id and (
-            known := self.auth.find_identity(passage.credential, passage.spec.priority)
+        if not context.request.identity.key_id and (
+            known := self.auth.find_identity(context.credential, context.spec.priority)
         ):
-            passage.request.identity = known  # for its telemetry: it ended before auth was asked
-        self.requests.remove(passage, now)
-        passage.telemetry.end(passage.request, now)
+            context.request.identity = known  # for its telemetry: it ended before auth was asked
+        self.requests.remove(context, now)
+        context.telemetry.end(context.request, now)
         if not self.requests:
             self._is_empty.set()
 
@@ -191,15 +191,15 @@ class RequestRunner:
 
     def figures(self) -> dict[str, float]:
         """Numbers for snapshots."""
-        states = {f"flights_{state}": float(count) for state, count in self.requests.count_by_state().items()}
+        states = {f"requests_{state}": float(count) for state, count in self.requests.count_by_state().items()}
         return {
             **states,
             "active_requests": len(self.requests),
             "requests_started": self.requests.started,
             "held_bytes": self.requests.held_bytes,
-            "unread_bytes": sum(passage.sink.unread_bytes for passage in self.requests),
+            "unread_bytes": sum(context.sink.unread_bytes for context in self.requests),
             "reservations_open": self.auth.unsettled
-            + sum(bool(passage.request.reservation_id) for passage in self.requests),
+            + sum(bool(context.request.reservation_id) for context in self.requests),
             "auth_links_up": self.auth.links_up,
             **self.auth.fallback_figures,
             "queue_links_up": self.queue.links_up,
@@ -212,29 +212,29 @@ class RequestRunner:
         }
 
 
-def _accepted_message(passage: RequestContext) -> Accepted:
-    flight = passage.request
+def _accepted_message(context: RequestContext) -> Accepted:
+    request = context.request
     return Accepted(
-        request_id=passage.request_id,
-        model=flight.plan.model,
-        prompt_tokens=flight.prompt_tokens,
-        max_output_tokens=flight.plan.max_output_tokens,
-        seed=flight.plan.sampling.seed,
-        answer_id=passage.answer_id,
+        request_id=context.request_id,
+        model=request.plan.model,
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.plan.max_output_tokens,
+        seed=request.plan.sampling.seed,
+        answer_id=context.answer_id,
     )
 
 
-def _finished_message(passage: RequestContext, finish: Finish) -> Finished:
-    flight = passage.request
+def _finished_message(context: RequestContext, finish: Finish) -> Finished:
+    request = context.request
     usage = Usage(
-        prompt_tokens=flight.prompt_tokens,
-        output_tokens=flight.output_tokens,
-        cached_prompt_tokens=flight.cached_prompt_tokens,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        cached_prompt_tokens=request.cached_prompt_tokens,
     )
     finished = Finished(reason=finish.reason, usage=usage, stop_string=finish.stop_string)
-    if passage.spec.explain:
-        timeline = flight.timeline.to_message(
-            trace_id=passage.telemetry.trace_id, worker_id=flight.worker_id, attempts=flight.attempt
+    if context.spec.explain:
+        timeline = request.timeline.to_message(
+            trace_id=context.telemetry.trace_id, worker_id=request.worker_id, attempts=request.attempt
         )
         finished.timeline.CopyFrom(timeline)
     return finished

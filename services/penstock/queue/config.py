@@ -1,8 +1,10 @@
-"""Settings of the queue: PENSTOCK_QUEUE_*."""
+"""Settings of the queue."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from penstock.chassis.config import ServiceConfig
+from penstock.chassis.config import ServiceConfig, setting
 from penstock.queue.admission.limits import TtftTargets
 from penstock.queue.policies.factory import PolicyConfig, TenantPolicy
 from penstock.queue.policies.ticket_order import TicketOrder
@@ -11,33 +13,73 @@ from penstock.v1.inference_pb2 import Priority
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueConfig(ServiceConfig):
-    """Order and bounds of one shard."""
+    """Settings of `PENSTOCK_QUEUE_*`: order and limits of one shard."""
 
-    listen: str = "127.0.0.1:7003"
-    max_depth: int = 100_000  # tickets waiting; about 1 KB each
-    max_tokens: int = 2_000_000_000  # prompt + output tokens waiting
-    ttft_interactive: float = (
-        10.0  # s to the first token, promised to its class; what cannot have it is refused; 0: none
+    former_names: ClassVar[Mapping[str, str]] = {
+        "between_tenants": "tenant_policy",
+        "within_tenant": "ticket_order",
+        "class_floor": "min_class_share",
+        "burst": "burst_tokens",
+        "patience": "unavailable_model_timeout",
+        "staffing": "scheduler_wait",
+        "placed_memory": "recent_lease_ttl",
+    }
+
+    listen: str = setting("127.0.0.1:7003", "Address of the gRPC server.", unit="host:port")
+    max_depth: int = setting(
+        100_000, "Most waiting tickets, about 1 KB each. A further one fails with QUEUE_FULL.", unit="tickets"
     )
-    ttft_standard: float = 60.0  # s
-    ttft_batch: float = 0.0  # s; batch waits for as long as it takes
-    ttft_headroom: float = 0.0  # share of promise or deadline that a prediction may take; 0: learnt from its errors
-    tenant_policy: TenantPolicy = TenantPolicy.FAIR  # fair: weighted virtual token counters; none: one line for all
-    ticket_order: TicketOrder = TicketOrder.FIFO  # fifo, token_aware or deadline
-    min_class_share: float = 0.05  # of the tokens that go while a lower class waits, those that are its own
-    burst_tokens: float = (
-        0.0  # weighted tokens (1 in, 2 out) that a returning tenant may catch up; tenants come so far apart
+    max_tokens: int = setting(
+        2_000_000_000,
+        "Most waiting prompt and output tokens. A ticket beyond it fails with QUEUE_TOKENS_FULL.",
+        unit="tokens",
     )
-    ageing_rate: float = 200.0  # tokens/s; token_aware: so much predicted work counts as a second of waiting
-    ageing_bound: float = 10.0  # s; token_aware: nothing that came so much later goes first
-    default_deadline: float = 30.0  # s; deadline: when a ticket that has none counts as due
-    unavailable_model_timeout: float = 10.0  # s a ticket waits for a model that is gone; a worker starts again in less
-    warm_up: float = 5.0  # s after the start in which a model that nobody serves may be one nobody has named yet
-    scheduler_wait: float = (
-        2.0  # s after the start for a scheduler to name a model; edges are greeted then at the latest
+    ttft_interactive: float = setting(
+        10.0,
+        "TTFT target of the class interactive. A ticket that is predicted to miss it is rejected. 0: no target.",
+        unit="s",
     )
-    recent_lease_ttl: float = 10.0  # s in which a lease may be recalled; above the schedulers' lease ttl
-    drain_grace: float = 5.0  # s; edges enqueue elsewhere at once
+    ttft_standard: float = setting(60.0, "TTFT target of the class standard. 0: no target.", unit="s")
+    ttft_batch: float = setting(0.0, "TTFT target of the class batch. 0: no target.", unit="s")
+    ttft_headroom: float = setting(
+        0.0, "Share of a TTFT target or deadline that a prediction may take. 0: learned from prediction errors."
+    )
+    tenant_policy: TenantPolicy = setting(
+        TenantPolicy.FAIR,
+        "Order between tenants of one class. `fair`: weighted virtual token counters. `none`: one queue for all.",
+    )
+    ticket_order: TicketOrder = setting(TicketOrder.FIFO, "Order of the tickets of one tenant.")
+    min_class_share: float = setting(
+        0.05, "Share of the dispatched tokens that a lower class gets while it has waiting tickets."
+    )
+    burst_tokens: float = setting(
+        0.0,
+        "Weighted tokens (input counts 1, output 2) that a returning tenant may catch up. The service of two"
+        " tenants can differ by as much more.",
+        unit="tokens",
+    )
+    ageing_rate: float = setting(
+        200.0, "Order `token_aware`: predicted tokens that count as one second of waiting.", unit="tokens/s"
+    )
+    ageing_bound: float = setting(
+        10.0, "Order `token_aware`: no ticket is passed by a ticket that arrived later by more than this.", unit="s"
+    )
+    default_deadline: float = setting(
+        30.0, "Order `deadline`: due time after arrival of tickets without a deadline.", unit="s"
+    )
+    unavailable_model_timeout: float = setting(
+        10.0, "Longest wait of a ticket for a model that has lost its last worker.", unit="s"
+    )
+    warm_up: float = setting(
+        5.0, "Time after the start in which an unknown model is awaited instead of rejected.", unit="s"
+    )
+    scheduler_wait: float = setting(
+        2.0, "Longest wait after the start for a scheduler with a model, before edges are accepted.", unit="s"
+    )
+    recent_lease_ttl: float = setting(
+        10.0, "Time for which a granted lease can be withdrawn. Longer than the lease TTL of the schedulers.", unit="s"
+    )
+    drain_grace: float = setting(5.0, "Longest drain after SIGTERM. Edges enqueue at other shards at once.", unit="s")
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)

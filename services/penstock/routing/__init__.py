@@ -1,6 +1,6 @@
-"""Routing: the xDS control plane of the Envoy proxies at the front.
+"""Routing: the xDS control plane of the Envoy proxies in front of the edges.
 
-It owns what those proxies know: listeners, routes, clusters and the endpoints of the edges, as one immutable snapshot
-that has proven itself consistent before anyone sees it. It is never on the path of a request, so its death disturbs no
-traffic: a proxy goes on with what it was told last. It never decides who may call or which worker runs a request.
+It owns the configuration of those proxies (listeners, routes, clusters and the endpoints of the edges) as one immutable
+snapshot, which is checked for consistency before it is served. Routing is never on the path of a request: if it dies,
+traffic continues, because a proxy keeps its last configuration. It decides neither about admission nor about placement.
 """

@@ -1,4 +1,4 @@
-"""`python -m penstock.routing`: the whole object graph of the control plane."""
+"""The control plane process: `python -m penstock.routing`."""
 
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.server.admin import AdminService
@@ -12,24 +12,24 @@ from penstock.routing.service import AggregatedDiscovery, add_discovery_to_serve
 
 
 async def run_routing(config: RoutingConfig) -> None:
-    front = ProxyConfig(
+    proxy = ProxyConfig(
         listen=Address.parse(config.envoy_listen),
         access_log=config.access_log,
         keepalive_interval=config.keepalive,
     )
-    rollout = await Reconciler.start(front, EdgeDiscovery(config.edges))
+    reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges))
     async with (
-        background(rollout.run(config.discovery_interval)),
+        background(reconciler.run(config.discovery_interval)),
         serving(
             config.listen,
-            [(add_discovery_to_server, AggregatedDiscovery(rollout.cache))],
-            admin=AdminService("routing", config.instance_id, rollout.figures, token=config.admin_token),
+            [(add_discovery_to_server, AggregatedDiscovery(reconciler.cache))],
+            admin=AdminService("routing", config.instance_id, reconciler.figures, token=config.admin_token),
             drain_grace=config.drain_grace,
             advertise=config.advertise,
         ),
     ):
         await stop_requested()
-        rollout.cache.close()
+        reconciler.cache.close()
 
 
 if __name__ == "__main__":

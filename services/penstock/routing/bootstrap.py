@@ -1,7 +1,7 @@
-"""The one file an Envoy is started with: who it is, and where it asks for everything else.
+"""Envoy's bootstrap file: the proxy's node id and the address of the control plane, which serves all else.
 
-Plain dictionaries, so that the command line can write it without loading the Envoy API.
-`python -m penstock.routing.bootstrap --xds routing:7006` prints it; JSON is YAML too.
+It is made of plain dictionaries, so that the command line can write it without loading the Envoy API.
+`python -m penstock.routing.bootstrap --xds routing:7006` prints it as JSON, which is also YAML.
 """
 
 import argparse
@@ -26,10 +26,10 @@ def bootstrap(
     region: str = "",
     zone: str = "",
 ) -> Json:
-    """Addresses are host:port.
+    """Return the bootstrap configuration. Addresses are host:port.
 
-    The admin interface can stop the proxy, so it belongs on loopback; `ready_address` opens only the read-only parts
-    that probes and scrapes need. An empty node id is filled by `envoy --service-node`.
+    The admin interface can stop the proxy, so it should listen on loopback; `ready_address` serves only the read-only
+    paths that probes and scrapers need. If the node id is empty, `envoy --service-node` sets it.
     """
     admin = Address.parse(admin_address)
     clusters = [_xds_cluster(Address.parse(xds_address))]
@@ -58,8 +58,8 @@ def bootstrap(
 
 def _runtime() -> Json:
     return {
-        # A connection on which half of so many calls ended early is taken for an attack and closed, healthy streams and
-        # all. Cancelled waits look just like that; the default of 500 is one busy client.
+        # Envoy closes a connection, with its healthy streams, if half of this number of calls ended early, as it takes
+        # them for an attack. Cancelled waits look the same, and one busy client exceeds the default of 500.
         "overload.premature_reset_total_stream_count": 100_000,
     }
 
@@ -74,7 +74,7 @@ def _connection_limit() -> Json:
 
 def _xds_cluster(address: Address) -> Json:
     http = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    keepalive = {"interval": "5s", "timeout": "2s"}  # finds a control plane that froze; traffic does not wait for it
+    keepalive = {"interval": "5s", "timeout": "2s"}  # detects a frozen control plane; traffic does not wait for it
     options = {
         "@type": f"type.googleapis.com/{http}",
         "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": keepalive}},
@@ -109,7 +109,7 @@ def _ready_listener(address: Address) -> Json:
         "name": "ready",
         "address": _socket(address),
         "filter_chains": [{"filters": [network]}],
-        "ignore_global_conn_limit": True,  # a proxy full of clients is still ready to say so
+        "ignore_global_conn_limit": True,  # probes must reach a proxy that is at its connection limit
     }
 
 
@@ -123,8 +123,8 @@ def main() -> None:
     flags.add_argument("--admin", default="127.0.0.1:9901", help="host:port of Envoy's admin interface")
     flags.add_argument("--ready", default="", help="host:port for /ready and /stats/prometheus; none if empty")
     flags.add_argument("--node", default="", help="node id; `envoy --service-node` sets it if empty")
-    asked = flags.parse_args()
-    json.dump(bootstrap(asked.xds, asked.admin, asked.node, ready_address=asked.ready), sys.stdout, indent=2)
+    options = flags.parse_args()
+    json.dump(bootstrap(options.xds, options.admin, options.node, ready_address=options.ready), sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 

@@ -1,4 +1,4 @@
-"""Brings what the edge directory sees before the proxies, for as long as the process lives."""
+"""The reconciler: polls edge discovery and publishes a new snapshot if the edges changed."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Reconciler:
-    """Knows the edges in force. A list that cannot be read changes nothing."""
+    """Holds the edges of the current snapshot. If the list of edges cannot be read, they stay in force."""
 
     proxy: ProxyConfig
     discovery: EdgeDiscovery
@@ -25,7 +25,7 @@ class Reconciler:
 
     @classmethod
     async def start(cls, proxy: ProxyConfig, discovery: EdgeDiscovery) -> "Reconciler":
-        """Raises BadEdge or OSError where there is no list of edges to begin with."""
+        """Poll once and build the first snapshot. Raises InvalidEdge or OSError if the list cannot be read."""
         edges = frozenset(await discovery.poll())
         log.info("edges_found", edges=_names(edges))
         return cls(proxy, discovery, SnapshotCache(build_snapshot(proxy, edges)), edges)
@@ -36,14 +36,14 @@ class Reconciler:
             try:
                 await self.reconcile()
             except (InvalidEdge, OSError) as error:
-                log.error("edges_invalid", error=str(error), kept=len(self.edges))  # noqa: TRY400  # no stack: a typo
+                log.error("edges_invalid", error=str(error), kept=len(self.edges))  # noqa: TRY400  # a typo needs no traceback
 
     async def reconcile(self) -> None:
-        """Look once; publish if the edges are others than before."""
+        """Poll once, and publish a new snapshot if the edges changed."""
         edges = frozenset(await self.discovery.poll())
         if edges == self.edges:
             return
-        snapshot = await asyncio.to_thread(build_snapshot, self.proxy, edges)  # 0.1 s for a thousand edges
+        snapshot = await asyncio.to_thread(build_snapshot, self.proxy, edges)  # 0.1 s for 1,000 edges
         log.info("edges_changed", added=_names(edges - self.edges), removed=_names(self.edges - edges))
         self.edges = edges
         self.cache.publish(snapshot)

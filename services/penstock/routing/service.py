@@ -1,6 +1,6 @@
-"""Aggregated discovery over gRPC: frames to the pure streams and back. No policy.
+"""Aggregated discovery over gRPC: passes messages between gRPC and the pure xDS streams. Holds no policy.
 
-The messages are betterproto2's, which gRPC meets only as bytes, at the (de)serialisers below.
+The messages are betterproto2's; gRPC sees only bytes, through the (de)serializers below.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class AggregatedDiscovery:
     def __init__(self, cache: SnapshotCache) -> None:
         self._cache = cache
         self._requests = meter().create_counter(
-            "penstock.xds.requests", unit="{frame}", description="By type and verdict."
+            "penstock.xds.requests", unit="{frame}", description="By type and kind."
         )
         self._responses = meter().create_counter("penstock.xds.responses", unit="{frame}", description="By type.")
 
@@ -61,19 +61,19 @@ class AggregatedDiscovery:
         decode: Callable[[RequestT], XdsRequestT],
         encode: Callable[[XdsResponse], ResponseT],
     ) -> None:
-        """Write what the stream owes whenever the proxy or the board has spoken, until one of them is gone."""
-        with self._cache.watch() as bell:
+        """Write due responses after each request and each new snapshot, until the proxy ends or the cache is closed."""
+        with self._cache.watch() as changed:
             await context.send_initial_metadata(())
             async with asyncio.TaskGroup() as group:
-                listening = group.create_task(self._read_requests(requests, stream, decode, bell))
-                listening.add_done_callback(lambda _: bell.set())
-                while not (listening.done() or self._cache.is_closed):
-                    for answer in stream.due(self._cache.snapshot):
-                        await context.write(encode(answer))
-                        self._responses.add(1, {"type": answer.type.name})
-                    await bell.wait()
-                    bell.clear()
-                listening.cancel()
+                reader = group.create_task(self._read_requests(requests, stream, decode, changed))
+                reader.add_done_callback(lambda _: changed.set())
+                while not (reader.done() or self._cache.is_closed):
+                    for response in stream.due(self._cache.snapshot):
+                        await context.write(encode(response))
+                        self._responses.add(1, {"type": response.type.name})
+                    await changed.wait()
+                    changed.clear()
+                reader.cancel()
 
     async def _read_requests(
         self,
@@ -83,28 +83,28 @@ class AggregatedDiscovery:
         changed: asyncio.Event,
     ) -> None:
         node = ""
-        async for request in requests:
-            if request.node is not None:  # sent with the first frame only
-                node = request.node.id
+        async for message in requests:
+            if message.node is not None:  # set in the first message only
+                node = message.node.id
             try:
-                asked = decode(request)
+                request = decode(message)
             except ValueError:
-                log.warning("xds_type_unknown", node=node, type=request.type_url)
+                log.warning("xds_type_unknown", node=node, type=message.type_url)
                 continue
-            self._record(node, asked.type, stream.receive(asked), request)
+            self._record(node, request.type, stream.receive(request), message)
             changed.set()
 
-    def _record(self, node: str, resource_type: ResourceType, kind: RequestKind, request: Request) -> None:
-        self._requests.add(1, {"type": resource_type.name, "verdict": kind.name})
+    def _record(self, node: str, resource_type: ResourceType, kind: RequestKind, message: Request) -> None:
+        self._requests.add(1, {"type": resource_type.name, "kind": kind.name})
         if kind is RequestKind.NACK:
-            error = request.error_detail.message if request.error_detail else ""
-            log.error("xds_nack", node=node, type=resource_type.name, nonce=request.response_nonce, error=error)
+            error = message.error_detail.message if message.error_detail else ""
+            log.error("xds_nack", node=node, type=resource_type.name, nonce=message.response_nonce, error=error)
         elif kind is RequestKind.ACK:
-            log.info("xds_ack", node=node, type=resource_type.name, nonce=request.response_nonce)
+            log.info("xds_ack", node=node, type=resource_type.name, nonce=message.response_nonce)
 
 
 def add_discovery_to_server(service: AggregatedDiscovery, server: grpc.aio.Server) -> None:
-    """What a generated `add_..._to_server` would do; the stubs that come with the messages serve grpclib only."""
+    """Register the service, as a generated `add_..._to_server` would; the stubs beside the messages are for grpclib."""
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "StreamAggregatedResources": grpc.stream_stream_rpc_method_handler(
             service.StreamAggregatedResources,

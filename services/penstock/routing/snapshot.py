@@ -1,4 +1,4 @@
-"""Everything the proxies are told at one moment, and the proof that it hangs together."""
+"""A snapshot: the complete configuration of the proxies at one time, checked for consistency."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,12 +8,12 @@ from typing import Self
 
 from penstock.routing.resources.types import Resource, ResourceType
 
-# Proxies ask for these only because another resource names them: one that nobody names is a mistake.
+# Proxies request these only if another resource refers to them, so one without a reference is a mistake.
 REFERENCED_TYPES = frozenset({ResourceType.ENDPOINT, ResourceType.ROUTE})
 
 
 class SnapshotInconsistent(ValueError):
-    """The resources contradict each other. Served, they would leave a proxy half configured; so they never are."""
+    """The resources contradict each other; serving them would leave a proxy with half a configuration."""
 
     def __init__(self, faults: Iterable[str]) -> None:
         super().__init__("; ".join(faults))
@@ -21,7 +21,7 @@ class SnapshotInconsistent(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Immutable. A change is a new snapshot; what changed is what differs in version."""
+    """Immutable resources by type and name. Two snapshots differ in those types whose versions differ."""
 
     by_type: Mapping[ResourceType, Mapping[str, Resource]]
     versions: Mapping[ResourceType, str] = field(init=False)
@@ -32,7 +32,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, resources: Iterable[Resource]) -> Self:
-        """The consistent snapshot of these resources; raises SnapshotInconsistent where there is none."""
+        """Return the snapshot of these resources. Raises SnapshotInconsistent."""
         by_type: dict[ResourceType, dict[str, Resource]] = {kind: {} for kind in ResourceType}
         for resource in resources:
             if resource.name in by_type[resource.type]:
@@ -41,6 +41,7 @@ class Snapshot:
         return cls(MappingProxyType({kind: MappingProxyType(named) for kind, named in by_type.items()})).consistent()
 
     def consistent(self) -> Self:
+        """Return the snapshot itself. Raises SnapshotInconsistent with all errors."""
         if faults := [*self._dangling(), *self._orphans()]:
             raise SnapshotInconsistent(faults)
         return self
@@ -60,13 +61,13 @@ class Snapshot:
         for resource in self._resources():
             for kind, name in sorted(resource.references):
                 if name not in self.by_type[kind]:
-                    yield f"{resource.type.name} {resource.name!r} refers to {kind.name} {name!r}, which is not there"
+                    yield f"{resource.type.name} {resource.name!r} refers to {kind.name} {name!r}, which does not exist"
 
     def _orphans(self) -> Iterator[str]:
         referred = {reference for resource in self._resources() for reference in resource.references}
         for resource in self._resources():
             if resource.type in REFERENCED_TYPES and (resource.type, resource.name) not in referred:
-                yield f"no resource refers to {resource.type.name} {resource.name!r}, so no proxy would ever ask for it"
+                yield f"no resource refers to {resource.type.name} {resource.name!r}, so no proxy would request it"
 
 
 def _digest(resources: Iterable[Resource]) -> str:

@@ -1,4 +1,4 @@
-"""The snapshot in force, and a bell for every stream that waits for the next one."""
+"""The snapshot cache: the snapshot in force, and watchers that are notified of the next one."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,12 +10,14 @@ from penstock.routing.snapshot import Snapshot
 
 @dataclass(slots=True)
 class SnapshotCache:
+    """The snapshot in force. Each xDS stream watches it."""
+
     snapshot: Snapshot
-    is_closed: bool = False  # the streams are to end: this process is going
+    is_closed: bool = False  # the process drains, and all streams end
     watchers: set[asyncio.Event] = field(default_factory=set)
 
     def publish(self, snapshot: Snapshot) -> bool:
-        """Put it in force and wake the streams; false, and nobody wakes, where it says what is said already."""
+        """Replace the snapshot and notify the watchers. Return False if it equals the one in force."""
         if not snapshot.differs_from(self.snapshot):
             return False
         self.snapshot = snapshot
@@ -28,17 +30,17 @@ class SnapshotCache:
 
     @contextmanager
     def watch(self) -> Iterator[asyncio.Event]:
-        """Rings at each publication and at the end; the holder may ring it for its own reasons."""
-        bell = asyncio.Event()
-        self.watchers.add(bell)
+        """Yield an event that is set at each publication and at the close; the caller clears it and may set it, too."""
+        changed = asyncio.Event()
+        self.watchers.add(changed)
         try:
-            yield bell
+            yield changed
         finally:
-            self.watchers.discard(bell)
+            self.watchers.discard(changed)
 
     def _notify(self) -> None:
-        for bell in self.watchers:
-            bell.set()
+        for changed in self.watchers:
+            changed.set()
 
     def __repr__(self) -> str:
-        return f"<SnapshotBoard {self.snapshot!r}, {len(self.watchers)} streams>"
+        return f"<SnapshotCache {self.snapshot!r}, {len(self.watchers)} streams>"

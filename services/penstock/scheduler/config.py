@@ -1,22 +1,30 @@
-"""Settings of the scheduler: PENSTOCK_SCHEDULER_*."""
+"""Settings of the scheduler."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from penstock.chassis.config import ServiceConfig
+from penstock.chassis.config import ServiceConfig, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig(ServiceConfig):
-    """Where the shards are, and how far ahead of the workers to place."""
+    """Settings of `PENSTOCK_SCHEDULER_*`."""
 
-    listen: str = "127.0.0.1:7004"
-    queues: tuple[str, ...] = ("127.0.0.1:7003",)  # every shard: host:port or dns:///name:port
-    lease_ttl: float = 5.0  # s from lease to START; an edge answers in milliseconds, a stalled one in a second
-    look_ahead: int = 1  # leases per worker beyond its slots, so that the next step refills a slot that falls free
-    express_slot_share: float = (
-        1 / 16
-    )  # of all slots of a model; at most so many are kept for tenants inside their shares
-    drain_grace: float = 5.0  # s; workers attach elsewhere at once
+    former_names: ClassVar[Mapping[str, str]] = {"reserve_share": "express_slot_share"}
+
+    listen: str = setting("127.0.0.1:7004", "Address of the gRPC server.", unit="host:port")
+    queues: tuple[str, ...] = setting(("127.0.0.1:7003",), "Every queue shard: host:port or dns:///name:port.")
+    lease_ttl: float = setting(5.0, "Time from a lease to its START; an unstarted lease then expires.", unit="s")
+    look_ahead: int = setting(
+        1, "Leases per worker beyond its slots, so that a free slot is taken in the next step.", unit="leases"
+    )
+    express_slot_share: float = setting(
+        1 / 16, "Most slots of a model, as a share, that are kept free for express tickets."
+    )
+    drain_grace: float = setting(
+        5.0, "Longest drain after SIGTERM. Workers attach to other schedulers at once.", unit="s"
+    )
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)

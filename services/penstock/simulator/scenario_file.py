@@ -254,7 +254,7 @@ def _tenants(table: ScenarioTable, folder: Path) -> list[SimTenant]:
     }
     if "trace" in table:
         demands = _section(table, "trace", lambda trace: _trace_demands(trace, folder))
-        common["shares_prefixes"] = any(
+        common["has_shared_prefixes"] = any(
             isinstance(each, TraceDemand) and each.has_shared_prefixes for each in demands.values()
         )
         return [SimTenant(name=f"{name}{suffix}", demand=demand, **common) for suffix, demand in demands.items()]

@@ -1,6 +1,6 @@
-"""The worker runs leased tickets on a model and streams their tokens straight to the edges.
+"""The worker runs leased tickets on a model and streams their tokens directly to the edges.
 
-It owns the KV blocks and the engine, in a process of its own beside the gRPC front. It never decides which ticket runs
-(the scheduler's leases do), never sees text (edges tokenize), and keeps nothing that outlives it: what it ran is
-resumed elsewhere from the tokens that the edge already has.
+It owns the engine and its KV blocks, which live in a process of their own beside the gRPC process. The worker never
+decides which ticket runs (the scheduler grants leases), never sees text (edges tokenize), and keeps no state across
+restarts: another worker resumes its runs from the tokens that the edge has already received.
 """

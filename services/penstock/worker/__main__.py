@@ -1,4 +1,4 @@
-"""The worker's front process: `python -m penstock.worker`."""
+"""The worker process, which serves gRPC and supervises the engine process: `python -m penstock.worker`."""
 
 from penstock.chassis import lifecycle
 from penstock.chassis.lifecycle import background, stop_requested
@@ -14,23 +14,23 @@ from penstock.worker.service import WorkerService
 
 async def run(config: WorkerConfig) -> None:
     hello = Hello(protocol=PROTOCOL_VERSION, instance_id=config.instance_id, tier="worker", zone=config.zone)
-    front = WorkerRuntime(config, hello)
-    service = WorkerService(front, max_outbox_frames=config.max_outbox_frames)
+    runtime = WorkerRuntime(config, hello)
+    service = WorkerService(runtime, max_outbox_frames=config.max_outbox_frames)
     async with serving(
         config.listen,
         [(add_WorkerServiceServicer_to_server, service)],
-        admin=AdminService("worker", config.instance_id, front.figures, token=config.admin_token),
+        admin=AdminService("worker", config.instance_id, runtime.figures, token=config.admin_token),
         drain_grace=config.drain_grace,
         advertise=config.advertise,
-        is_ready=False,  # until the engine is
+        is_ready=False,  # until the engine is ready
     ) as server:
         hello.address = server.address
-        front.on_ready = lambda is_ready: server.set_ready(is_ready=is_ready)
+        runtime.on_ready = lambda is_ready: server.set_ready(is_ready=is_ready)
         async with background(
-            front.engine.run(), front.watch_engine(), front.scheduler.run(), front.poison_broadcast.run()
+            runtime.engine.run(), runtime.watch_engine(), runtime.scheduler.run(), runtime.poison_broadcast.run()
         ):
             stop = await stop_requested()
-            await front.drain(config.drain_grace if stop.grace is None else stop.grace, stop.forced)
+            await runtime.drain(config.drain_grace if stop.grace is None else stop.grace, stop.forced)
 
 
 if __name__ == "__main__":

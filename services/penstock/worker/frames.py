@@ -1,4 +1,4 @@
-"""Between the contract's messages and the core's values. No policy, and nothing that can fail."""
+"""Conversions between protobuf messages and the core's values. Holds no policy and cannot fail."""
 
 import hashlib
 import math
@@ -10,7 +10,7 @@ from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.mesh.v1.ticket_pb2 import Lease
-from penstock.mesh.v1.ticket_pb2 import PoisonReport as BlameMessage
+from penstock.mesh.v1.ticket_pb2 import PoisonReport as PoisonReportMessage
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
 from penstock.worker.engine.interface import Capacity, FinishReason, SamplingParams, SequenceFinished, SequenceSpec
 from penstock.worker.engine.model_card import ModelCard
@@ -85,14 +85,14 @@ def ended_frame(ended: RunEnded) -> pb.ExecuteResponse:
             times=times,
         )
         return pb.ExecuteResponse(finished=finished)
-    stopped = pb.RunCancelled(
+    cancelled = pb.RunCancelled(
         handle=handle,
         output_tokens=outcome.output_tokens,
         kv_blocks_freed=outcome.blocks_freed,
         step=ended.step,
         times=times,
     )
-    return pb.ExecuteResponse(cancelled=stopped)
+    return pb.ExecuteResponse(cancelled=cancelled)
 
 
 def card_message(card: ModelCard, block_size: int) -> pb.ModelCard:
@@ -128,7 +128,7 @@ def profile_message(
 
 
 def unavailable_profile(reports: Iterable[PoisonReport]) -> scheduler_pb2.Profile:
-    """Say that the worker takes nothing now."""
+    """Profile of a worker that accepts no work now."""
     return scheduler_pb2.Profile(poison_reports=map(_poison_report, reports))
 
 
@@ -140,8 +140,8 @@ def poison_broadcast_frame(reports: Iterable[PoisonReport]) -> scheduler_pb2.Att
     return scheduler_pb2.AttachRequest(poison_update=scheduler_pb2.PoisonUpdate(reports=map(_poison_report, reports)))
 
 
-def _poison_report(report: PoisonReport) -> BlameMessage:
-    message = BlameMessage(fingerprint=report.fingerprint, is_confirmed=report.is_confirmed)
+def _poison_report(report: PoisonReport) -> PoisonReportMessage:
+    message = PoisonReportMessage(fingerprint=report.fingerprint, is_confirmed=report.is_confirmed)
     set_seconds(message.ttl, report.ttl_s)
     return message
 
@@ -150,12 +150,13 @@ def grant_from(lease: Lease) -> LeaseGrant:
     return LeaseGrant(lease.ticket_id, lease.attempt, lease.queue_id, lease.express)
 
 
-def progress_frame(served: Iterable[LeaseProgress]) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(progress=scheduler_pb2.Progress(leases=map(lease_progress_message, served)))
+def progress_frame(leases: Iterable[LeaseProgress]) -> scheduler_pb2.AttachRequest:
+    return scheduler_pb2.AttachRequest(progress=scheduler_pb2.Progress(leases=map(lease_progress_message, leases)))
 
 
 def prefix_cache_frame(delta: PrefixCacheDelta) -> scheduler_pb2.AttachRequest:
-    return scheduler_pb2.AttachRequest(prefix_cache_update=scheduler_pb2.PrefixCacheUpdate(**delta._asdict()))
+    update = scheduler_pb2.PrefixCacheUpdate(added=delta.added, removed=delta.removed, is_snapshot=delta.is_snapshot)
+    return scheduler_pb2.AttachRequest(prefix_cache_update=update)
 
 
 def released_frame(released: LeasesReleased) -> scheduler_pb2.AttachRequest:
@@ -197,12 +198,12 @@ def _running_lease(run: Run, block_size: int) -> scheduler_pb2.RunningLease:
     )
 
 
-def lease_progress_message(served: LeaseProgress) -> scheduler_pb2.ServedLease:
+def lease_progress_message(progress: LeaseProgress) -> scheduler_pb2.ServedLease:
     message = scheduler_pb2.ServedLease(
-        lease_id=served.lease_id, prompt_tokens=served.prompt_tokens, output_tokens=served.output_tokens
+        lease_id=progress.lease_id, prompt_tokens=progress.prompt_tokens, output_tokens=progress.output_tokens
     )
-    if served.first_token_after_s is not None:
-        set_seconds(message.first_token_after, served.first_token_after_s)
+    if progress.first_token_after_s is not None:
+        set_seconds(message.first_token_after, progress.first_token_after_s)
     return message
 
 

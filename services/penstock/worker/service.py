@@ -1,4 +1,4 @@
-"""WorkerService: frames of edges to the front and back. No policy."""
+"""WorkerService: passes frames between edges and the worker's runtime. Holds no policy."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +14,7 @@ class WorkerService(WorkerServiceServicer):
         self._runtime = runtime
         self._max_outbox_frames = max_outbox_frames
 
-    async def Execute(  # type: ignore[override]  # reads and writes on its context, and yields nothing
+    async def Execute(  # type: ignore[override]  # reads and writes on its context and yields nothing
         self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: Any
     ) -> None:
         self._runtime.check_accepts_streams()

@@ -1,4 +1,4 @@
-"""What is told of runs and steps to people: spans, metrics, and one wide log line for each run."""
+"""Telemetry of runs: spans, metrics, and one wide log line per run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,10 +22,10 @@ NANOS_PER_S = 1_000_000_000
 
 
 class RunTelemetry:
-    """Knows the model's name and nothing of how runs come about."""
+    """Records each run when it ends. Knows the model's name, but not the run table."""
 
     def __init__(self, kv_figures: Callable[[], Mapping[str, float]]) -> None:
-        """`kv_figures` has kv_blocks and kv_blocks_used, asked for whenever metrics are read."""
+        """`kv_figures` returns kv_blocks and kv_blocks_used; it is called at each collection of metrics."""
         self.model = ""
         self._duration = _histogram(semconv.GEN_AI_SERVER_REQUEST_DURATION, semconv.REQUEST_DURATION_BUCKETS)
         self._time_to_first_token = _histogram(
@@ -43,7 +43,7 @@ class RunTelemetry:
         self._gauge(semconv.PENSTOCK_KV_BLOCKS_TOTAL, lambda: kv_figures()["kv_blocks"])
 
     def record(self, ended: RunEnded) -> None:
-        """Write the line at once, which is to outlive the process, and the rest later."""
+        """Write the log line at once, so that it outlives the process; defer metrics and spans."""
         run, times, reason = ended.run, ended.run.times(ended.at), _reason(ended)
         log.info(
             "run_ended",
@@ -82,16 +82,17 @@ class RunTelemetry:
             self._wasted_tokens.add(ended.run.wasted_tokens, names)
 
     def _record_spans(self, ended: RunEnded, reason: str) -> None:
-        for name, begun, over, attributes in _span_intervals(ended, self.model):
-            span = start_span(name, ended.run.traceparent, attributes=attributes, start_time=round(begun * NANOS_PER_S))
+        for name, began_at, ended_at, attributes in _span_intervals(ended, self.model):
+            start_time = round(began_at * NANOS_PER_S)
+            span = start_span(name, ended.run.traceparent, attributes=attributes, start_time=start_time)
             if isinstance(ended.outcome, PenstockError):
                 span.set_attribute(semconv.ERROR_TYPE, reason)
                 span.set_status(StatusCode.ERROR, ended.outcome.message)
-            span.end(round(over * NANOS_PER_S))
+            span.end(round(ended_at * NANOS_PER_S))
 
 
 def _span_intervals(ended: RunEnded, model: str) -> Iterator[tuple[str, float, float, dict[str, AttributeValue]]]:
-    """Name, begin, end (Unix s) and attributes of the spans of a run, as far as it came."""
+    """Yield name, begin, end (Unix s) and attributes of each span that the run reached."""
     run = ended.run
     if run.admitted_at is None:
         return
@@ -104,23 +105,24 @@ def _span_intervals(ended: RunEnded, model: str) -> Iterator[tuple[str, float, f
         semconv.GEN_AI_USAGE_INPUT_TOKENS: len(run.spec.token_ids),
         semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: run.cached_tokens,
     }
-    over = ended.at if run.first_token_at is None else run.first_token_at
-    yield semconv.SPAN_WORKER_PREFILL, run.admitted_at, over, {**common, **prompt}
+    prefill_ended_at = ended.at if run.first_token_at is None else run.first_token_at
+    yield semconv.SPAN_WORKER_PREFILL, run.admitted_at, prefill_ended_at, {**common, **prompt}
     if run.first_token_at is not None:
         decoded: dict[str, AttributeValue] = {
             semconv.GEN_AI_USAGE_OUTPUT_TOKENS: run.tokens,
             semconv.GEN_AI_RESPONSE_FINISH_REASONS: (_reason(ended),),
         }
-        yield semconv.SPAN_WORKER_DECODE, run.first_token_at, run.last_token_at or over, {**common, **decoded}
+        decode_ended_at = run.last_token_at or run.first_token_at
+        yield semconv.SPAN_WORKER_DECODE, run.first_token_at, decode_ended_at, {**common, **decoded}
 
 
 def _cancel_fields(ended: RunEnded) -> dict[str, float]:
-    """How soon the engine let go of a run that was to end; empty for one that ended by itself."""
+    """Log fields on how soon the engine released a run that was stopped; empty if the run ended by itself."""
     run = ended.run
     if run.stop_requested_at is None:
         return {}
     return {
-        "asked_at": round(run.stop_requested_at, 6),
+        "stop_requested_at": round(run.stop_requested_at, 6),
         "engine_cancel_latency_s": round(_engine_cancel_latency_s(ended, run.stop_requested_at), 6),
         "engine_cancel_latency_steps": run.steps_after_stop,
         "wasted_tokens": run.wasted_tokens,
@@ -128,9 +130,9 @@ def _cancel_fields(ended: RunEnded) -> dict[str, float]:
 
 
 def _engine_cancel_latency_s(ended: RunEnded, stop_requested_at: float) -> float:
-    """Seconds, to where the engine began the step without it; a step's news come when it ends."""
-    let_go_at = ended.at if ended.run.released_at is None else ended.run.released_at
-    return max(0.0, let_go_at - stop_requested_at)
+    """Seconds until the engine began the first step without the run, which it reports when the step has ended."""
+    released_at = ended.at if ended.run.released_at is None else ended.run.released_at
+    return max(0.0, released_at - stop_requested_at)
 
 
 def _reason(ended: RunEnded) -> str:

@@ -1,8 +1,8 @@
-"""What nobody waits for: spans and measurements are made once those who wait have been served.
+"""Deferred work: spans and metrics are recorded after pending responses have been written.
 
-A crowd that leaves at once is a hundred requests' worth of cancels to pass on, and of records to make. The records cost
-more, and would come before the next one's cancel. Only what a process that is killed would lose anyway is put off; log
-lines are not.
+When a hundred clients cancel at once, the process has a hundred cancels to forward and as many spans to record.
+Recording costs more and would delay the next request's cancel. Log lines are not deferred, because they must outlive a
+process that is killed.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ log = structlog.get_logger()
 
 Call = Callable[[], object]
 
-DEFERRAL_S = 0.1  # s; longer than a crowd's cancels take, and than an engine's step
-TURN_INTERVAL_S = 0.005  # s, between two turns
-MAX_DEFERRED_CALLS = 4_096  # calls that wait
-MIN_CALLS_PER_TURN = 8  # calls; about a millisecond
-TURN_SHARE = 1 / 8  # of what waits, where that is more: what comes in the long run is done, at whatever rate
+DEFERRAL_S = 0.1  # longer than a burst of cancels takes, and than a step of an engine
+TURN_INTERVAL_S = 0.005  # between two turns
+MAX_DEFERRED_CALLS = 4_096
+MIN_CALLS_PER_TURN = 8  # about 1 ms
+TURN_SHARE = 1 / 8  # share of the waiting calls that a turn runs, if larger; so any rate of calls is sustained
 
 
 class DeferredCalls:
-    """Calls put off, made in order."""
+    """Deferred calls of one event loop, run in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class DeferredCalls:
         return len(self._calls)
 
     def add(self, call: Call) -> None:
-        """Have `call` made in a moment; what it raises is logged. Where `MOST` wait, the oldest is made at once."""
+        """Defer `call`; its exceptions are logged. If `MAX_DEFERRED_CALLS` wait, the oldest runs at once."""
         if len(self._calls) >= MAX_DEFERRED_CALLS:
             self._run(self._calls.popleft())
         self._calls.append(call)
@@ -43,7 +43,7 @@ class DeferredCalls:
             self._timer = self._loop.call_later(DEFERRAL_S, self._run_turn)
 
     def flush(self) -> None:
-        """Make all calls now."""
+        """Run all calls now."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -66,14 +66,14 @@ _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, DeferredCalls] = WeakKeyD
 
 
 def deferred_calls() -> DeferredCalls:
-    """The one of the running loop."""
+    """The deferred calls of the running loop."""
     loop = asyncio.get_running_loop()
     found = _by_loop.get(loop)
     if found is None:
-        found = _by_loop[loop] = DeferredCalls(proxy(loop))  # which what is kept for it must not keep
+        found = _by_loop[loop] = DeferredCalls(proxy(loop))  # a proxy, as a reference would keep the key alive
     return found
 
 
 def defer(call: Call) -> None:
-    """Have `call` made by the running loop once those who wait have been served."""
+    """Have the running loop run `call` after pending responses have been written."""
     deferred_calls().add(call)

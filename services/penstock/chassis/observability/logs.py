@@ -1,4 +1,4 @@
-"""Logs as one JSON object per line on stderr: our events and those of libraries alike."""
+"""Logs as one JSON object per line on stderr, for our own events and those of libraries."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def configure_logs(level: str, **constants: str) -> None:
 def _json(event: Any, *, default: Callable[[Any], Any]) -> bytes:
     try:
         return orjson.dumps(event, default=default)
-    except TypeError:  # what clients send is not always what Unicode allows, nor is a number always one of 64 bits
+    except TypeError:  # a text of a client with invalid Unicode, or an integer beyond 64 bits
         return json.dumps(event, default=default).encode()
 
 

@@ -1,7 +1,7 @@
-"""Every OpenTelemetry name this project uses, in one place: the conventions for RPC and GenAI are still moving.
+"""All OpenTelemetry names of this project, in one place, because the conventions for RPC and GenAI still change.
 
-RPC names follow the release candidate, `gen_ai.*` names the Development state of the GenAI conventions. Where there
-is no convention the name is our own, below `penstock.`; `gen_ai.*` names are never invented here.
+RPC names follow the release candidate; `gen_ai.*` names follow the Development state of the GenAI conventions. A name
+without a convention is our own and begins with `penstock.`; none is added to `gen_ai.*`.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ RPC_SERVER_CALL_DURATION: Final = "rpc.server.call.duration"  # s
 RPC_CLIENT_CALL_DURATION: Final = "rpc.client.call.duration"  # s
 RPC_DURATION_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
-# HTTP server metric; stable. Its buckets are those of RPC
+# HTTP server metric, stable; it uses the buckets of RPC
 HTTP_REQUEST_METHOD: Final = "http.request.method"
 HTTP_RESPONSE_STATUS_CODE: Final = "http.response.status_code"
 HTTP_ROUTE: Final = "http.route"
@@ -79,8 +79,8 @@ PENSTOCK_ATTEMPT: Final = "penstock.attempt"
 PENSTOCK_WORKER_ID: Final = "penstock.worker_id"
 PENSTOCK_KV_BLOCKS_FREED: Final = "penstock.kv_blocks_freed"  # by one cancel
 PENSTOCK_REASON: Final = "penstock.reason"  # reason of a PenstockError
-PENSTOCK_REJECTED_BY: Final = "penstock.rejected_by"  # tier that decided it
-PENSTOCK_AUTH_FALLBACK: Final = "penstock.auth_fallback"  # let in by the edge itself, auth being away
+PENSTOCK_REJECTED_BY: Final = "penstock.rejected_by"  # tier that rejected the request
+PENSTOCK_AUTH_FALLBACK: Final = "penstock.auth_fallback"  # admitted by the edge itself while auth is unreachable
 
 # Our own metrics
 PENSTOCK_QUEUE_DEPTH: Final = "penstock.queue.depth"  # tickets waiting, by priority
@@ -93,12 +93,11 @@ QUEUE_WAIT_BUCKETS: Final = (
 PENSTOCK_QUEUE_SHED: Final = "penstock.queue.shed"  # tickets, by reason
 PENSTOCK_KV_BLOCKS_USED: Final = "penstock.kv.blocks_used"
 PENSTOCK_KV_BLOCKS_TOTAL: Final = "penstock.kv.blocks_total"
-PENSTOCK_CANCEL_ACKNOWLEDGED: Final = "penstock.cancel.acknowledged"  # s, from the client's leaving to the receipt
-PENSTOCK_CANCEL_ENGINE_LATENCY: Final = (
-    "penstock.cancel.engine_latency"  # s, from the word to the engine to the step that freed all
-)
-PENSTOCK_CANCEL_WASTED: Final = "penstock.cancel.wasted_tokens"  # made in steps that ended after that word
-PENSTOCK_EDGE_REJECTED: Final = "penstock.edge.rejected"  # requests, for load, by reason and tier
-PENSTOCK_AUTH_FALLBACK_DECISIONS: Final = "penstock.auth_fallback.decisions"  # of edges while auth is away, by outcome
+PENSTOCK_CANCEL_ACKNOWLEDGED: Final = "penstock.cancel.acknowledged"  # s, from the client's cancel to the receipt
+# s, from the cancel sent to the engine to the step that freed the run's blocks
+PENSTOCK_CANCEL_ENGINE_LATENCY: Final = "penstock.cancel.engine_latency"
+PENSTOCK_CANCEL_WASTED: Final = "penstock.cancel.wasted_tokens"  # made in steps that ended after that cancel
+PENSTOCK_EDGE_REJECTED: Final = "penstock.edge.rejected"  # requests rejected for load, by reason and tier
+PENSTOCK_AUTH_FALLBACK_DECISIONS: Final = "penstock.auth_fallback.decisions"  # of edges without auth, by outcome
 PENSTOCK_XDS_RESPONSES: Final = "penstock.xds.responses"  # frames to proxies, by type
 PENSTOCK_XDS_REQUESTS: Final = "penstock.xds.requests"  # frames from proxies, by type and ACK or NACK

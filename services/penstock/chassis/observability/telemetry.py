@@ -1,7 +1,7 @@
 """Traces and metrics of one process: OpenTelemetry providers, and spans with an explicit parent.
 
-No span is ever *current*: a handler's generator may be closed in another context than it ran in, so a span's parent
-is named (by a W3C traceparent, which also travels in frames) and a span is ended by whoever started it.
+No span is ever *current*, because a handler's generator may be closed in a different context than it ran in. The parent
+of a span is passed as a W3C traceparent, which frames carry, too. The code that starts a span ends it.
 """
 
 import os
@@ -36,20 +36,20 @@ from penstock.chassis.observability.logs import configure_logs
 log = structlog.get_logger()
 
 INSTRUMENTATION_SCOPE = "penstock"
-EXPORT_TIMEOUT_S = 2.0  # s; a receiver that is away must not hold up the end of the process
+EXPORT_TIMEOUT_S = 2.0  # an unreachable receiver must not delay the end of the process
 
 # W3C Trace Context, section 3.2: trace, span and flags, in lower-case hexadecimal.
 _TRACEPARENT_V0 = re.compile("00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 _UNSAMPLED = frozenset("02468ace")  # last digit of a traceparent: bit 0 of its flags
 _propagator = TraceContextTextMapPropagator()
 
-# Trace context of the call that is being answered; set by the server's interceptor, read by whoever calls on.
+# Trace context of the current call; set by the server's interceptor, read by code that calls other processes.
 current_traceparent: ContextVar[str] = ContextVar("current_traceparent", default="")
 
 
 @dataclass
 class Telemetry:
-    """What `configure` opened; `shutdown` exports what is left and closes it."""
+    """The providers that `configure` opened; `shutdown` exports the rest and closes them."""
 
     traces: TracerProvider
     meters: MeterProvider
@@ -71,16 +71,16 @@ def configure(
     metrics_listen: str = "",
     log_level: str = "info",
 ) -> Telemetry:
-    """Set the process up for logs, traces and metrics; to be called once."""
+    """Configure logs, traces and metrics of the process; called once."""
     configure_logs(log_level, tier=tier, instance_id=instance_id)
     return open_telemetry(tier, instance_id, otlp_endpoint=otlp_endpoint, metrics_listen=metrics_listen)
 
 
 def open_telemetry(tier: str, instance_id: str, *, otlp_endpoint: str = "", metrics_listen: str = "") -> Telemetry:
-    """Make the process's tracer and meter real; to be called once.
+    """Install the process's tracer and meter providers; called once.
 
-    otlp_endpoint:  http://host:port or host:port of an OTLP/gRPC receiver; empty: nothing is exported.
-    metrics_listen: host:port where /metrics answers; empty: nowhere.
+    otlp_endpoint:  http://host:port or host:port of an OTLP/gRPC receiver; empty: no export.
+    metrics_listen: host:port that serves /metrics; empty: none.
     """
     resource = _resource(tier, instance_id)
     telemetry = Telemetry(_traces(resource, otlp_endpoint), _meters(resource, otlp_endpoint, metrics_listen))
@@ -95,13 +95,13 @@ def tracer() -> trace.Tracer:
     return _tracer_of(trace.get_tracer_provider())
 
 
-@lru_cache(maxsize=2)  # to ask for it anew costs as much as two spans
+@lru_cache(maxsize=2)  # get_tracer costs as much as two spans
 def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
     return provider.get_tracer(INSTRUMENTATION_SCOPE)
 
 
 def meter() -> metrics.Meter:
-    """The process's meter; instruments made before `configure` come alive with it."""
+    """The process's meter; instruments made before `configure` start to record with it."""
     return metrics.get_meter(INSTRUMENTATION_SCOPE)
 
 
@@ -113,19 +113,19 @@ def start_span(
     start_time: int | None = None,  # unix ns; None: now
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Span:
-    """Start a span below `traceparent`, or a new trace when that is empty or malformed. End it with `.end()`."""
+    """Start a span below `traceparent`, or a new trace if that is empty or malformed. End it with `.end()`."""
     parent = _parent(traceparent) if traceparent else Context()
     return tracer().start_span(name, parent, kind=kind, attributes=attributes, start_time=start_time)
 
 
 def is_recorded(traceparent: str) -> bool:
-    """Tell whether a span below `traceparent` is worth making: not where whoever began the trace does not record it."""
+    """Whether a span below `traceparent` is recorded; False if the root of the trace is not sampled."""
     return traceparent[-1:] not in _UNSAMPLED
 
 
 def _parent(traceparent: str) -> Context:
     plain = _TRACEPARENT_V0.fullmatch(traceparent)
-    if plain is None:  # the propagator takes five times as long, and knows of versions to come
+    if plain is None:  # the propagator takes five times as long and accepts later versions
         return _propagator.extract({"traceparent": traceparent}, context=Context())
     flags = TraceFlags(int(plain[3], 16))
     parent = SpanContext(int(plain[1], 16), int(plain[2], 16), is_remote=True, trace_flags=flags)
@@ -133,14 +133,14 @@ def _parent(traceparent: str) -> Context:
 
 
 def traceparent_of(span: Span) -> str:
-    """W3C traceparent that makes others children of `span`."""
+    """W3C traceparent of a child of `span`."""
     context = span.get_span_context()
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def trace_id_of(traceparent: str) -> str:
-    """The 32 hex digits of the trace; empty when `traceparent` is malformed."""
-    if plain := _TRACEPARENT_V0.fullmatch(traceparent):  # as nearly all are: the propagator takes 20 times as long
+    """The 32 hex digits of the trace; empty if `traceparent` is malformed."""
+    if plain := _TRACEPARENT_V0.fullmatch(traceparent):  # the usual case; the propagator takes 20 times as long
         return plain[1]
     context = trace.get_current_span(_propagator.extract({"traceparent": traceparent}, context=Context()))
     found = context.get_span_context().trace_id
@@ -159,9 +159,9 @@ def _resource(tier: str, instance_id: str) -> Resource:
 
 
 def _traces(resource: Resource, endpoint: str) -> TracerProvider:
-    if not endpoint:  # ids are still made, so that logs and timelines have them
+    if not endpoint:  # ids are still made, for logs and timelines
         return TracerProvider(resource=resource, sampler=ALWAYS_OFF, shutdown_on_exit=False)
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # sampler as OTEL_TRACES_SAMPLER says
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # sampler from OTEL_TRACES_SAMPLER
     exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"), timeout=EXPORT_TIMEOUT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider

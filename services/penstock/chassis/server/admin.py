@@ -1,4 +1,4 @@
-"""Admin on every process: what it holds now, and draining it. Keys and tenants are served where they live."""
+"""The Admin service of every process: snapshots and drain. Auth alone serves keys and tenants."""
 
 import asyncio
 import hmac
@@ -23,16 +23,16 @@ from penstock.v1.admin_pb2_grpc import AdminServicer
 
 Figures = Callable[[], Mapping[str, float]]
 Tables = Callable[[], Mapping[str, Any]]
-Drain = Callable[[float | None], int]  # grace in s, None: as configured -> work under way
+Drain = Callable[[float | None], int]  # grace in s (None: the configured one) -> number of calls in flight
 
-DEFAULT_WATCH_INTERVAL_S = 1.0  # s, unless asked
-WATCH_INTERVAL_BOUNDS_S = (0.1, 60.0)  # s
-MAX_GRACE_S = 86_400.0  # s
+DEFAULT_WATCH_INTERVAL_S = 1.0
+WATCH_INTERVAL_BOUNDS_S = (0.1, 60.0)
+MAX_GRACE_S = 86_400.0
 OPERATOR_METHOD_PREFIXES = ("/penstock.v1.Admin/", "/grpc.channelz.")
 
 
 def process_figures() -> dict[str, float]:
-    """Numbers that every process has."""
+    """Figures of the process itself, which every snapshot has."""
     process = psutil.Process()
     with process.oneshot():
         times = process.cpu_times()
@@ -49,7 +49,7 @@ def process_figures() -> dict[str, float]:
 
 
 class AdminService(AdminServicer):
-    """Snapshots and drain of one process. `serving` lets only operators in, so subclasses need not check."""
+    """Snapshots and drain of one process. `serving` admits operators alone, so that subclasses need no check."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class AdminService(AdminServicer):
         self.tier = tier
         self.instance_id = instance_id
         self.token = token
-        self.calls = CallCounter()  # the server's own once it serves
+        self.calls = CallCounter()  # replaced by the server's own when it starts
         self._figures = figures
         self._tables = tables
         self._drain = drain or self._drain_process
@@ -119,12 +119,12 @@ class AdminService(AdminServicer):
         self._reject_not_auth()
 
     def _reject_not_auth(self) -> NoReturn:
-        text = f"keys and tenants live in auth, this process is {self.tier}; call the Admin service of auth"
+        text = f"keys and tenants are served by auth, this process is {self.tier}; call the Admin service of auth"
         raise Unimplemented(text, reason="NOT_AUTH")
 
 
 def watch_interval(requested: Duration) -> float:
-    """Seconds between snapshots; raises InvalidArgument outside the bounds."""
+    """Return seconds between snapshots. Raises InvalidArgument outside the bounds."""
     interval = seconds_of(requested)
     low, high = WATCH_INTERVAL_BOUNDS_S
     if not low <= interval <= high:
@@ -134,7 +134,7 @@ def watch_interval(requested: Duration) -> float:
 
 @dataclass(frozen=True)
 class OperatorInterceptor(grpc.aio.ServerInterceptor):
-    """Lets operators alone reach admin and channelz: with the token where there is one, else from loopback."""
+    """Restricts admin and channelz to operators: callers with the token, or from loopback if no token is set."""
 
     token: str = ""
 
@@ -154,12 +154,12 @@ class OperatorInterceptor(grpc.aio.ServerInterceptor):
         if self.token:
             shown = str(metadata.get("authorization", ""))
             return hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode())
-        return is_loopback(peer) and "x-forwarded-for" not in metadata  # a proxy on this host is not its client
+        return is_loopback(peer) and "x-forwarded-for" not in metadata  # not through a proxy on this host
 
     def _denial(self) -> str:
         if self.token:
             return "send metadata `authorization: Bearer TOKEN` with the token of PENSTOCK_ADMIN_TOKEN"
-        return "only callers on loopback are served; set PENSTOCK_ADMIN_TOKEN to let others in"
+        return "only callers on loopback are served; set PENSTOCK_ADMIN_TOKEN to serve others"
 
 
 def is_loopback(peer: str) -> bool:

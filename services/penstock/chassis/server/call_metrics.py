@@ -1,4 +1,4 @@
-"""One server's calls: how many are under way, and a span and a duration for each that is observed."""
+"""Calls of one server: the number in flight, and a span and a duration for each observed call."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from penstock.chassis.observability import semconv
 from penstock.chassis.observability.deferred import defer
 from penstock.chassis.observability.telemetry import meter, start_span, traceparent_of
 
-# On a server span only these are faults of ours; the others are the caller's.
+# Statuses that are errors of the server; on a server span, all others are errors of the caller.
 SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 
 _duration = meter().create_histogram(
@@ -26,7 +26,7 @@ _duration = meter().create_histogram(
 
 @dataclass
 class CallCounter:
-    """Calls under way on one server. Operations (probes, admin, debugging) are not work."""
+    """Calls in flight on one server. Calls of operators (probes, admin, debugging) do not count as work."""
 
     in_flight: int = 0
     operator_calls: int = 0
@@ -52,10 +52,10 @@ class CallCounter:
 
 @dataclass
 class CallMetrics:
-    """What is measured of one call; `end` once with the name of its status."""
+    """Span and duration of one call. `end` is called once, with the name of its status."""
 
     method: str  # package.Service/Method
-    traceparent: str  # of the caller, then of our span
+    traceparent: str  # the caller's, then that of our span
     is_observed: bool
     started_at: float = field(default_factory=time.perf_counter)  # s
     span: Span | None = None
@@ -68,8 +68,8 @@ class CallMetrics:
 
     def end(self, code: str, *, reason: str = "") -> None:
         if self.span:
-            took = time.perf_counter() - self.started_at
-            defer(partial(self._export, self.span, code, reason, took, time.time_ns()))
+            duration_s = time.perf_counter() - self.started_at
+            defer(partial(self._export, self.span, code, reason, duration_s, time.time_ns()))
 
     def _export(self, span: Span, code: str, reason: str, duration_s: float, ended_ns: int) -> None:
         attributes = {semconv.RPC_RESPONSE_STATUS_CODE: code}

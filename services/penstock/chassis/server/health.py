@@ -1,4 +1,4 @@
-"""grpc.health.v1 for one server: readiness by service, and whether the process lives at all."""
+"""grpc.health.v1 for one server: readiness by service, and liveness of the process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -13,8 +13,8 @@ SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
 
-READINESS = "readiness"  # goes NOT_SERVING while loading and at the first moment of a drain, like "" and each service
-LIVENESS = "liveness"  # SERVING for as long as the process answers at all: load or a drain must not get it killed
+READINESS = "readiness"  # NOT_SERVING while loading and from the start of a drain, like "" and each service
+LIVENESS = "liveness"  # SERVING while the process responds, so that neither load nor a drain gets it killed
 
 
 class Health(HealthServicer):  # type: ignore[misc]  # the library has no types
@@ -36,7 +36,7 @@ class Health(HealthServicer):  # type: ignore[misc]  # the library has no types
         self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """Not ready, whatever is said later: the server drains."""
+        """Make the server unready for good, as it drains."""
         self._is_closed = True
         self.set_ready(is_ready=False)
 
@@ -50,16 +50,16 @@ class Health(HealthServicer):  # type: ignore[misc]  # the library has no types
     async def Check(self, request: HealthCheckRequest, context: Any) -> HealthCheckResponse:
         status = self.status(request.service)
         if status == SERVICE_UNKNOWN:
-            raise NotFound(f"no service {request.service!r} here", reason="SERVICE_UNKNOWN")
+            raise NotFound(f"this server has no service {request.service!r}", reason="SERVICE_UNKNOWN")
         return HealthCheckResponse(status=status)
 
     async def Watch(self, request: HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
-        told = -1
+        last_sent = -1
         while True:
             changed = self._changed
             status = self.status(request.service)
-            if status != told:
-                told = status
+            if status != last_sent:
+                last_sent = status
                 yield HealthCheckResponse(status=status)
-                continue  # it may have changed while this was written
+                continue  # the status may have changed while the response was written
             await changed.wait()

@@ -1,7 +1,8 @@
-"""Around every handler of a server: the one place where an exception becomes a status, and a call is observed.
+"""Server interceptors: the one place where an exception becomes a status and a call is observed.
 
-Whatever its kind, a handler is run as one coroutine in one context: responses of a generator are written here, so
-nothing of ours is open across a `yield` that may be closed elsewhere. Read/write handlers pass through unchanged.
+Every kind of handler runs as one coroutine in one context. The responses of a generator are written here, so that no
+context manager of ours is open across a `yield` that may be closed elsewhere. Handlers that read and write on their
+context pass through unchanged.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 Body = Callable[[], Awaitable[Any]]
 Guard = Callable[[Context, Body], Awaitable[Any]]
 
-# Served for operators and probes: not counted as work, so that a watcher does not hold up a drain, and not traced.
+# Calls of operators and probes. They do not count as work, so that a watch does not delay a drain, and are not traced.
 OPERATION_PREFIXES = ("grpc.", "penstock.v1.Admin/")
 
 _HANDLER_FACTORIES = {
@@ -43,7 +44,7 @@ _HANDLER_FACTORIES = {
 def guarded(handler: Any, guard: Guard) -> Any:
     """Return `handler` with `guard(context, body)` around each call, where `await body()` runs the call.
 
-    A request that is a MessageMalformed is raised in its place.
+    `body` raises a request that is a MessageMalformed.
     """
     kind, make = _HANDLER_FACTORIES[handler.request_streaming, handler.response_streaming]
     method = getattr(handler, kind)
@@ -69,67 +70,67 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Maps exceptions to statuses, binds trace ids, counts and observes calls. The outermost interceptor."""
 
     calls: CallCounter = field(default_factory=CallCounter)
-    _guarded: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by method: a handler, and with the guard
+    _guarded: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by method: the handler, and the guarded one
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method.removeprefix("/")
-        known, found = self._guarded.get(method, (None, None))
-        if known is not handler:  # one that is made for each call, as others may do, is guarded for each
-            found = self._with_guard(method, handler)
-            self._guarded[method] = handler, found
-        return found
+        known, guarded_handler = self._guarded.get(method, (None, None))
+        if known is not handler:  # an interceptor may make a handler for each call, which is then guarded for each
+            guarded_handler = self._with_guard(method, handler)
+            self._guarded[method] = handler, guarded_handler
+        return guarded_handler
 
     def _with_guard(self, method: str, handler: Any) -> Any:
         is_operation = method.startswith(OPERATION_PREFIXES)
-        # A session that lives for days says nothing as one span; its requests have spans of their own.
+        # A span over a session of days has no use; its requests have spans of their own.
         is_session = handler.request_streaming and handler.response_streaming
 
         async def guard(context: Context, body: Body) -> Any:
-            record = CallMetrics(method, traceparent_in(context), is_observed=not (is_operation or is_session))
-            current_traceparent.set(record.traceparent)
+            metrics = CallMetrics(method, traceparent_in(context), is_observed=not (is_operation or is_session))
+            current_traceparent.set(metrics.traceparent)
             with (
                 self.calls.count(is_work=not is_operation),
-                structlog.contextvars.bound_contextvars(rpc=method, **_trace_fields(record.traceparent)),
+                structlog.contextvars.bound_contextvars(rpc=method, **_trace_fields(metrics.traceparent)),
             ):
-                return await _run_call(record, context, body)
+                return await _run_call(metrics, context, body)
 
         return guarded(_checking(handler), guard)
 
 
 def _checking(handler: Any) -> Any:
-    """Return `handler` with malformed messages as errors of their sender."""
+    """Return `handler` with malformed messages reported as errors of the sender."""
     kind, make = _HANDLER_FACTORIES[handler.request_streaming, handler.response_streaming]
     deserialize = checked(handler.request_deserializer, is_stream=handler.request_streaming)
     return make(getattr(handler, kind), deserialize, handler.response_serializer)
 
 
-async def _run_call(record: CallMetrics, context: Context, body: Body) -> Any:
-    """Run the call; its exception becomes a status here."""
+async def _run_call(metrics: CallMetrics, context: Context, body: Body) -> Any:
+    """Run the call and turn its exception into a status."""
     try:
         result = await body()
     except asyncio.CancelledError:
-        record.end("DEADLINE_EXCEEDED" if is_past_deadline(context) else "CANCELLED")
+        metrics.end("DEADLINE_EXCEEDED" if is_past_deadline(context) else "CANCELLED")
         raise
     except grpc.aio.AbortError:
-        record.end(code_name(context))
+        metrics.end(code_name(context))
         raise
-    except Exception as error:  # noqa: BLE001  # grpc.aio would send str(error) to the caller; we never do
-        told = caller_error(error, context)
-        record.end(told.code.name, reason=told.reason)
-        with suppress(TimeoutError):  # a client that does not read may never take in that it was too slow
-            async with asyncio.timeout(ABORT_TIMEOUT_S if isinstance(told, ClientTooSlow) else None):
-                await context.abort(told.code, told.message, told.trailing_metadata())
+    except Exception as crash:  # noqa: BLE001  # grpc.aio would send str(crash) to the caller
+        error = caller_error(crash, context)
+        metrics.end(error.code.name, reason=error.reason)
+        with suppress(TimeoutError):  # a client that does not read may never read its status
+            async with asyncio.timeout(ABORT_TIMEOUT_S if isinstance(error, ClientTooSlow) else None):
+                await context.abort(error.code, error.message, error.trailing_metadata())
         raise grpc.aio.AbortError from None
     else:
-        record.end(code_name(context))
+        metrics.end(code_name(context))
         return result
 
 
 def caller_error(error: Exception, context: Context) -> PenstockError:
-    """What the caller hears of `error`; one that is not meant for callers is logged and told as "internal error"."""
+    """Return the error to send for `error`. An error of another type is logged and sent as "internal error"."""
     found = first_penstock_error(error)
     if isinstance(found, MessageMalformed):
         counters.malformed_messages += 1
@@ -137,13 +138,13 @@ def caller_error(error: Exception, context: Context) -> PenstockError:
     if found:
         return found
     if isinstance(error, TimeoutError) and is_past_deadline(context):
-        return DeadlineExceeded("the call's deadline passed before its answer was ready")
+        return DeadlineExceeded("the deadline of the call passed before its response was ready")
     log.error("handler_crashed", exc_info=error)
     return Internal("internal error")
 
 
 def first_penstock_error(error: BaseException) -> PenstockError | None:
-    """The PenstockError in `error`, looking into the groups that TaskGroups raise; None beside any other error."""
+    """Return the first PenstockError in `error` or its groups; None if a group also holds an error of another type."""
     if isinstance(error, PenstockError):
         return error
     if not isinstance(error, BaseExceptionGroup):
@@ -157,11 +158,11 @@ def is_past_deadline(context: Context) -> bool:
     return remaining is not None and remaining <= DEADLINE_TOLERANCE_S
 
 
-DEADLINE_TOLERANCE_S = 0.01  # s; the client's clock ends a call a moment before ours does
+DEADLINE_TOLERANCE_S = 0.01  # the client's timer may end a call slightly before the deadline of the server
 
 
 def code_name(context: Context) -> str:
-    """Name of the status a handler has set; OK when it set none."""
+    """Name of the status that the handler has set; OK if it set none."""
     code: Any = context.code() or 0
     return code.name if isinstance(code, grpc.StatusCode) else _CODE_NAMES.get(code, "UNKNOWN")
 

@@ -1,6 +1,6 @@
 """Messages that do not parse: the sender's call fails with INVALID_ARGUMENT.
 
-Without this, gRPC logs a traceback for each and sends UNKNOWN with the parser's text.
+Without this module, gRPC logs a traceback for each and sends UNKNOWN with the parser's text.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,10 @@ class MessageMalformed(InvalidArgument):
 
 
 def checked(deserialize: Deserialize | None, *, is_stream: bool) -> Deserialize | None:
-    """Return `deserialize`, which raises MessageMalformed where the messages of a stream are read.
+    """Return `deserialize` with a MessageMalformed in place of its errors.
 
-    The one message of other calls is parsed before the handler runs; there the error is returned in its place.
+    It is raised where a stream's messages are read. The single message of other calls is parsed before the handler
+    runs, so there the error is returned in place of the message.
     """
     if deserialize is None:
         return None
@@ -32,7 +33,7 @@ def checked(deserialize: Deserialize | None, *, is_stream: bool) -> Deserialize 
     def parsed(raw: bytes) -> Any:
         try:
             return deserialize(raw)
-        except Exception as error:  # each protobuf runtime raises others
+        except Exception as error:  # each protobuf runtime raises its own types
             malformed = MessageMalformed(len(raw))
             if is_stream:
                 raise malformed from error

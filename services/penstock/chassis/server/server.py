@@ -27,73 +27,74 @@ log = structlog.get_logger()
 
 Registration = tuple[Callable[[Any, Any], None], Any]
 
-CLEANUP_GRACE_S = 2.0  # s; for the `finally` blocks of handlers that were cancelled
-UNBOUNDED_GRACE_S = 1e6  # s
+CLEANUP_GRACE_S = 2.0  # for the `finally` blocks of cancelled handlers
+UNBOUNDED_GRACE_S = 1e6
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_concurrent_streams", 10_000),  # per connection; a proxy brings all its clients on a few
-    # C-core cancels calls at random once a thousand wait for the loop to take them: a burst is the queue's to judge.
+    ("grpc.max_concurrent_streams", 10_000),  # per connection; a proxy uses few connections for all its clients
+    # By default C-core cancels random calls once 1,000 wait for the loop. The queue, not C-core, must judge a burst.
     ("grpc.server.max_pending_requests", 10_000),
     ("grpc.server.max_pending_requests_hard_limit", 20_000),
-    ("grpc.so_reuseport", 0),  # a second process on the port must fail, not take half of the calls
-    # Clients ping every second on silent streams; C-core's default of 5 minutes would close them for it.
+    ("grpc.so_reuseport", 0),  # a second process on the port must fail, not receive half of the calls
+    # Clients ping every second on silent streams; C-core's default minimum of 5 minutes would close their connections.
     ("grpc.http2.min_ping_interval_without_data_ms", 300),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),  # without it a frozen client is noticed after a minute
+    ("grpc.http2.ping_timeout_ms", 3_000),  # without it gRPC detects a frozen client after a minute
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_channelz", 1),
 )
 
 
 def _bind(grpc_server: grpc.aio.Server, listen: str) -> int:
-    """Return the port; raises ConfigError where it cannot be had."""
+    """Return the bound port. Raises ConfigError if binding fails."""
     try:
         return grpc_server.add_insecure_port(listen)
     except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {listen}; is the port taken? Its tier's LISTEN sets another") from error
+        text = f"cannot listen on {listen}; is the port taken? Set another with LISTEN of the tier"
+        raise ConfigError(text) from error
 
 
 @dataclass
 class Server:
-    """A server that listens. Handlers hold `address` to tell others where they are."""
+    """A server that listens."""
 
     grpc_server: grpc.aio.Server
     health: Health
     calls: CallCounter
-    address: str  # host:port by which others reach it
+    address: str  # host:port by which other processes reach it
 
     @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
     def set_ready(self, *, is_ready: bool) -> None:
-        """Say by health whether new calls are wanted, for example not before a model is loaded."""
+        """Set the readiness that health reports, for example once a model is loaded."""
         self.health.set_ready(is_ready=is_ready)
 
     async def stop_accepting(self, stop: Stop) -> None:
-        """NOT_SERVING from the moment a stop is asked, while the tier may still be ending its own work."""
+        """Report NOT_SERVING from a stop request on, while the tier may still be ending its own work."""
         await stop.requested.wait()
         self.health.close()
 
     async def drain(self, grace: float, forced: asyncio.Event) -> None:
-        """NOT_SERVING, no new calls, let work end within `grace` seconds or until `hurried`, cancel the rest."""
-        begun, working = time.monotonic(), self.calls.in_flight
+        """Report NOT_SERVING, accept no calls, let work end for `grace` s or until `forced`, then cancel the rest."""
+        began_at, working = time.monotonic(), self.calls.in_flight
         self.health.close()
-        # The grace is ours to keep: where gRPC's own runs out while a second stop ends the server, it crashes.
+        # The grace is timed here, because gRPC crashes if its own grace expires while a second stop ends the server.
         stopping = asyncio.ensure_future(self.grpc_server.stop(UNBOUNDED_GRACE_S))
         await _wait_any(grace, self.calls.idle.wait(), forced.wait())
         cancelled = self.calls.in_flight
-        if not cancelled and not self.calls.operator_calls:  # watchers of health and snapshots never end by themselves
-            await asyncio.wait([stopping], timeout=max(0.0, begun + grace - time.monotonic()))
+        if not cancelled and not self.calls.operator_calls:  # watches of health and snapshots never end by themselves
+            await asyncio.wait([stopping], timeout=max(0.0, began_at + grace - time.monotonic()))
         await self.grpc_server.stop(None)
         await stopping
         await _wait_any(CLEANUP_GRACE_S, self.calls.idle.wait())
         deferred_calls().flush()
-        took = round(time.monotonic() - begun, 3)
-        log.info("drained", address=self.address, working=working, cancelled=cancelled, took_s=took)
+        took_s = round(time.monotonic() - began_at, 3)
+        log.info("drained", address=self.address, working=working, cancelled=cancelled, took_s=took_s)
 
 
 @asynccontextmanager
@@ -108,22 +109,22 @@ async def serving(
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> AsyncIterator[Server]:
-    """Serve `registrations`, pairs of add_X_to_server and servicer, until the block is left; then drain.
+    """Serve `registrations`, pairs of add_X_to_server and servicer, until the block ends; then drain.
 
-    `drain_grace` gives way to the grace of Admin.Drain; `message_bytes` bounds what a caller can have parsed. Raises
-    ConfigError when `listen` cannot be bound.
+    The grace of Admin.Drain, if given, replaces `drain_grace`. `message_bytes` limits the size of a received message.
+    Raises ConfigError if `listen` cannot be bound.
     """
     calls = CallCounter()
-    gate = OperatorInterceptor(admin.token if admin else "")
+    operators = OperatorInterceptor(admin.token if admin else "")
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
-    core = grpc.aio.server(interceptors=(CallInterceptor(calls), gate, *interceptors), options=options)
+    grpc_server = grpc.aio.server(interceptors=(CallInterceptor(calls), operators, *interceptors), options=options)
     if admin:
         admin.calls = calls
         registrations = [*registrations, (add_AdminServicer_to_server, admin)]
-    health = _register(core, registrations)
-    address = advertised_address(listen, _bind(core, listen), advertise)
-    await core.start()
-    server = Server(core, health, calls, address)
+    health = _register(grpc_server, registrations)
+    address = advertised_address(listen, _bind(grpc_server, listen), advertise)
+    await grpc_server.start()
+    server = Server(grpc_server, health, calls, address)
     server.set_ready(is_ready=is_ready)
     log.info("listening", address=address, port=server.port)
     stop = current_stop()
@@ -135,7 +136,7 @@ async def serving(
 
 
 def advertised_address(listen: str, port: int, advertise: str) -> str:
-    """host:port by which others reach a server bound to `listen`; a wildcard without `advertise` means loopback."""
+    """Return host:port by which other processes reach a server bound to `listen`; for a wildcard, loopback."""
     if listen.startswith("unix:"):
         return listen
     host = advertise or listen.rpartition(":")[0]
@@ -148,29 +149,29 @@ _LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 class _ServiceNames:
-    """Stands for the server while services are added, to learn their names."""
+    """Stands in for the server while services are added, to record their names."""
 
-    def __init__(self, core: grpc.aio.Server) -> None:
-        self.core = core
+    def __init__(self, grpc_server: grpc.aio.Server) -> None:
+        self._grpc_server = grpc_server
         self.names: list[str] = []
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         self.names += [each.service_name() for each in handlers]
-        self.core.add_generic_rpc_handlers(handlers)
+        self._grpc_server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service_name: str, methods: dict[str, Any]) -> None:
-        self.core.add_registered_method_handlers(service_name, methods)
+        self._grpc_server.add_registered_method_handlers(service_name, methods)
 
 
-def _register(core: grpc.aio.Server, registrations: Iterable[Registration]) -> Health:
-    registrar = _ServiceNames(core)
+def _register(grpc_server: grpc.aio.Server, registrations: Iterable[Registration]) -> Health:
+    registrar = _ServiceNames(grpc_server)
     for add, servicer in registrations:
         add(servicer, registrar)
     health = Health(registrar.names)
     add_HealthServicer_to_server(health, registrar)
-    channelz.add_channelz_servicer(core)
+    channelz.add_channelz_servicer(grpc_server)
     names = [*registrar.names, "grpc.channelz.v1.Channelz", reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(names, core)
+    reflection.enable_server_reflection(names, grpc_server)
     return health
 
 

@@ -1,4 +1,4 @@
-"""What a call does about a client that does not read: it waits for a bounded time, and ends."""
+"""The time limit on writes to a client that does not read."""
 
 import asyncio
 import math
@@ -7,21 +7,21 @@ from typing import Any
 
 from penstock.chassis.errors import Aborted
 
-CLIENT_READ_TIMEOUT_S = 30.0  # s that a client may take nothing in of a response that is due to it
-ABORT_TIMEOUT_S = 1.0  # s for such a client to take in how its call ended; the transport keeps it for later
+CLIENT_READ_TIMEOUT_S = 30.0  # longest wait for a client to read from its call while a response is being written
+ABORT_TIMEOUT_S = 1.0  # longest wait for such a client to read the status; the transport keeps it for a later read
 
 
 class ClientTooSlow(Aborted):
-    """The client does not read, or too slowly; the call is over for this side."""
+    """The client reads nothing or too slowly; the server has ended the call."""
 
     default_reason = "CLIENT_TOO_SLOW"
 
 
 class _WriteWatchdog:
-    """Ends a block when a write within it takes too long; one timer for all writes of a call."""
+    """Expires a timeout when a write takes too long; one timer serves all writes of a call."""
 
-    def __init__(self, limit: asyncio.Timeout) -> None:
-        self._limit = limit
+    def __init__(self, timeout: asyncio.Timeout) -> None:
+        self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(CLIENT_READ_TIMEOUT_S, self._check)
         self._write_began_at = math.inf
@@ -38,17 +38,17 @@ class _WriteWatchdog:
     def _check(self) -> None:
         now = self._loop.time()
         if now >= self._write_began_at + CLIENT_READ_TIMEOUT_S:
-            self._limit.reschedule(now)
+            self._timeout.reschedule(now)
         else:
             self._timer = self._loop.call_at(min(self._write_began_at, now) + CLIENT_READ_TIMEOUT_S, self._check)
 
 
 async def write_responses(context: Any, responses: AsyncIterator[Any]) -> None:
-    """Write each response as the client takes them in; raises ClientTooSlow when it takes nothing for `UNREAD`."""
-    limit = asyncio.timeout(None)
+    """Write each response. Raises ClientTooSlow if the client reads nothing for `CLIENT_READ_TIMEOUT_S`."""
+    timeout = asyncio.timeout(None)
     try:
-        async with limit:
-            watch = _WriteWatchdog(limit)
+        async with timeout:
+            watch = _WriteWatchdog(timeout)
             try:
                 async for response in responses:
                     watch.begin()
@@ -57,9 +57,7 @@ async def write_responses(context: Any, responses: AsyncIterator[Any]) -> None:
             finally:
                 watch.close()
     except TimeoutError:
-        if not limit.expired():
-            raise  # of the handler itself
-        text = (
-            f"the client took nothing in for {CLIENT_READ_TIMEOUT_S:g} s; read faster, or resume with the tokens it has"
-        )
+        if not timeout.expired():
+            raise  # a timeout of the handler itself
+        text = f"the client read nothing for {CLIENT_READ_TIMEOUT_S:g} s; read faster, or resume with the tokens it has"
         raise ClientTooSlow(text) from None

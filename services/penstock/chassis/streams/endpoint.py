@@ -1,4 +1,4 @@
-"""What both ends of a stream do alike: outbox, heartbeat, silence, closing for a reason."""
+"""The code that both ends of a stream share: outbox, heartbeats, detection of silence, and closing with a reason."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,9 +12,9 @@ from google.protobuf.message import Message
 from penstock.chassis.streams.outbox import Outbox
 from penstock.v1.stream_pb2 import End, Heartbeat, Hello
 
-TICK_S = 0.38  # s; a heartbeat is due in a tick in which nothing else was sent
-MAX_SILENT_TICKS = 4  # dead after 1.52 to 1.9 s without a frame: within 2 s where five timers are each a little late
-FLUSH_TIMEOUT_S = 1.0  # s; for what is still in the outbox when a stream is closed on purpose
+TICK_S = 0.38  # a heartbeat is due in a tick in which no other frame was sent
+MAX_SILENT_TICKS = 4  # a peer is dead after 1.52 to 1.9 s without a frame: within 2 s even if five timers are late
+FLUSH_TIMEOUT_S = 1.0  # to write the rest of the outbox when a stream is closed on purpose
 
 Out = TypeVar("Out", bound=Message)
 In = TypeVar("In", bound=Message)
@@ -22,18 +22,18 @@ In = TypeVar("In", bound=Message)
 
 @dataclass
 class StreamCounters:
-    """How many streams this process holds, and what it did not understand on them."""
+    """Counts of this process: open streams, and unknown frames and malformed messages received."""
 
     open: int = 0
     unknown_frames: int = 0
-    malformed_messages: int = 0  # of unary calls as well
+    malformed_messages: int = 0  # of unary calls, too
 
 
 counters = StreamCounters()
 
 
 class StreamEndpoint(Generic[Out, In]):
-    """One end of one stream, until it is closed for a reason."""
+    """One end of one stream, from its start until it is closed with a reason."""
 
     def __init__(self, frame_type: Callable[..., Out], hello: Hello, capacity: int) -> None:
         self._frame_type = frame_type
@@ -48,8 +48,8 @@ class StreamEndpoint(Generic[Out, In]):
         self.close_reason = ""
 
     def send(self, frame: Out) -> bool:
-        """Queue `frame`; False when the stream is closed, or was just closed because the peer does not read, or where
-        nothing more was to be said.
+        """Queue `frame`. Return False if the stream is closed or our `end` was sent, or if the outbox is full, which
+        closes the stream.
         """
         if self.close_reason or self.has_sent_end:
             return False
@@ -60,29 +60,29 @@ class StreamEndpoint(Generic[Out, In]):
         return True
 
     def send_end(self, reason: str) -> None:
-        """Say that nothing more comes, and hold to it: the peer closes the stream, and a write would fail."""
+        """Send `end` as the last frame: the peer then closes the stream, and a later write would fail."""
         self.send(self._frame_type(end=End(reason=reason)))
         self.has_sent_end = True
 
     def close(self, reason: str) -> None:
-        """Interrupt the reading side, from wherever this is called."""
+        """Interrupt the reader; may be called from anywhere on the loop."""
         if not self.close_reason:
             self.mark_closed(reason)
-            with suppress(RuntimeError):  # the reader has left already
+            with suppress(RuntimeError):  # the reader has already left its timeout block
                 self.timeout.reschedule(asyncio.get_running_loop().time())
 
     def mark_closed(self, reason: str) -> None:
         self.close_reason = self.close_reason or reason
-        self._outbox.written.set()  # what is left is written by nobody, and not to be waited for
+        self._outbox.written.set()  # the rest will never be written, so `flush` must not wait for it
 
     def data_frames(self, message: Any) -> Iterator[In]:
-        """Yield the frames of a message that are for the caller."""
+        """Yield the frames of a message, without heartbeats, hellos and unknown ones."""
         for frame in getattr(message, "more", ()) or (message,):
             if self.on_frame(frame):
                 yield frame
 
     def on_frame(self, frame: Any) -> bool:
-        """Note that the peer lives; True when the frame is for the caller."""
+        """Record that the peer is alive. Return True if the frame is for the caller."""
         self._has_received = True
         kind = frame.WhichOneof("frame")
         if kind is None:
@@ -92,7 +92,7 @@ class StreamEndpoint(Generic[Out, In]):
         return kind not in (None, "heartbeat", "hello")
 
     async def write(self, write: Callable[[Out], Awaitable[object]]) -> None:
-        """Write the outbox; a failing write closes the stream (the reader learns the status)."""
+        """Write the outbox. A failed write closes the stream; the reader receives the status."""
         try:
             await self._outbox.write_all(write, can_bundle=lambda: self.hello.bundles)
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
@@ -116,7 +116,7 @@ class StreamEndpoint(Generic[Out, In]):
 
 
 def _hello_frame(frame_type: Callable[..., Out], hello: Hello) -> Out:
-    """Say hello, and that frames with `more` are understood where there can be any."""
+    """Return the first frame. Its hello announces support of bundles if the frame type has the field `more`."""
     greeting = frame_type(hello=hello)
     greeting.hello.bundles = "more" in greeting.DESCRIPTOR.fields_by_name  # type: ignore[attr-defined]  # a frame
     return greeting

@@ -1,12 +1,12 @@
-"""Long-lived bidirectional streams between processes: one stream carries many requests.
+"""The two ends of a long-lived bidirectional stream, which carries many requests.
 
-Every stream is one frame message per direction with a oneof `frame` that has `hello` (first), `heartbeat` (sent as
-data, since transport pings do not notice a frozen peer) and `end` (on purpose; a stream that closes without it was
-cut). `Link` is the client end and reconnects for ever; `accepted` gives a handler the server end as a `Peer`.
+Each direction has one frame message with a oneof `frame`: `hello` (first), `heartbeat` (sent as data, because transport
+pings do not detect a frozen peer), `end` (an intended end; without it the stream was cut) and the frames of the tier.
+`Link` is the client end and reconnects for ever. `accept_stream` gives a handler the server end as a `Peer`.
 
-Sending never waits: a frame goes into a bounded outbox, and a full outbox means that the peer does not read, so its
-stream is closed. Silence is counted in ticks of our own loop: a loop of ours that stalled has counted no ticks, so
-being slow ourselves never makes a live peer look dead.
+Sending never waits. A frame enters a bounded outbox; a full outbox means that the peer does not read, and closes its
+stream. Silence is counted in ticks of our own loop: a stalled loop counts no ticks, so that our own stall never makes a
+live peer look dead.
 """
 
 import asyncio
@@ -26,45 +26,41 @@ from penstock.v1.stream_pb2 import End, Hello
 log = structlog.get_logger()
 
 PROTOCOL_VERSION = 1
-HELLO_TIMEOUT_S = 5.0  # s; a cold process may take that long to its first answer
+HELLO_TIMEOUT_S = 5.0  # a cold process may need as long for its first frame
 MAX_OUTBOX_FRAMES = 8_192
-RECONNECT_BACKOFF_S = (0.05, 0.25)  # s; first and longest wait before reconnecting, drawn from the upper half
-MAX_RECONNECT_S = (
-    0.5  # s after which every link has tried a peer that is back, whatever its own waits and its channel's
-)
+RECONNECT_BACKOFF_S = (0.05, 0.25)  # first and longest wait before a reconnect; the upper half is random
+MAX_RECONNECT_S = 0.5  # time in which every link has tried to reach a peer that is back
 
 Out = TypeVar("Out", bound=Message)
 In = TypeVar("In", bound=Message)
 
 
 def check_hello(frame: Any) -> Hello:
-    """Return the hello in a stream's first frame; raises FailedPrecondition when it is none we can speak with."""
+    """Return the hello in a stream's first frame. Raises FailedPrecondition without one of our protocol version."""
     if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":
         raise FailedPrecondition("the first frame of a stream must be `hello`", reason="HELLO_MISSING")
     hello: Hello = frame.hello
     if hello.protocol != PROTOCOL_VERSION:
-        text = (
-            f"this process speaks frame protocol {PROTOCOL_VERSION}, the peer {hello.protocol}; upgrade the older one"
-        )
+        text = f"this process uses frame protocol {PROTOCOL_VERSION}, the peer {hello.protocol}; upgrade the older one"
         raise FailedPrecondition(text, reason="PROTOCOL_UNSUPPORTED")
     return hello
 
 
 class Peer(StreamEndpoint[Out, In]):
-    """The server end of one stream, for one handler: iterate it for frames, `send` from anywhere on the loop."""
+    """The server end of one stream, for one handler: iterate it for frames; `send` works anywhere on the loop."""
 
     def __init__(self, context: Any, frame_type: Callable[..., Out], hello: Hello, capacity: int) -> None:
         super().__init__(frame_type, hello, capacity)
         self._context = context
 
     async def __aiter__(self) -> AsyncIterator[In]:
-        """Yield frames until the peer ends or is cut off; silence and overflow interrupt the caller's block."""
+        """Yield frames until the peer ends the stream or is cut; silence and overflow interrupt the caller's block."""
         while not self.has_peer_ended:
             try:
                 frame = await self._context.read()
             except grpc.aio.UsageError:
                 raise
-            except grpc.aio.BaseError:  # the server was stopped between two frames
+            except grpc.aio.BaseError:  # the server stopped between two frames
                 return
             if frame is grpc.aio.EOF:
                 return
@@ -77,22 +73,22 @@ class Peer(StreamEndpoint[Out, In]):
 async def accept_stream(
     context: Any, frame_type: Callable[..., Out], hello: Hello, *, capacity: int = MAX_OUTBOX_FRAMES
 ) -> AsyncIterator[Peer[Out, Any]]:
-    """Give a bidi handler its end of the stream, greeted both ways.
+    """Give a bidirectional handler its end of the stream, after hellos in both directions.
 
-    The block is left normally when the peer ends, is cut off, falls silent or does not read; `finally` is the place
-    to give back. Raises FailedPrecondition when the first frame is not a hello of our protocol.
+    The block ends normally when the peer ends the stream, is cut, is silent or does not read; `finally` is the place to
+    release resources. Raises FailedPrecondition if the first frame is not a hello of our protocol version.
     """
-    await context.send_initial_metadata(())  # at once, or a proxy counts early cancels as an attack
+    await context.send_initial_metadata(())  # at once, because proxies count early cancels as an attack
     peer = Peer[Out, Any](context, frame_type, hello, capacity)
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             peer.hello = check_hello(await context.read())
     except TimeoutError:
-        text = f"no `hello` came within {HELLO_TIMEOUT_S:g} s; send it first, and the rest after ours"
+        text = f"no `hello` was received within {HELLO_TIMEOUT_S:g} s; send it first, and other frames after ours"
         raise FailedPrecondition(text, reason="HELLO_MISSING") from None
     counters.open += 1
-    # Not a TaskGroup: it would wrap what the caller's block raises into an ExceptionGroup.
-    loops = [asyncio.create_task(peer.write(context.write)), asyncio.create_task(peer.tick())]
+    # Not a TaskGroup, which would wrap an exception of the caller's block into an ExceptionGroup.
+    tasks = [asyncio.create_task(peer.write(context.write)), asyncio.create_task(peer.tick())]
     try:
         with suppress(TimeoutError):
             async with peer.timeout:
@@ -101,21 +97,21 @@ async def accept_stream(
     finally:
         counters.open -= 1
         peer.close_reason = peer.close_reason or "handler left"
-        await _cancel_tasks(loops)
+        await _cancel_tasks(tasks)
         log.debug("stream_closed", peer=peer.hello.instance_id, ended=peer.has_peer_ended, because=peer.close_reason)
 
 
-async def _cancel_tasks(loops: list[asyncio.Task[None]]) -> None:
-    for loop in loops:
-        loop.cancel()
-    await asyncio.gather(*loops, return_exceptions=True)
+async def _cancel_tasks(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Link(Generic[Out, In]):
-    """The client end: one stream to one address, kept connected for as long as `run` runs.
+    """The client end: one stream to one address, kept connected while `run` runs.
 
-    Callbacks are plain calls on the loop: `on_up(hello)` once greeted, `on_frame(frame)` for each frame but hello,
-    heartbeat and unknown ones (`end` is passed), `on_down(reason)` once for each `on_up`.
+    Callbacks are plain calls on the loop: `on_up(hello)` after the hellos, `on_frame(frame)` for each frame except
+    hello, heartbeat and unknown ones, and `on_down(reason)` once for each `on_up`.
     """
 
     def __init__(
@@ -131,7 +127,7 @@ class Link(Generic[Out, In]):
         capacity: int = MAX_OUTBOX_FRAMES,
         is_quiet: bool = False,
     ) -> None:
-        """`is_quiet`: says nothing in the log, for a library in somebody else's process."""
+        """`is_quiet` turns off logging, for a library in an application's process."""
         self.name = name
         self._call = call
         self._frame_type = frame_type
@@ -156,15 +152,15 @@ class Link(Generic[Out, In]):
         return self._endpoint.hello if self._endpoint else None
 
     def send(self, frame: Out) -> bool:
-        """Queue `frame`; False when the link is not up, in which case `on_down` has come or is about to."""
+        """Queue `frame`. Return False if the link is down, in which case `on_down` was or is about to be called."""
         return self._endpoint is not None and self._endpoint.send(frame)
 
     def end(self, reason: str) -> None:
-        """Say that nothing more will be sent; the peer closes the stream when it is done."""
+        """Announce that no frame follows; the peer closes the stream when it has finished."""
         self.send(self._frame_type(end=End(reason=reason)))
 
     def close(self, reason: str) -> None:
-        """End for good: nothing more is sent, and `run` returns once the peer has closed the stream."""
+        """Send `end` as the last frame; `run` returns once the peer has closed the stream."""
         self._is_closing = True
         if self._endpoint:
             self._endpoint.send_end(reason)
@@ -174,38 +170,38 @@ class Link(Generic[Out, In]):
             await self._endpoint.flush()
 
     async def run(self) -> None:
-        """Stay connected until cancelled, or until it was left."""
-        wait = RECONNECT_BACKOFF_S[0]
+        """Stay connected until cancelled or closed."""
+        backoff_s = RECONNECT_BACKOFF_S[0]
         while not self._is_closing:
             was_up = await self.run_once()
-            wait = RECONNECT_BACKOFF_S[0] if was_up else min(2 * wait, RECONNECT_BACKOFF_S[1])
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  # spreads reconnects, guards nothing
+            backoff_s = RECONNECT_BACKOFF_S[0] if was_up else min(2 * backoff_s, RECONNECT_BACKOFF_S[1])
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311  # spreads reconnects
 
     async def run_once(self) -> bool:
-        """Run one stream to its end; True when it was ever greeted."""
-        end = StreamEndpoint[Out, In](self._frame_type, self._hello, self._capacity)
+        """Run one stream to its end. Return True if the peer sent its hello."""
+        endpoint = StreamEndpoint[Out, In](self._frame_type, self._hello, self._capacity)
         call = self._call()
-        loops = [asyncio.create_task(end.write(call.write))]
+        tasks = [asyncio.create_task(endpoint.write(call.write))]
         try:
-            async with end.timeout:
+            async with endpoint.timeout:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    end.hello = check_hello(await call.read())
+                    endpoint.hello = check_hello(await call.read())
                 if not self._is_closing:
-                    loops.append(asyncio.create_task(end.tick()))
-                    self._mark_up(end)
-                    await self._read(call, end)
+                    tasks.append(asyncio.create_task(endpoint.tick()))
+                    self._mark_up(endpoint)
+                    await self._read(call, endpoint)
         except TimeoutError:
-            end.close_reason = end.close_reason or "no hello"
+            endpoint.close_reason = endpoint.close_reason or "no hello"
         except (grpc.RpcError, FailedPrecondition, asyncio.InvalidStateError) as error:
-            end.close_reason = end.close_reason or _reason(error)
+            endpoint.close_reason = endpoint.close_reason or _reason(error)
         except Exception:
             log.exception("frame_failed", link=self.name)  # the next stream starts from a clean state
-            end.close_reason = "frame failed"
+            endpoint.close_reason = "frame failed"
         finally:
-            self._mark_down(end)
+            self._mark_down(endpoint)
             call.cancel()
-            await _cancel_tasks(loops)
-        return bool(end.hello.instance_id)
+            await _cancel_tasks(tasks)
+        return bool(endpoint.hello.instance_id)
 
     async def _read(self, call: Any, endpoint: StreamEndpoint[Out, In]) -> None:
         while not endpoint.has_peer_ended:

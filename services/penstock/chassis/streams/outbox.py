@@ -1,4 +1,4 @@
-"""Frames on their way out of this process: sending never waits, and what cannot be written is bounded."""
+"""The outbox of a stream: frames that wait to be written. Sending never waits, and the number of frames is bounded."""
 
 import asyncio
 from collections import deque
@@ -9,16 +9,15 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 Out = TypeVar("Out", bound=Message)
-BUNDLE_INTERVAL_S = (
-    0.001  # s, between messages where many frames come: each costs both ends ten times what one more frame does
-)
-MAX_BUNDLE_FRAMES = 64  # in one message; more would keep the peer's loop busy for too long
-MAX_BUNDLE_BYTES = 262_144  # of one message; a frame beyond goes alone, as what a peer takes at once is bounded
+# s between messages under load. A message costs both ends ten times as much as one more frame in it.
+BUNDLE_INTERVAL_S = 0.001
+MAX_BUNDLE_FRAMES = 64  # frames of one message; more would keep the peer's loop busy for too long
+MAX_BUNDLE_BYTES = 262_144  # bytes of one message; a larger frame is sent alone, as peers bound the size of a message
 
 
 @dataclass
 class Outbox(Generic[Out]):
-    """Frames waiting to be written, in order. Full: `put` says no, and the stream is to be closed."""
+    """Frames that wait to be written, in order. `put` returns False if it is full; the stream must then be closed."""
 
     capacity: int
     frames: deque[Out] = field(default_factory=deque)
@@ -34,21 +33,21 @@ class Outbox(Generic[Out]):
         return True
 
     async def write_all(self, write: Callable[[Out], Awaitable[object]], *, can_bundle: Callable[[], bool]) -> None:
-        """Write frames as they come, until cancelled or until `write` fails.
+        """Write frames in order until cancelled or until `write` fails.
 
-        The first goes alone; of the others, those that are ready together, or come within `GAP` of a message, go as one
-        where `can_bundle`.
+        The first frame is a message of its own. Later frames are bundled if `can_bundle` holds and they are ready
+        together or within `BUNDLE_INTERVAL_S` of the last message.
         """
-        loop, due = asyncio.get_running_loop(), 0.0
+        loop, next_bundle_at = asyncio.get_running_loop(), 0.0
         await self.ready.wait()
         await write(self.frames.popleft())
         while True:
             await self.ready.wait()
             if self.frames and can_bundle():
-                early = due - loop.time()
-                if early > 0 and len(self.frames) < MAX_BUNDLE_FRAMES:
-                    await asyncio.sleep(early)
-                due = loop.time() + BUNDLE_INTERVAL_S
+                delay = next_bundle_at - loop.time()
+                if delay > 0 and len(self.frames) < MAX_BUNDLE_FRAMES:
+                    await asyncio.sleep(delay)
+                next_bundle_at = loop.time() + BUNDLE_INTERVAL_S
                 await write(self._bundle())
             elif self.frames:
                 await write(self.frames.popleft())
@@ -57,7 +56,7 @@ class Outbox(Generic[Out]):
                 self.written.set()
 
     def _bundle(self) -> Out:
-        """Return a message that carries frames, which themselves may be under way to others as well."""
+        """Return a new message with the next frames. The frames are not changed, as other outboxes may hold them."""
         taken = [self.frames.popleft()]
         size = taken[0].ByteSize()
         while (

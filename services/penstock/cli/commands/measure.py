@@ -43,7 +43,7 @@ PROOFS = (
 @click.option("--slo-ttft", type=FiniteFloat(0, min_open=True), default=1.0, show_default=True, help="s")
 @click.option("--slo-tpot", type=FiniteFloat(0, min_open=True), default=0.1, show_default=True, help="s")
 @click.option("--plot", type=IMAGE_FILE, help="write a picture, .png or .svg")
-@click.option("--compare-batching", is_flag=True, help="the same load on continuous and on naive batching")
+@click.option("--compare-batching", is_flag=True, help="the same load on continuous and on static batching")
 @json_option
 def bench(options: MeshOptions, compare_batching: bool, **given: Any) -> None:
     """Offer load and report what callers saw. Without --target: the mesh running here, or one for this run."""

@@ -110,11 +110,11 @@ class AuthFallback:
 
     # What auth says.
 
-    def cache_identity(self, admitted: Admitted, passage: RequestContext | None) -> None:
+    def cache_identity(self, admitted: Admitted, context: RequestContext | None) -> None:
         """Remember who was let in, and what may be spent without asking."""
-        if passage:
+        if context:
             self._identities.record_admitted(
-                passage.credential, admitted.identity, passage.spec.priority, self._runner.now()
+                context.credential, admitted.identity, context.spec.priority, self._runner.now()
             )
         tenant_id = admitted.identity.tenant_id
         self._identities.grant(tenant_id, admitted.fallback_tokens - self._deferred.tokens_of(tenant_id))
@@ -163,29 +163,31 @@ class AuthFallback:
             raise self._rejection("over", f"auth has been away for more than {self._limits.max_duration:g} s")
         return identity
 
-    def decide(self, passage: RequestContext, *, is_pending: bool = False) -> None:
+    def decide(self, context: RequestContext, *, is_pending: bool = False) -> None:
         """Let a request in or refuse it; auth may hold a reservation for it that `was_asked` for."""
-        flight = passage.request
-        if not flight.is_waiting_for_auth:
+        request = context.request
+        if not request.is_waiting_for_auth:
             return
         try:
-            identity = self._admit(passage)
+            identity = self._admit(context)
         except Unavailable as error:
             now = self._runner.now()
-            self._runner.apply(passage, flight.fail(error, now) if is_pending else flight.on_auth_rejected(error, now))
+            self._runner.apply(
+                context, request.fail(error, now) if is_pending else request.on_auth_rejected(error, now)
+            )
             return
         now = self._runner.now()
-        passage.telemetry.on_admitted(now, by_fallback=True)
-        self._runner.apply(passage, flight.on_admitted(identity, "", now))
+        context.telemetry.on_admitted(now, by_fallback=True)
+        self._runner.apply(context, request.on_admitted(identity, "", now))
 
-    def _admit(self, passage: RequestContext) -> Identity:
-        identity = self.identify(passage.credential, passage.spec.priority)
-        flight = passage.request
-        tokens = flight.prompt_tokens + max(0, flight.output.tokens_left)
+    def _admit(self, context: RequestContext) -> Identity:
+        identity = self.identify(context.credential, context.spec.priority)
+        request = context.request
+        tokens = request.prompt_tokens + max(0, request.output.tokens_left)
         if self._deferred.is_full or not self._identities.acquire(identity.tenant_id, tokens):
             raise self._rejection("exhausted", "auth is away, and what it let this tenant spend meanwhile is spent")
-        frame = frames.reserve_admitted(passage, identity.key_id)
-        self._deferred.add(flight.ticket_id, DeferredReservation(identity.tenant_id, tokens, frame))
+        frame = frames.reserve_admitted(context, identity.key_id)
+        self._deferred.add(request.ticket_id, DeferredReservation(identity.tenant_id, tokens, frame))
         self._send(frame)
         self.admitted += 1
         _decisions.add(1, {"outcome": "admitted"})

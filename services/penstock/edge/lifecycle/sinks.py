@@ -21,25 +21,25 @@ class ResponseBuffer:
     def __bool__(self) -> bool:
         return self.size_bytes > 0
 
-    def add(self, piece: Emit) -> None:
-        self._deltas.append(piece)
-        self.size_bytes += 4 * len(piece.token_ids) + len(piece.text)
+    def add(self, delta: Emit) -> None:
+        self._deltas.append(delta)
+        self.size_bytes += 4 * len(delta.token_ids) + len(delta.text)
 
     def pop(self) -> Emit:
         """Return all of it as one piece, but for text after the last token: that is taken next.
 
         A client that has all tokens is sent that text again, and can only pass it by as a piece of its own.
         """
-        pieces, self._deltas, self.size_bytes = self._deltas, [], 0
-        if len(pieces) > 1 and not pieces[-1].token_ids:
-            self.add(pieces.pop())
-        if len(pieces) == 1:
-            return pieces[0]
+        deltas, self._deltas, self.size_bytes = self._deltas, [], 0
+        if len(deltas) > 1 and not deltas[-1].token_ids:
+            self.add(deltas.pop())
+        if len(deltas) == 1:
+            return deltas[0]
         return Emit(
-            "".join(piece.text for piece in pieces),
-            [token_id for piece in pieces for token_id in piece.token_ids],
-            pieces[0].first_index,
-            [logprob for piece in pieces for logprob in piece.logprobs],
+            "".join(delta.text for delta in deltas),
+            [token_id for delta in deltas for token_id in delta.token_ids],
+            deltas[0].first_index,
+            [logprob for delta in deltas for logprob in delta.logprobs],
         )
 
 
@@ -52,13 +52,13 @@ class ResponseSink(Protocol):
 
     def send_accepted(self, accepted: Accepted) -> None: ...
 
-    def send_delta(self, piece: Emit) -> None: ...
+    def send_delta(self, delta: Emit) -> None: ...
 
     def send_finished(self, finished: Finished) -> None: ...
 
     def send_failed(self, error: PenstockError) -> None: ...
 
-    def send_cancelled(self, receipt: AcknowledgeCancel) -> None: ...
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None: ...
 
 
 class ResponseStream:
@@ -82,8 +82,8 @@ class ResponseStream:
         self._accepted.append(accepted)
         self._ready.set()
 
-    def send_delta(self, piece: Emit) -> None:
-        self._buffer.add(piece)
+    def send_delta(self, delta: Emit) -> None:
+        self._buffer.add(delta)
         self._ready.set()
 
     def send_finished(self, finished: Finished) -> None:
@@ -92,7 +92,7 @@ class ResponseStream:
     def send_failed(self, error: PenstockError) -> None:
         self._end(error)
 
-    def send_cancelled(self, receipt: AcknowledgeCancel) -> None:
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
         """The reader left; nobody is there to be told."""
 
     def _end(self, ending: Finished | PenstockError) -> None:
@@ -121,8 +121,8 @@ class ResponseStream:
         return event
 
 
-def delta_of(piece: Emit) -> Delta:
-    return Delta(text=piece.text, token_ids=piece.token_ids, first_index=piece.first_index, logprobs=piece.logprobs)
+def delta_of(delta: Emit) -> Delta:
+    return Delta(text=delta.text, token_ids=delta.token_ids, first_index=delta.first_index, logprobs=delta.logprobs)
 
 
 class SessionStream(Protocol):
@@ -130,9 +130,9 @@ class SessionStream(Protocol):
 
     def send(self, frame: pb.SessionResponse) -> None: ...
 
-    def on_output(self, outlet: "SessionSink") -> None: ...
+    def on_output(self, sink: "SessionSink") -> None: ...
 
-    def on_request_over(self, outlet: "SessionSink") -> None: ...
+    def on_request_over(self, sink: "SessionSink") -> None: ...
 
 
 class SessionSink:
@@ -150,8 +150,8 @@ class SessionSink:
     def send_accepted(self, accepted: pb.Accepted) -> None:
         self._stream.send(pb.SessionResponse(accepted=pb.SessionAccepted(handle=self.handle, accepted=accepted)))
 
-    def send_delta(self, piece: Emit) -> None:
-        self.buffer.add(piece)
+    def send_delta(self, delta: Emit) -> None:
+        self.buffer.add(delta)
         self._stream.on_output(self)
 
     def send_finished(self, finished: pb.Finished) -> None:
@@ -160,9 +160,11 @@ class SessionSink:
     def send_failed(self, error: PenstockError) -> None:
         self._end(failed_frame(self.handle, error))
 
-    def send_cancelled(self, receipt: AcknowledgeCancel) -> None:
+    def send_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
         told = pb.SessionCancelled(
-            handle=self.handle, output_tokens=receipt.output_tokens, kv_blocks_freed=receipt.kv_blocks_freed
+            handle=self.handle,
+            output_tokens=acknowledgement.output_tokens,
+            kv_blocks_freed=acknowledgement.kv_blocks_freed,
         )
         self._end(pb.SessionResponse(cancelled=told))
 
@@ -180,17 +182,17 @@ def failed_frame(handle: int, error: PenstockError) -> pb.SessionResponse:
     return frame
 
 
-def step_frame(outlets: list[SessionSink]) -> pb.SessionResponse:
+def step_frame(sinks: list[SessionSink]) -> pb.SessionResponse:
     """Take what is waiting of all `outlets` into one frame of parallel arrays."""
     step = pb.SessionStep()
-    pieces = [outlet.buffer.pop() for outlet in outlets]
-    step.handles.extend([outlet.handle for outlet in outlets])
-    step.texts.extend([piece.text for piece in pieces])
-    step.first_indexes.extend([piece.first_index for piece in pieces])
-    step.counts.extend([len(piece.token_ids) for piece in pieces])
-    has_logprobs = any(piece.logprobs for piece in pieces)
-    for piece in pieces:
-        step.token_ids.extend(piece.token_ids)
+    deltas = [sink.buffer.pop() for sink in sinks]
+    step.handles.extend([sink.handle for sink in sinks])
+    step.texts.extend([delta.text for delta in deltas])
+    step.first_indexes.extend([delta.first_index for delta in deltas])
+    step.counts.extend([len(delta.token_ids) for delta in deltas])
+    has_logprobs = any(delta.logprobs for delta in deltas)
+    for delta in deltas:
+        step.token_ids.extend(delta.token_ids)
         if has_logprobs:
-            step.logprobs.extend(piece.logprobs or [0.0] * len(piece.token_ids))
+            step.logprobs.extend(delta.logprobs or [0.0] * len(delta.token_ids))
     return pb.SessionResponse(step=step)

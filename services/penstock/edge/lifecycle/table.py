@@ -38,10 +38,10 @@ class ActiveRequests:
         return self._contexts.get(ticket_id)
 
     def in_state(self, *states: RequestState) -> list[RequestContext]:
-        return [passage for passage in self if passage.request.state in states]
+        return [context for context in self if context.request.state in states]
 
     def count_by_state(self) -> Counter[RequestState]:
-        return Counter(passage.request.state for passage in self._contexts.values())
+        return Counter(context.request.state for context in self._contexts.values())
 
     def check_room(self, size: int) -> None:
         """Raise Overloaded when one more flight of `size` bytes is too much."""
@@ -49,18 +49,18 @@ class ActiveRequests:
             text = f"this edge holds {len(self)} requests of {self.held_bytes} bytes and takes no more now"
             raise Overloaded(text, reason="EDGE_FULL", retry_after=self._retry_after())
 
-    def add(self, passage: RequestContext) -> None:
-        self._contexts[passage.ticket_id] = passage
-        self.held_bytes += passage.size_bytes
+    def add(self, context: RequestContext) -> None:
+        self._contexts[context.ticket_id] = context
+        self.held_bytes += context.size_bytes
         self.started += 1
 
-    def add_bytes(self, passage: RequestContext, size: int) -> None:
+    def add_bytes(self, context: RequestContext, size: int) -> None:
         """Note `size` more bytes of an open flight; raises Overloaded, and notes nothing, past the bound."""
-        if passage.ticket_id not in self._contexts:  # its client left while it was tokenized
+        if context.ticket_id not in self._contexts:  # its client left while it was tokenized
             return
         if self.held_bytes + size > self.max_held_bytes:
             self.check_room(size)
-        passage.size_bytes += size
+        context.size_bytes += size
         self.held_bytes += size
 
     @contextmanager
@@ -73,10 +73,10 @@ class ActiveRequests:
         finally:
             self.held_bytes -= size
 
-    def remove(self, passage: RequestContext, now: float) -> None:
-        if self._contexts.pop(passage.ticket_id, None) is None:
+    def remove(self, context: RequestContext, now: float) -> None:
+        if self._contexts.pop(context.ticket_id, None) is None:
             return
-        self.held_bytes -= passage.size_bytes
+        self.held_bytes -= context.size_bytes
         if self._last_completion_at:
             self._completion_interval += EWMA_WEIGHT * (now - self._last_completion_at - self._completion_interval)
         self._last_completion_at = now

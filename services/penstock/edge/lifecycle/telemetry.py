@@ -81,73 +81,73 @@ class RequestTelemetry:
     def set_rejected_by(self, tier: str) -> None:
         self._root_span.set_attribute(semconv.PENSTOCK_REJECTED_BY, tier)
 
-    def on_cancelled(self, receipt: AcknowledgeCancel) -> None:
-        self._root_span.set_attribute("penstock.kv_blocks_freed", receipt.kv_blocks_freed)
-        if receipt.is_acknowledged:
-            defer(partial(_cancel_acknowledged.record, receipt.waited_s))
+    def on_cancelled(self, acknowledgement: AcknowledgeCancel) -> None:
+        self._root_span.set_attribute("penstock.kv_blocks_freed", acknowledgement.kv_blocks_freed)
+        if acknowledgement.is_acknowledged:
+            defer(partial(_cancel_acknowledged.record, acknowledgement.waited_s))
 
-    def end(self, flight: ActiveRequest, now: float) -> None:
+    def end(self, request: ActiveRequest, now: float) -> None:
         """Write the line at once, which is to outlive the process, and the rest later; the flight is over."""
-        log.info("ticket_done", **self._log_fields(flight, now))
-        defer(partial(self._end_spans, flight, now))
+        log.info("ticket_done", **self._log_fields(request, now))
+        defer(partial(self._end_spans, request, now))
 
-    def _end_spans(self, flight: ActiveRequest, now: float) -> None:
+    def _end_spans(self, request: ActiveRequest, now: float) -> None:
         self._end_stage_span(now)  # with its request, however much later this is done
-        self._root_span.set_attributes(_result_attributes(flight))
+        self._root_span.set_attributes(_result_attributes(request))
         if self._error:
             code = self._error.code.name
             self._root_span.set_attributes({semconv.ERROR_TYPE: code, semconv.PENSTOCK_REASON: self._error.reason})
             if code in SERVER_FAULT_CODES:
                 self._root_span.set_status(Status(StatusCode.ERROR, self._error.reason))
         self._root_span.end(round(now * 1e9))
-        self._record_metrics(flight, now)
+        self._record_metrics(request, now)
 
     def _end_stage_span(self, now: float) -> None:
         if self._stage_span:
             self._stage_span.end(round(now * 1e9))
             self._stage_span = None
 
-    def _record_metrics(self, flight: ActiveRequest, now: float) -> None:
+    def _record_metrics(self, request: ActiveRequest, now: float) -> None:
         labels: dict[str, AttributeValue] = {
             semconv.GEN_AI_OPERATION_NAME: self._operation,
             semconv.GEN_AI_PROVIDER_NAME: PROVIDER,
-            semconv.GEN_AI_REQUEST_MODEL: flight.model,
+            semconv.GEN_AI_REQUEST_MODEL: request.model,
         }
         failed = {semconv.ERROR_TYPE: self._error.reason} if self._error else {}
-        _request_duration.record(now - flight.arrived_at, {**labels, **failed})
-        if self._error or math.isnan(flight.first_token_at):
+        _request_duration.record(now - request.arrived_at, {**labels, **failed})
+        if self._error or math.isnan(request.first_token_at):
             return
-        _time_to_first_token.record(flight.first_token_at - flight.arrived_at, labels)
-        if flight.output_tokens > 1:
-            _time_per_output_token.record(_time_per_token(flight), labels)
+        _time_to_first_token.record(request.first_token_at - request.arrived_at, labels)
+        if request.output_tokens > 1:
+            _time_per_output_token.record(_time_per_token(request), labels)
 
-    def _log_fields(self, flight: ActiveRequest, now: float) -> dict[str, object]:
+    def _log_fields(self, request: ActiveRequest, now: float) -> dict[str, object]:
         return {
-            "ticket_id": flight.ticket_id,
+            "ticket_id": request.ticket_id,
             "request_id": self._request_id,
             "trace_id": self.trace_id,
-            "tenant": flight.identity.tenant_id,
-            "key_id": flight.identity.key_id,
-            "model": flight.model,
-            "outcome": flight.outcome,
+            "tenant": request.identity.tenant_id,
+            "key_id": request.identity.key_id,
+            "model": request.model,
+            "outcome": request.outcome,
             "reason": self._error.reason if self._error else "",
-            "prompt_tokens": flight.prompt_tokens,
-            "output_tokens": flight.output_tokens,
-            "cached_tokens": flight.cached_prompt_tokens,
-            "attempts": flight.attempt,
-            "worker_id": flight.worker_id,
-            "queue_s": round(flight.timeline.seconds("queue", "wait"), 6),
-            "ttft_s": _rounded(flight.first_token_at - flight.arrived_at),
-            "tpot_s": _rounded(_time_per_token(flight)),
-            "total_s": round(now - flight.arrived_at, 6),
-            "cancelled_at": _rounded(flight.cancelled_at),
+            "prompt_tokens": request.prompt_tokens,
+            "output_tokens": request.output_tokens,
+            "cached_tokens": request.cached_prompt_tokens,
+            "attempts": request.attempt,
+            "worker_id": request.worker_id,
+            "queue_s": round(request.timeline.seconds("queue", "wait"), 6),
+            "ttft_s": _rounded(request.first_token_at - request.arrived_at),
+            "tpot_s": _rounded(_time_per_token(request)),
+            "total_s": round(now - request.arrived_at, 6),
+            "cancelled_at": _rounded(request.cancelled_at),
         }
 
 
-def _time_per_token(flight: ActiveRequest) -> float:
-    if flight.output_tokens < 2:
+def _time_per_token(request: ActiveRequest) -> float:
+    if request.output_tokens < 2:
         return math.nan
-    return (flight.last_token_at - flight.first_token_at) / (flight.output_tokens - 1)
+    return (request.last_token_at - request.first_token_at) / (request.output_tokens - 1)
 
 
 def _rounded(seconds: float) -> float | None:
@@ -174,14 +174,14 @@ def _request_attributes(
     return asked
 
 
-def _result_attributes(flight: ActiveRequest) -> dict[str, AttributeValue]:
+def _result_attributes(request: ActiveRequest) -> dict[str, AttributeValue]:
     return {
-        semconv.GEN_AI_RESPONSE_MODEL: flight.model,
-        semconv.GEN_AI_RESPONSE_FINISH_REASONS: [flight.outcome],
-        semconv.GEN_AI_USAGE_INPUT_TOKENS: flight.prompt_tokens,
-        semconv.GEN_AI_USAGE_OUTPUT_TOKENS: flight.output_tokens,
-        semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: flight.cached_prompt_tokens,
-        semconv.PENSTOCK_TENANT_ID: flight.identity.tenant_id,
-        semconv.PENSTOCK_ATTEMPT: flight.attempt,
-        semconv.PENSTOCK_WORKER_ID: flight.worker_id,
+        semconv.GEN_AI_RESPONSE_MODEL: request.model,
+        semconv.GEN_AI_RESPONSE_FINISH_REASONS: [request.outcome],
+        semconv.GEN_AI_USAGE_INPUT_TOKENS: request.prompt_tokens,
+        semconv.GEN_AI_USAGE_OUTPUT_TOKENS: request.output_tokens,
+        semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: request.cached_prompt_tokens,
+        semconv.PENSTOCK_TENANT_ID: request.identity.tenant_id,
+        semconv.PENSTOCK_ATTEMPT: request.attempt,
+        semconv.PENSTOCK_WORKER_ID: request.worker_id,
     }

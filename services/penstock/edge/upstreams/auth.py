@@ -110,15 +110,15 @@ class AuthClient:
         """Return who the caller is, of the class it would be granted; None when auth has not let it in of late."""
         return self._fallback.find_identity(credential, priority)
 
-    def reserve(self, passage: RequestContext) -> None:
+    def reserve(self, context: RequestContext) -> None:
         """Ask, or decide; while nobody knows yet whether auth is away the ask is made again when it is back."""
         if self.is_unreachable:
-            self._fallback.decide(passage)
+            self._fallback.decide(context)
             return
-        self._fallback.on_request_sent(passage.ticket_id)
-        frame = frames.reserve(passage)
+        self._fallback.on_request_sent(context.ticket_id)
+        frame = frames.reserve(context)
         if self._flush_and_send(frame):
-            self._pending_reservations.add(passage.ticket_id, frame)
+            self._pending_reservations.add(context.ticket_id, frame)
 
     def settle(self, ticket_id: str, reservation_id: str, settlement: Settle) -> None:
         """End a reservation; one that auth has not named yet ends when it has."""
@@ -219,8 +219,8 @@ class AuthClient:
             self._fallback.on_request_sent(request_id)
             self._flush_and_send(frame)
         self._recover_orphans()
-        for passage in self._requests.in_state(RequestState.RESERVING):
-            self._runner.apply(passage, passage.request.on_auth_connected())
+        for context in self._requests.in_state(RequestState.RESERVING):
+            self._runner.apply(context, context.request.on_auth_connected())
 
     def _on_frame(self, address: str, frame: AdmitResponse) -> None:
         match frame.WhichOneof("frame"):
@@ -248,26 +248,26 @@ class AuthClient:
                 answer.set_result(identified.identity)
 
     def _on_admitted(self, admitted: Admitted) -> None:
-        passage, reservation_id = self._requests.get(admitted.request_id), admitted.reservation_id
+        context, reservation_id = self._requests.get(admitted.request_id), admitted.reservation_id
         entry = self._fallback.pop_deferred(admitted.request_id)
-        self._fallback.cache_identity(admitted, passage)
+        self._fallback.cache_identity(admitted, context)
         if entry and entry.settlement:
             self.settle(admitted.request_id, reservation_id, entry.settlement)
             return
-        if passage is None:  # nobody waits for it any more
+        if context is None:  # nobody waits for it any more
             if reservation_id not in self._unsettled:
                 self.settle(admitted.request_id, reservation_id, Settle(0, 0, "cancelled"))
             return
         if entry:
-            passage.request.reservation_id = reservation_id
+            context.request.reservation_id = reservation_id
             return
-        flight = passage.request
-        was_asked = flight.state is RequestState.RESERVING
+        request = context.request
+        was_asked = request.state is RequestState.RESERVING
         now = self._runner.now()
-        effects = flight.on_admitted(admitted.identity, admitted.reservation_id, now)
+        effects = request.on_admitted(admitted.identity, admitted.reservation_id, now)
         if was_asked:
-            passage.telemetry.on_admitted(now)
-        self._runner.apply(passage, effects)
+            context.telemetry.on_admitted(now)
+        self._runner.apply(context, effects)
 
     def _on_rejected(self, rejected: Rejected) -> None:
         if self._fallback.on_rejected(rejected):
@@ -278,11 +278,11 @@ class AuthClient:
             _, answer = self._pending_identifies[rejected.request_id]
             if not answer.done():
                 answer.set_exception(error)
-        elif passage := self._requests.get(rejected.request_id):
-            self._fallback.invalidate_identity(rejected, passage.credential)
-            if rejected.key_id and passage.request.state is RequestState.RESERVING:
-                passage.request.identity = Identity(tenant_id=rejected.tenant_id, key_id=rejected.key_id)
-            self._runner.apply(passage, passage.request.on_auth_rejected(error, self._runner.now()))
+        elif context := self._requests.get(rejected.request_id):
+            self._fallback.invalidate_identity(rejected, context.credential)
+            if rejected.key_id and context.request.state is RequestState.RESERVING:
+                context.request.identity = Identity(tenant_id=rejected.tenant_id, key_id=rejected.key_id)
+            self._runner.apply(context, context.request.on_auth_rejected(error, self._runner.now()))
 
     def _on_settled(self, reservation_id: str) -> None:
         self._unsettled.pop(reservation_id, None)
@@ -294,8 +294,8 @@ class AuthClient:
 
     def _decide_waiting(self) -> None:
         """Auth has become away for those who wait for it."""
-        for passage in self._requests.in_state(RequestState.RESERVING):
-            self._fallback.decide(passage, is_pending=True)
+        for context in self._requests.in_state(RequestState.RESERVING):
+            self._fallback.decide(context, is_pending=True)
         for frame, answer in list(self._pending_identifies.values()):
             if answer.done():
                 continue

@@ -14,27 +14,27 @@ from penstock.mesh.v1.worker_pb2 import Cancel, ExecuteRequest, Start
 NANOS_PER_S = 1_000_000_000
 
 
-def reserve(passage: RequestContext) -> AdmitRequest:
-    flight = passage.request
+def reserve(context: RequestContext) -> AdmitRequest:
+    request = context.request
     return AdmitRequest(
         reserve=Reserve(
-            request_id=flight.ticket_id,
-            credential=passage.credential,
-            model=flight.plan.model,
-            prompt_tokens=flight.prompt_tokens,
-            max_output_tokens=max(0, flight.output.tokens_left),
-            priority=passage.spec.priority,
-            traceparent=passage.telemetry.traceparent,
-            answer_id=passage.spec.answer_id,
-            emitted_tokens=len(flight.plan.resumed_ids),
-            answer_fingerprint=answer_fingerprint(passage.credential.bearer, flight.plan),
+            request_id=request.ticket_id,
+            credential=context.credential,
+            model=request.plan.model,
+            prompt_tokens=request.prompt_tokens,
+            max_output_tokens=max(0, request.output.tokens_left),
+            priority=context.spec.priority,
+            traceparent=context.telemetry.traceparent,
+            answer_id=context.spec.answer_id,
+            emitted_tokens=len(request.plan.resumed_ids),
+            answer_fingerprint=answer_fingerprint(context.credential.bearer, request.plan),
         )
     )
 
 
-def reserve_admitted(passage: RequestContext, key_id: str) -> AdmitRequest:
+def reserve_admitted(context: RequestContext, key_id: str) -> AdmitRequest:
     """The same ask of a request that was let in already."""
-    frame = reserve(passage)
+    frame = reserve(context)
     frame.reserve.ClearField("credential")
     frame.reserve.fallback_admission.key_id = key_id
     return frame
@@ -51,8 +51,8 @@ def settle(reservation_id: str, settlement: SettleEffect) -> AdmitRequest:
     )
 
 
-def enqueue(passage: RequestContext) -> SubmitRequest:
-    return SubmitRequest(enqueue=Enqueue(tickets=[_ticket(passage)]))
+def enqueue(context: RequestContext) -> SubmitRequest:
+    return SubmitRequest(enqueue=Enqueue(tickets=[_ticket(context)]))
 
 
 def probe(ticket_id: str, admission_probe: AdmissionProbe, now: float) -> SubmitRequest:
@@ -73,44 +73,44 @@ def withdraw(ticket_id: str, now: float) -> SubmitRequest:
     return SubmitRequest(withdraw=Withdraw(ticket_ids=[ticket_id], withdraw_unix_nano=unix_nano(now)))
 
 
-def _ticket(passage: RequestContext) -> Ticket:
-    flight, plan, identity = passage.request, passage.request.plan, passage.request.identity
-    passage.poison_fingerprint = passage.poison_fingerprint or poison_fingerprint(identity.cache_salt, plan)
+def _ticket(context: RequestContext) -> Ticket:
+    request, plan, identity = context.request, context.request.plan, context.request.identity
+    context.poison_fingerprint = context.poison_fingerprint or poison_fingerprint(identity.cache_salt, plan)
     return Ticket(
-        ticket_id=flight.ticket_id,
+        ticket_id=request.ticket_id,
         tenant_id=identity.tenant_id,
         priority=identity.priority,
         weight=identity.weight,
         model=plan.model,
-        prompt_tokens=flight.prompt_tokens + len(flight.output.token_ids),
-        max_output_tokens=flight.output.tokens_left,
-        deadline_unix_nano=unix_nano(flight.deadline),
-        enqueue_unix_nano=unix_nano(flight.enqueued_at),
-        attempt=flight.attempt,
+        prompt_tokens=request.prompt_tokens + len(request.output.token_ids),
+        max_output_tokens=request.output.tokens_left,
+        deadline_unix_nano=unix_nano(request.deadline),
+        enqueue_unix_nano=unix_nano(request.enqueued_at),
+        attempt=request.attempt,
         prefix_hashes=block_hashes(plan.prompt_ids, plan.block_size, identity.cache_salt),
-        avoid_workers=flight.failed_attempts.avoided_workers,
-        traceparent=passage.telemetry.traceparent,
-        fingerprint=passage.poison_fingerprint,
-        may_have_run=bool(passage.spec.answer_id or passage.spec.resume_ids),
+        avoid_workers=request.failed_attempts.avoided_workers,
+        traceparent=context.telemetry.traceparent,
+        fingerprint=context.poison_fingerprint,
+        may_have_run=bool(context.spec.answer_id or context.spec.resume_ids),
     )
 
 
-def start(passage: RequestContext, handle: int, lease: Lease) -> ExecuteRequest:
-    flight, plan = passage.request, passage.request.plan
+def start(context: RequestContext, handle: int, lease: Lease) -> ExecuteRequest:
+    request, plan = context.request, context.request.plan
     return ExecuteRequest(
         start=Start(
             handle=handle,
             lease_id=lease.lease_id,
-            ticket_id=flight.ticket_id,
-            token_ids=[*plan.prompt_ids, *flight.output.token_ids],
-            emitted=len(flight.output.token_ids),
-            max_output_tokens=flight.output.tokens_left,
+            ticket_id=request.ticket_id,
+            token_ids=[*plan.prompt_ids, *request.output.token_ids],
+            emitted=len(request.output.token_ids),
+            max_output_tokens=request.output.tokens_left,
             sampling=plan.sampling,
             ignore_eos=plan.ignore_eos,
-            cache_salt=flight.identity.cache_salt,
-            deadline_unix_nano=unix_nano(flight.deadline),
-            traceparent=passage.telemetry.traceparent,
-            fingerprint=passage.poison_fingerprint,
+            cache_salt=request.identity.cache_salt,
+            deadline_unix_nano=unix_nano(request.deadline),
+            traceparent=context.telemetry.traceparent,
+            fingerprint=context.poison_fingerprint,
         )
     )
 

@@ -65,42 +65,42 @@ class QueueClient:
     async def run(self) -> None:
         await self._peers.run()
 
-    def enqueue(self, passage: RequestContext) -> bool:
+    def enqueue(self, context: RequestContext) -> bool:
         """Give the ticket to a shard; False when none is there."""
-        passage.shard = ""
+        context.shard = ""
         takers = self._available_shards
-        while shard := shard_for(takers, passage.request.plan.model, passage.request.identity.tenant_id):
-            if self._streams[shard].send(frames.enqueue(passage)):
-                passage.shard = shard
+        while shard := shard_for(takers, context.request.plan.model, context.request.identity.tenant_id):
+            if self._streams[shard].send(frames.enqueue(context)):
+                context.shard = shard
                 return True
             takers.discard(shard)
         return False
 
-    async def probe(self, knock: AdmissionProbe) -> None:
+    async def probe(self, probe: AdmissionProbe) -> None:
         """Ask a shard first whether it would take a request in; raises what it says of load.
 
         Of those that come together few ask, and the others hear what these were told. Who is not told in time goes on.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(probes.PROBE_TIMEOUT_S), self._probes.slot(knock.traffic_class) as had_to_wait:
+            async with asyncio.timeout(probes.PROBE_TIMEOUT_S), self._probes.slot(probe.traffic_class) as had_to_wait:
                 if had_to_wait:
-                    self._admission.recheck(knock)
-                await self._send_probe(knock)
+                    self._admission.recheck(probe)
+                await self._send_probe(probe)
 
-    async def _send_probe(self, knock: AdmissionProbe) -> None:
+    async def _send_probe(self, probe: AdmissionProbe) -> None:
         shard, sent = (
-            shard_for(self._available_shards, knock.traffic_class.model, knock.traffic_class.tenant_id),
+            shard_for(self._available_shards, probe.traffic_class.model, probe.traffic_class.tenant_id),
             self._runner.now(),
         )
         ticket_id = self._probes.next_id()
-        if shard and self._streams[shard].send(frames.probe(ticket_id, knock, sent)):
+        if shard and self._streams[shard].send(frames.probe(ticket_id, probe, sent)):
             shed = await self._probes.wait_result(shard, ticket_id)
             if shed:
-                self._admission.on_probe_rejected(knock, shed, sent_at=sent, now=self._runner.now())
+                self._admission.on_probe_rejected(probe, shed, sent_at=sent, now=self._runner.now())
 
-    def withdraw(self, passage: RequestContext) -> None:
-        if passage.shard:
-            self._withdraw(passage.shard, passage.ticket_id)
+    def withdraw(self, context: RequestContext) -> None:
+        if context.shard:
+            self._withdraw(context.shard, context.ticket_id)
 
     def _withdraw(self, shard: str, ticket_id: str) -> None:
         if link := self._streams.get(shard):
@@ -137,22 +137,22 @@ class QueueClient:
 
     def _reenqueue(self, shard: str) -> None:
         """Move what waits at `shard`, or nowhere, to a shard that is there."""
-        for passage in self._requests.in_state(RequestState.QUEUED):
-            if passage.shard == shard:
-                self._runner.apply(passage, passage.request.on_queue_lost())
+        for context in self._requests.in_state(RequestState.QUEUED):
+            if context.shard == shard:
+                self._runner.apply(context, context.request.on_queue_lost())
 
     def _on_frame(self, shard: str, frame: SubmitResponse) -> None:
         kind = frame.WhichOneof("frame")
         if kind == "catalog":
             self._catalog.on_catalog(shard, frame.catalog)
         elif kind == "queued":
-            if passage := self._context_at(shard, frame.queued.ticket_id):
-                self._admission.on_queued(passage, frame.queued, self._runner.now())
-                self._runner.apply(passage, passage.request.on_queued())
+            if context := self._context_at(shard, frame.queued.ticket_id):
+                self._admission.on_queued(context, frame.queued, self._runner.now())
+                self._runner.apply(context, context.request.on_queued())
         elif kind == "leased":
             lease = frame.leased.lease
-            if passage := self._requests.get(lease.ticket_id):
-                self._runner.apply(passage, passage.request.on_leased(lease, self._runner.now()))
+            if context := self._requests.get(lease.ticket_id):
+                self._runner.apply(context, context.request.on_leased(lease, self._runner.now()))
             else:
                 self._withdraw(shard, lease.ticket_id)
         elif kind == "shed":
@@ -164,23 +164,23 @@ class QueueClient:
 
     def _context_at(self, shard: str, ticket_id: str) -> RequestContext | None:
         """Return whose ticket it is, unless the ticket has moved to another shard since."""
-        passage = self._requests.get(ticket_id)
-        return passage if passage and passage.shard == shard else None
+        context = self._requests.get(ticket_id)
+        return context if context and context.shard == shard else None
 
     def _on_shed(self, shard: str, shed: Shed) -> None:
-        passage = self._context_at(shard, shed.ticket_id)
-        if passage is None:
+        context = self._context_at(shard, shed.ticket_id)
+        if context is None:
             self._probes.on_result(shard, shed.ticket_id, shed)
             return
         if shed.failure.reason == DRAINING:
             self._draining.add(shard)
-            self._runner.apply(passage, passage.request.on_queue_lost())
+            self._runner.apply(context, context.request.on_queue_lost())
         else:
             error = error_from_failure(shed.failure)
-            self._admission.on_queue_rejected(passage, shed, error, self._runner.now())
+            self._admission.on_queue_rejected(context, shed, error, self._runner.now())
             # A shard that started a moment ago has not heard of every model yet.
-            is_new_there = error.reason == "MODEL_UNKNOWN" and self._catalog.contains(passage.request.model)
+            is_new_there = error.reason == "MODEL_UNKNOWN" and self._catalog.contains(context.request.model)
             is_passing = is_new_there or error.reason == SUSPECT
             self._runner.apply(
-                passage, passage.request.on_queue_rejected(error, self._runner.now(), is_transient=is_passing)
+                context, context.request.on_queue_rejected(error, self._runner.now(), is_transient=is_passing)
             )

@@ -66,12 +66,12 @@ class WorkerConnection:
             )
             await self._link.run()
 
-    def start(self, passage: RequestContext, lease: Lease) -> None:
+    def start(self, context: RequestContext, lease: Lease) -> None:
         self._last_handle += 1
         handle = self._last_handle
-        self._contexts[handle] = passage
+        self._contexts[handle] = context
         self._unsent_leases[handle] = lease
-        passage.run = WorkerRunHandle(self, handle)
+        context.run = WorkerRunHandle(self, handle)
         if self.is_up:
             self._send_start(handle)
 
@@ -86,10 +86,10 @@ class WorkerConnection:
             self.last_used_at = self._runner.now()
 
     def _send_start(self, handle: int) -> None:
-        passage, lease = self._contexts[handle], self._unsent_leases[handle]
-        if self._link and self._link.send(frames.start(passage, handle, lease)):
+        context, lease = self._contexts[handle], self._unsent_leases[handle]
+        if self._link and self._link.send(frames.start(context, handle, lease)):
             del self._unsent_leases[handle]
-            self._runner.apply(passage, passage.request.on_run_started())
+            self._runner.apply(context, context.request.on_run_started())
 
     def _on_up(self) -> None:
         self._is_draining = False
@@ -99,10 +99,10 @@ class WorkerConnection:
     def _on_down(self) -> None:
         """Lose what was started; what was not waits for the stream to come back within its lease."""
         now = self._runner.now()
-        for handle, passage in list(self._contexts.items()):
+        for handle, context in list(self._contexts.items()):
             if handle not in self._unsent_leases:
                 self.discard(handle)
-                self._runner.apply(passage, passage.request.on_worker_lost(now, died=not self._is_draining))
+                self._runner.apply(context, context.request.on_worker_lost(now, died=not self._is_draining))
 
     def _on_frame(self, frame: ExecuteResponse) -> None:
         kind = frame.WhichOneof("frame")
@@ -112,7 +112,7 @@ class WorkerConnection:
             finished = frame.finished
             self._on_run_over(
                 finished.handle,
-                lambda passage, now: passage.request.on_run_finished(
+                lambda context, now: context.request.on_run_finished(
                     finished.reason, finished.output_tokens, finished.cached_prompt_tokens, finished.times, now
                 ),
             )
@@ -120,7 +120,7 @@ class WorkerConnection:
             cancelled = frame.cancelled
             self._on_run_over(
                 cancelled.handle,
-                lambda passage, now: passage.request.on_run_stopped(
+                lambda context, now: context.request.on_run_stopped(
                     cancelled.output_tokens, cancelled.kv_blocks_freed, cancelled.times, now
                 ),
             )
@@ -128,7 +128,7 @@ class WorkerConnection:
             error, never_ran = error_from_failure(frame.failed.failure), frame.failed.never_ran
             self._on_run_over(
                 frame.failed.handle,
-                lambda passage, now: passage.request.on_run_rejected(error, now, never_ran=never_ran),
+                lambda context, now: context.request.on_run_rejected(error, now, never_ran=never_ran),
             )
         elif kind == "end":
             self._is_draining = True
@@ -136,16 +136,16 @@ class WorkerConnection:
     def _on_step(self, step: Step) -> None:
         now, runs, apply, logprobs = self._runner.now(), self._contexts, self._runner.apply, step.logprobs
         for at, (handle, token_id, index) in enumerate(zip(step.handles, step.token_ids, step.indexes, strict=True)):
-            passage = runs.get(handle)
-            if passage is not None:
-                logprob = logprobs[at] if logprobs and passage.spec.logprobs else None
-                apply(passage, passage.request.on_token(index, token_id, logprob, now))
+            context = runs.get(handle)
+            if context is not None:
+                logprob = logprobs[at] if logprobs and context.spec.logprobs else None
+                apply(context, context.request.on_token(index, token_id, logprob, now))
 
     def _on_run_over(self, handle: int, end: Callable[[RequestContext, float], list[Effect]]) -> None:
-        passage = self._contexts.get(handle)
-        if passage is not None:
+        context = self._contexts.get(handle)
+        if context is not None:
             self.discard(handle)
-            self._runner.apply(passage, end(passage, self._runner.now()))
+            self._runner.apply(context, end(context, self._runner.now()))
 
 
 SWEEPS_PER_IDLE_TIMEOUT = 4  # looks for idle streams within the time one may be idle
@@ -172,11 +172,11 @@ class WorkerClient:
                 await asyncio.sleep(self._idle_timeout / SWEEPS_PER_IDLE_TIMEOUT)
                 self._close_idle()
 
-    def start(self, passage: RequestContext, lease: Lease) -> None:
+    def start(self, context: RequestContext, lease: Lease) -> None:
         address = lease.worker_address
         if address not in self._connections:
             self._open(address)
-        self._connections[address].start(passage, lease)
+        self._connections[address].start(context, lease)
 
     def _open(self, address: str) -> None:
         assert self._group is not None, "a lease came before the links ran"

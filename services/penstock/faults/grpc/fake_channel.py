@@ -241,7 +241,7 @@ class FakeCall:
         )
         self._inbox.on_taken = self._on_taken
         server: Any = connection.sides[TO_SERVER]
-        network.deliver(exchange, TO_SERVER, server.take, exchange)
+        network.deliver(exchange, TO_SERVER, server.on_call, exchange)
         if self._request is not None:
             self._send(exchange, self._request)
         self._started.set()
@@ -258,7 +258,7 @@ class FakeCall:
         self._channel.remove_call(self)
         if self._stream and code in (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED):
             server: Any = self._stream.connection.sides[TO_SERVER]
-            self._channel.network.deliver(self._stream, TO_SERVER, server.cancel, self._stream)
+            self._channel.network.deliver(self._stream, TO_SERVER, server.cancel_call, self._stream)
 
     def _on_taken(self, count: int) -> None:
         assert self._stream

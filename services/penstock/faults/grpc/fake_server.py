@@ -208,7 +208,7 @@ class ServerSide:
     def _deliver_go_away(self) -> None:
         """On the client's loop, after it has heard that the connection is there."""
         client: Any = self.connection.sides[TO_CLIENT]
-        client.go_away()
+        client.on_go_away()
 
 
 async def _run_handler(handler: Any, context: FakeServicerContext) -> None:

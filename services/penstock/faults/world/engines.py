@@ -13,8 +13,8 @@ from penstock.faults.grpc.network import Network, run_on
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.process import Process
 from penstock.worker.engine.batching.build import build_batch
+from penstock.worker.engine.host.messages import Add, AddRejected, Cancel, EngineReady, StepCompleted
 from penstock.worker.engine.interface import StepResult
-from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineReady, StepCompleted
 from penstock.worker.engine.options import EngineOptions
 from penstock.worker.engine.simulated.engine import SimulatedEngine
 

@@ -40,7 +40,7 @@ class ExecuteRequest(_message.Message):
 
     @_builtins.property
     def cancel(self) -> Global___Cancel:
-        """Stops one."""
+        """Cancels a run."""
 
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -52,11 +52,11 @@ class ExecuteRequest(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """The edge is done."""
+        """The edge sends no further frames."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteRequest]:
-        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+        """Frames that were ready at the same time, in order. Set only if `frame` is unset; they have no `more` of their own."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ Global___ExecuteRequest: _TypeAlias = ExecuteRequest  # noqa: Y015
 
 @_typing.final
 class Start(_message.Message):
-    """Start runs a leased ticket. Answered by `step` frames and then one of `finished`, `stopped` or `refused`."""
+    """Start runs a leased ticket. The worker responds with `step` frames and then one `finished`, `cancelled` or `failed`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -100,34 +100,34 @@ class Start(_message.Message):
     handle: _builtins.int
     """Chosen by the edge, unique among the runs of this stream; names the run in later frames."""
     lease_id: _builtins.str
-    """The right to run; refused with ABORTED / LEASE_LOST when it lapsed or was never announced."""
+    """The lease of the ticket. ABORTED / LEASE_LOST if it has expired or was never announced."""
     ticket_id: _builtins.str
-    """What runs."""
+    """The ticket to run."""
     emitted: _builtins.int
-    """How many of the last `token_ids` were emitted already; the next token has this index."""
+    """Number of the last `token_ids` that were emitted by earlier attempts; the next token has this index."""
     max_output_tokens: _builtins.int
-    """Most tokens still to generate, at least 1."""
+    """Maximum number of tokens still to generate, at least 1."""
     ignore_eos: _builtins.bool
-    """Whether the model's end-of-sequence ids do not end it."""
+    """Whether the model's end-of-sequence ids do not end the output."""
     cache_salt: _builtins.bytes
     """Salt of the tenant for the prefix cache, 16 bytes; empty: no sharing."""
     deadline_unix_nano: _builtins.int
-    """Unix time after which no step may be spent on it. 0: none."""
+    """Unix time after which the worker stops the run. 0: no deadline."""
     traceparent: _builtins.str
     """W3C trace context of the request."""
     fingerprint: _builtins.int
-    """As in its ticket."""
+    """The fingerprint of the ticket."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, then the tokens emitted by earlier attempts."""
 
     @_builtins.property
     def sampling(self) -> _inference_pb2.Sampling:
-        """How tokens are drawn; the seed is always set."""
+        """Sampling parameters; the seed is always set."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids that end the answer, beside the model's own end-of-sequence ids."""
+        """Ids that end the output, beside the model's own end-of-sequence ids."""
 
     def __init__(
         self,
@@ -156,13 +156,15 @@ Global___Start: _TypeAlias = Start  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
-    """Cancel stops a run. Idempotent; unknown handles are ignored. Answered by `stopped` once the engine let go."""
+    """Cancel stops a run. Idempotent; unknown handles are ignored. The worker responds with `cancelled` once the engine has
+    released the run.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """As given in `start`."""
+    """The handle of its `start`."""
     def __init__(
         self,
         *,
@@ -192,11 +194,11 @@ class ExecuteResponse(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def step(self) -> Global___Step:
-        """One engine step's tokens."""
+        """The tokens of one engine step."""
 
     @_builtins.property
     def finished(self) -> Global___RunFinished:
-        """A run came to its end."""
+        """A run has finished."""
 
     @_builtins.property
     def cancelled(self) -> Global___RunCancelled:
@@ -204,7 +206,7 @@ class ExecuteResponse(_message.Message):
 
     @_builtins.property
     def failed(self) -> Global___RunFailed:
-        """A run cannot start, or cannot go on."""
+        """A run cannot start or cannot continue."""
 
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -216,11 +218,11 @@ class ExecuteResponse(_message.Message):
 
     @_builtins.property
     def end(self) -> _stream_pb2.End:
-        """The worker drains: what still runs is to be resumed elsewhere."""
+        """The worker drains; the edge resumes its remaining runs elsewhere."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteResponse]:
-        """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
+        """Frames that were ready at the same time, in order. Set only if `frame` is unset; they have no `more` of their own."""
 
     def __init__(
         self,
@@ -259,19 +261,19 @@ class Step(_message.Message):
     """Number of the engine step, from 1."""
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Which runs."""
+        """The run of each token."""
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The token of each."""
+        """Token ids."""
 
     @_builtins.property
     def indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Index of each token in its answer, from 0."""
+        """Index of each token in its run's output, from 0."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Natural logarithm of each token's probability; empty when no run here asked for it."""
+        """Natural logarithm of each token's probability; empty if none of these runs asked for it."""
 
     def __init__(
         self,
@@ -292,7 +294,7 @@ Global___Step: _TypeAlias = Step  # noqa: Y015
 
 @_typing.final
 class RunFinished(_message.Message):
-    """RunFinished ends a run."""
+    """RunFinished reports that a run has finished."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -302,16 +304,16 @@ class RunFinished(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Which run; the handle is free again."""
+    """The run; its handle is free again."""
     reason: _inference_pb2.FinishReason.ValueType
-    """Why."""
+    """The reason of the end."""
     output_tokens: _builtins.int
     """Tokens made by this run."""
     cached_prompt_tokens: _builtins.int
     """Tokens of the prompt found in the prefix cache."""
     @_builtins.property
     def times(self) -> Global___RunTimes:
-        """Where the worker's time went."""
+        """Time spent in each phase."""
 
     def __init__(
         self,
@@ -332,7 +334,7 @@ Global___RunFinished: _TypeAlias = RunFinished  # noqa: Y015
 
 @_typing.final
 class RunTimes(_message.Message):
-    """RunTimes says where a run's time on the worker went."""
+    """RunTimes is the time that a run spent in each phase on the worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,15 +343,15 @@ class RunTimes(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def wait(self) -> _duration_pb2.Duration:
-        """From START's arrival to the first engine step that worked on it."""
+        """From the arrival of `start` to the first engine step that worked on the run."""
 
     @_builtins.property
     def prefill(self) -> _duration_pb2.Duration:
-        """From then to its first token."""
+        """From that step to the first token."""
 
     @_builtins.property
     def decode(self) -> _duration_pb2.Duration:
-        """From then to its last token."""
+        """From the first token to the last."""
 
     def __init__(
         self,
@@ -368,7 +370,7 @@ Global___RunTimes: _TypeAlias = RunTimes  # noqa: Y015
 
 @_typing.final
 class RunCancelled(_message.Message):
-    """Stopped is the receipt of a cancel."""
+    """RunCancelled is the receipt of a cancel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -378,16 +380,16 @@ class RunCancelled(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Which run; the handle is free again."""
+    """The run; its handle is free again."""
     output_tokens: _builtins.int
     """Tokens made by this run, sent or not."""
     kv_blocks_freed: _builtins.int
-    """KV blocks back in the pool; shared ones count when this was their last user."""
+    """KV blocks returned to the pool; a shared block counts if this run was its last user."""
     step: _builtins.int
-    """Last engine step that could have worked on it."""
+    """The last engine step that may have worked on the run."""
     @_builtins.property
     def times(self) -> Global___RunTimes:
-        """Where the worker's time went."""
+        """Time spent in each phase."""
 
     def __init__(
         self,
@@ -408,7 +410,7 @@ Global___RunCancelled: _TypeAlias = RunCancelled  # noqa: Y015
 
 @_typing.final
 class RunFailed(_message.Message):
-    """RunRefused ends a run in an error."""
+    """RunFailed reports that a run has failed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -416,14 +418,14 @@ class RunFailed(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     NEVER_RAN_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Which run; the handle is free again."""
+    """The run; its handle is free again."""
     never_ran: _builtins.bool
-    """No engine ever had it: it counts as no attempt of the request."""
+    """Whether no engine received the run, so that it does not count as an attempt of the request."""
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
-        """ABORTED / LEASE_LOST, UNAVAILABLE / DRAINING or ENGINE_DIED: enqueue again. INVALID_ARGUMENT / PROMPT_TOO_LONG with the
-        numbers, or / START_INVALID: never. INTERNAL / ENGINE_CRASHED: never, it has crashed the engine twice. DEADLINE_EXCEEDED /
-        DEADLINE.
+        """The error. The edge enqueues the ticket again after ABORTED / LEASE_LOST, UNAVAILABLE / LOADING, DRAINING or
+        ENGINE_DIED. It does not after INVALID_ARGUMENT / PROMPT_TOO_LONG (with the numbers) or START_INVALID, after
+        DEADLINE_EXCEEDED / DEADLINE, nor after INTERNAL / ENGINE_CRASHED (the request has crashed the engine twice).
         """
 
     def __init__(
@@ -460,7 +462,7 @@ Global___GetModelCardRequest: _TypeAlias = GetModelCardRequest  # noqa: Y015
 
 @_typing.final
 class GetModelCardResponse(_message.Message):
-    """GetModelCardResponse carries the card."""
+    """GetModelCardResponse has the card."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -484,7 +486,7 @@ Global___GetModelCardResponse: _TypeAlias = GetModelCardResponse  # noqa: Y015
 
 @_typing.final
 class ModelCard(_message.Message):
-    """ModelCard is what an edge needs to talk to a model."""
+    """ModelCard holds the tokenizer, chat template and limits of a model, for edges."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -498,15 +500,15 @@ class ModelCard(_message.Message):
     TOKENIZER_JSON_ZLIB_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What requests name."""
+    """The model's name in requests."""
     digest: _builtins.str
-    """Changes whenever another field does."""
+    """Digest of all other fields."""
     context_length: _builtins.int
-    """Most tokens that prompt and output may have together."""
+    """Maximum number of prompt and output tokens together."""
     vocabulary_size: _builtins.int
     """Number of token ids."""
     bos_token_id: _builtins.int
-    """Id put before raw text; absent: none."""
+    """Id that precedes raw text; absent: none."""
     chat_template: _builtins.str
     """Jinja source; empty: the model has none."""
     tokenizer_json_zlib: _builtins.bytes
@@ -515,7 +517,7 @@ class ModelCard(_message.Message):
     """Tokens per KV block, for prefix hashes."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids that end an answer."""
+        """Ids that end an output."""
 
     def __init__(
         self,

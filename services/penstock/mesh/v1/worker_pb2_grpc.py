@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """WorkerService runs leased tickets and streams their tokens straight to the edge.
+    """WorkerService runs leased tickets and streams their tokens directly to the edge.
     """
 
     def __init__(self, channel):
@@ -48,19 +48,19 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """WorkerService runs leased tickets and streams their tokens straight to the edge.
+    """WorkerService runs leased tickets and streams their tokens directly to the edge.
     """
 
     def Execute(self, request_iterator, context):
-        """Execute is one edge's session with a worker. When the stream is lost the worker cancels what the edge ran on it.
-        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one run come as `refused`.
+        """Execute is one edge's session with a worker. If the stream is lost, the worker cancels the runs started on it.
+        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one run are sent as `failed`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelCard(self, request, context):
-        """GetModelCard gives edges what they need to talk to the model. UNAVAILABLE / LOADING before it is loaded.
+        """GetModelCard returns the model's tokenizer, chat template and limits. UNAVAILABLE / LOADING before it is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +88,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """WorkerService runs leased tickets and streams their tokens straight to the edge.
+    """WorkerService runs leased tickets and streams their tokens directly to the edge.
     """
 
     @staticmethod

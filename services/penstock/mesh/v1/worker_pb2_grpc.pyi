@@ -27,33 +27,33 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerServiceStub:
-    """WorkerService runs leased tickets and streams their tokens straight to the edge."""
+    """WorkerService runs leased tickets and streams their tokens directly to the edge."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Execute: _grpc.StreamStreamMultiCallable[_worker_pb2.ExecuteRequest, _worker_pb2.ExecuteResponse]
-    """Execute is one edge's session with a worker. When the stream is lost the worker cancels what the edge ran on it.
-    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one run come as `refused`.
+    """Execute is one edge's session with a worker. If the stream is lost, the worker cancels the runs started on it.
+    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one run are sent as `failed`.
     """
     GetModelCard: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetModelCardRequest, _worker_pb2.GetModelCardResponse]
-    """GetModelCard gives edges what they need to talk to the model. UNAVAILABLE / LOADING before it is loaded."""
+    """GetModelCard returns the model's tokenizer, chat template and limits. UNAVAILABLE / LOADING before it is loaded."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
-    """WorkerService runs leased tickets and streams their tokens straight to the edge."""
+    """WorkerService runs leased tickets and streams their tokens directly to the edge."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Execute: _aio.StreamStreamMultiCallable[_worker_pb2.ExecuteRequest, _worker_pb2.ExecuteResponse]  # type: ignore[assignment]
-    """Execute is one edge's session with a worker. When the stream is lost the worker cancels what the edge ran on it.
-    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one run come as `refused`.
+    """Execute is one edge's session with a worker. If the stream is lost, the worker cancels the runs started on it.
+    FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one run are sent as `failed`.
     """
     GetModelCard: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetModelCardRequest, _worker_pb2.GetModelCardResponse]  # type: ignore[assignment]
-    """GetModelCard gives edges what they need to talk to the model. UNAVAILABLE / LOADING before it is loaded."""
+    """GetModelCard returns the model's tokenizer, chat template and limits. UNAVAILABLE / LOADING before it is loaded."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """WorkerService runs leased tickets and streams their tokens straight to the edge."""
+    """WorkerService runs leased tickets and streams their tokens directly to the edge."""
 
     @_abc_1.abstractmethod
     def Execute(
@@ -61,8 +61,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.ExecuteRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.ExecuteResponse], _abc.AsyncIterator[_worker_pb2.ExecuteResponse]]:
-        """Execute is one edge's session with a worker. When the stream is lost the worker cancels what the edge ran on it.
-        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one run come as `refused`.
+        """Execute is one edge's session with a worker. If the stream is lost, the worker cancels the runs started on it.
+        FAILED_PRECONDITION / HELLO_MISSING or PROTOCOL_UNSUPPORTED. Errors of one run are sent as `failed`.
         """
 
     @_abc_1.abstractmethod
@@ -71,6 +71,6 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GetModelCardRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.GetModelCardResponse, _abc.Awaitable[_worker_pb2.GetModelCardResponse]]:
-        """GetModelCard gives edges what they need to talk to the model. UNAVAILABLE / LOADING before it is loaded."""
+        """GetModelCard returns the model's tokenizer, chat template and limits. UNAVAILABLE / LOADING before it is loaded."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,6 +1,6 @@
 """One load of mixed lengths through continuous and through static batches of the same engine.
 
-A static batch as most are still computes a row that has finished until the longest is done. Ours, `naive`, does not,
+A static batch as most are still computes a row that has finished until the longest is done. Ours, `static`, does not,
 so it is measured as well: what it still wastes is slots.
 """
 
@@ -69,7 +69,7 @@ def measure_throughput(
     wanted = [spec.max_output_tokens for spec in specs]
     kinds: dict[str, tuple[BatchingPolicy, list[int]]] = {
         "continuous": (ContinuousBatching(), wanted),
-        "naive": (StaticBatching(), wanted),
+        "static": (StaticBatching(), wanted),
         "padded": (StaticBatching(), padded_outputs(wanted[:PADDED_REQUESTS], SLOTS)),
     }
     taken = {}

@@ -1,4 +1,4 @@
-"""Finds the edges behind the names an operator wrote. Asks DNS; decides nothing."""
+"""Discovery of edges: resolves an operator's list of names through DNS. Holds no policy."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,17 +18,18 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class EdgeDiscovery:
-    """`edges` is a list of edges, or `file:///path` of one; either is read anew at each look, so a file may change.
+    """Resolves a list of edges at each poll. A file with the list is read again each time, so that it may change.
 
-    A name that stops answering keeps the edges it had: the proxies' health checks know better than a broken resolver.
+    A name that no longer resolves keeps its last addresses, because the proxies' health checks are better evidence than
+    a broken resolver.
     """
 
-    edges: str
+    edges: str  # the list, or `file:///path` of one
     lookup: Lookup = resolve
     last_hosts: dict[Address, list[str]] = field(default_factory=dict)
 
     async def poll(self) -> tuple[Edge, ...]:
-        """The edges as of now, each address once; raises BadEdge or OSError where the list itself cannot be read."""
+        """Return the current edges, each address once. Raises InvalidEdge or OSError if the list cannot be read."""
         by_address: dict[Address, Edge] = {}
         for spec in parse_specs(await self._read_edges()):
             for edge in await self._resolve(spec):
@@ -61,6 +62,6 @@ class EdgeDiscovery:
         return self.last_hosts[address]
 
 
-def _with_hosts(pattern: Edge, pairs: Iterator[tuple[str, str]]) -> Iterator[Edge]:
+def _with_hosts(template: Edge, pairs: Iterator[tuple[str, str]]) -> Iterator[Edge]:
     for grpc, http in pairs:
-        yield replace(pattern, grpc=Address(grpc, pattern.grpc.port), http=Address(http, pattern.http.port))
+        yield replace(template, grpc=Address(grpc, template.grpc.port), http=Address(http, template.http.port))

@@ -1,4 +1,4 @@
-"""Where the edges are, as an operator writes it and as the proxies are told."""
+"""Edges: the syntax in which an operator lists them, and their addresses, priorities and localities."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ DNS_SCHEME = "dns:///"
 
 
 class InvalidEdge(ValueError):
-    """An edge is described in a way nobody can dial."""
+    """The text does not describe an edge that can be dialled."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -19,7 +19,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`host:port`, or `[v6]:port`."""
+        """Parse `host:port` or `[v6]:port`. Raises InvalidEdge."""
         match = re.fullmatch(r"\[(?P<v6>[0-9a-fA-F:.]+)\]:(?P<p6>\d+)|(?P<host>[^:\[\]/\s]+):(?P<port>\d+)", text)
         if match is None:
             raise InvalidEdge(f"{text!r} is not host:port")
@@ -30,7 +30,7 @@ class Address:
 
     @property
     def is_literal(self) -> bool:
-        """The host is an IP address, so nobody needs to be asked where it is."""
+        """Whether the host is an IP address, which needs no lookup."""
         try:
             ip_address(self.host)
         except ValueError:
@@ -49,30 +49,30 @@ class Locality:
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Edge:
-    """One edge process: the same place under two ports."""
+    """One edge process with its two ports."""
 
     grpc: Address
     http: Address
     locality: Locality = Locality()
-    priority: int = 0  # 0 first; a higher number takes what the lower ones cannot
-    is_draining: bool = False  # gets no new call; its running streams go on
+    priority: int = 0  # 0 is first; a higher number serves if the lower ones cannot
+    is_draining: bool = False  # gets no new calls; its running streams continue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeSpec:
-    """One item of PENSTOCK_ROUTING_EDGES: an edge by address, or a name behind which there is one per DNS record.
+    """One item of PENSTOCK_ROUTING_EDGES: an edge by address, or a name with one edge per DNS record.
 
-    `GRPC_HOST:PORT/HTTP_HOST:PORT[@REGION[/ZONE]][;PRIORITY][;draining]`, or with one name for both ports
-    `dns:///NAME:GRPC_PORT/HTTP_PORT...`.
+    The syntax is `GRPC_HOST:PORT/HTTP_HOST:PORT[@REGION[/ZONE]][;PRIORITY][;draining]`, or
+    `dns:///NAME:GRPC_PORT/HTTP_PORT` with the same endings for one name with both ports.
     """
 
     template: Edge  # as written; hosts may still be names
-    is_dns_set: bool  # every record of the name is an edge of its own
+    is_dns_set: bool  # each record of the name is an edge of its own
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        place, *options = text.strip().split(";")
-        addresses, _, locality = place.partition("@")
+        location, *options = text.strip().split(";")
+        addresses, _, locality = location.partition("@")
         is_dns_set = addresses.startswith(DNS_SCHEME)
         grpc, _, http = addresses.removeprefix(DNS_SCHEME).rpartition("/")
         grpc_address = Address.parse(grpc)
@@ -90,11 +90,11 @@ class EdgeSpec:
 
 
 def parse_specs(text: str) -> tuple[EdgeSpec, ...]:
-    """Items parted by commas or new lines; a line may end in a `#` comment."""
+    """Parse items separated by commas or newlines; a line may end in a `#` comment. Raises InvalidEdge."""
     lines = (line.partition("#")[0] for line in text.splitlines())
     specs = tuple(EdgeSpec.parse(item) for line in lines for item in line.split(",") if item.strip())
     if not specs:
-        raise InvalidEdge("no edge is named; write at least one as grpc_host:port/http_host:port")
+        raise InvalidEdge("the list of edges is empty; add at least one as grpc_host:port/http_host:port")
     return specs
 
 

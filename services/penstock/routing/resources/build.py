@@ -1,6 +1,6 @@
-"""From a plain description of the edges to the snapshot the proxies get.
+"""Builds the snapshot of a set of edges.
 
-Importing this loads the Envoy API (0.4 s, 50 MB), so only this service's composition root does.
+Importing this module loads the Envoy API (0.4 s, 50 MB), so only the composition root of routing does.
 """
 
 from collections.abc import Iterable
@@ -20,13 +20,12 @@ LISTENER_NAME, ROUTE_CONFIG_NAME, GRPC_CLUSTER, HTTP_CLUSTER = "front", "edges",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
-    """What the proxies are to be, edges apart."""
+    """Configuration of the proxies, apart from the edges."""
 
     listen: Address
-    access_log: str = ""  # file the proxies write one JSON line per call to; empty: none
-    keepalive_interval: timedelta = timedelta(
-        seconds=2
-    )  # to each edge; one left unanswered for as long ends its streams
+    access_log: str = ""  # file to which proxies write one JSON line per call; empty: none
+    # Interval of pings to each edge; a ping without a response for as long closes the streams of that edge.
+    keepalive_interval: timedelta = timedelta(seconds=2)
 
 
 def build_snapshot(proxy: ProxyConfig, edges: Iterable[Edge]) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Cluster resources: how a proxy dials, checks and gives up on the edges."""
+"""Cluster resources: how a proxy connects to the edges, checks their health and ejects them."""
 
 from datetime import timedelta
 
@@ -15,11 +15,11 @@ HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 CONNECT_TIMEOUT = timedelta(seconds=1)
 HEALTH_CHECK_INTERVAL = timedelta(seconds=1)
 CONNECTION_IDLE_TIMEOUT = timedelta(hours=1)
-UNBOUNDED = 2**31 - 1  # Envoy's own default of 1024 requests would refuse the 1025th stream; the edge is what sheds
+UNBOUNDED = 2**31 - 1  # Envoy's default would reject the 1,025th stream; the edge, not the proxy, sheds load
 
 
 def grpc_cluster(name: str, *, keepalive_interval: timedelta) -> Resource:
-    """HTTP/2 to the edges' gRPC port, pinged so that a frozen edge does not hold its streams for ever."""
+    """HTTP/2 to the edges' gRPC port, with pings so that a frozen edge does not hold its streams for ever."""
     ping = core.KeepaliveSettings(interval=keepalive_interval, timeout=keepalive_interval)
     http2 = core.Http2ProtocolOptions(connection_keepalive=ping)
     check = _check(grpc=core.HealthCheckGrpcHealthCheck())
@@ -43,12 +43,12 @@ def _cluster(name: str, check: core.HealthCheck, protocol: upstreams.HttpProtoco
         type=cluster.ClusterDiscoveryType.EDS,
         eds_cluster_config=cluster.ClusterEdsClusterConfig(eds_config=ads_config_source()),
         connect_timeout=CONNECT_TIMEOUT,
-        lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,  # streams differ in length: turns would pile them up
+        lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,  # streams differ in length, so round robin would pile them up
         health_checks=[check],
         circuit_breakers=_limits(),
         outlier_detection=_outliers(),
         common_lb_config=_balancing(),
-        ignore_health_on_host_removal=True,  # else an edge taken out goes on getting calls while its check passes
+        ignore_health_on_host_removal=True,  # otherwise a removed edge gets calls while its check passes
         typed_extension_protocol_options={HTTP_OPTIONS: pack_any(options)},
     )
     return Resource(
@@ -77,7 +77,7 @@ def _check(
         interval=HEALTH_CHECK_INTERVAL,
         unhealthy_threshold=2,
         healthy_threshold=1,
-        # Without these two an idle cluster is checked once a minute.
+        # Without these two, an idle cluster is checked once a minute.
         no_traffic_interval=HEALTH_CHECK_INTERVAL,
         no_traffic_healthy_interval=HEALTH_CHECK_INTERVAL,
     )
@@ -85,9 +85,9 @@ def _check(
 
 def _balancing() -> cluster.ClusterCommonLbConfig:
     return cluster.ClusterCommonLbConfig(
-        healthy_panic_threshold=units.Percent(value=0.0),  # no healthy edge: say so at once, do not try the dead
-        ignore_new_hosts_until_first_hc=True,  # else new edges count as unhealthy and push calls to the next region
-        update_merge_window=timedelta(0),  # else a health change waits a second
+        healthy_panic_threshold=units.Percent(value=0.0),  # without a healthy edge, fail at once
+        ignore_new_hosts_until_first_hc=True,  # otherwise new edges count as unhealthy and move calls to other regions
+        update_merge_window=timedelta(0),  # otherwise a health change takes effect after 1 s
     )
 
 

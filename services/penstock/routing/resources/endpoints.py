@@ -11,7 +11,7 @@ from penstock.routing.resources.types import Resource, ResourceType
 
 
 def endpoints(cluster: str, edges: Iterable[Edge], port: Callable[[Edge], Address]) -> Resource:
-    """One endpoint per edge; equal for equal sets of edges, whatever order they come in."""
+    """One endpoint per edge; independent of the order of `edges`."""
     groups = groupby(sorted(set(edges), key=lambda edge: (_locality_key(edge), port(edge))), key=_locality_key)
     assignment = endpoint.ClusterLoadAssignment(
         cluster_name=cluster,

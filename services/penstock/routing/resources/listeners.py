@@ -1,4 +1,4 @@
-"""The listener resource: one port for gRPC and HTTP, told apart by what the client speaks."""
+"""The listener resource: one port for gRPC and HTTP, distinguished by the client's protocol."""
 
 from datetime import timedelta
 
@@ -20,12 +20,12 @@ from penstock.routing.resources.routes import NO_TIMEOUT
 from penstock.routing.resources.types import Resource, ResourceType
 
 STDOUT = "/dev/stdout"
-CONNECTION_BUFFER_BYTES = 256 * 1024  # per connection; what a slow reader may hold here before the edge feels it
+CONNECTION_BUFFER_BYTES = 256 * 1024  # buffer per connection, beyond which a slow reader slows down the edge
 STREAM_WINDOW_BYTES = 256 * 1024
 CONNECTION_WINDOW_BYTES = 4 * 1024 * 1024
-MAX_STREAMS_PER_CONNECTION = 1024  # concurrent calls; a client with more opens another connection or waits
+MAX_STREAMS_PER_CONNECTION = 1024  # concurrent calls; beyond them a client opens another connection or waits
 
-# Metadata only: no prompt, no token, no credential can reach it.
+# Metadata only: no prompt, token or credential is logged.
 ACCESS_LOG_FIELDS = {
     "event": "proxied",
     "start_time": "%START_TIME%",
@@ -49,7 +49,7 @@ ACCESS_LOG_FIELDS = {
 
 
 def front_listener(name: str, address: Address, *, routes: str, access_log: str) -> Resource:
-    """`access_log` is a file or /dev/stdout; empty means none."""
+    """`access_log` is a file or /dev/stdout; empty: none."""
     network = listener.Filter(
         name="envoy.filters.network.http_connection_manager",
         typed_config=pack_any(_connection_manager(routes, access_log)),
@@ -77,10 +77,10 @@ def _connection_manager(routes: str, access_log: str) -> hcm.HttpConnectionManag
         server_header_transformation=hcm.HttpConnectionManagerServerHeaderTransformation.PASS_THROUGH,
         common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=CONNECTION_IDLE_TIMEOUT),
         http2_protocol_options=_http2(),
-        stream_idle_timeout=NO_TIMEOUT,  # 5 min by default: a queued request may well be silent for longer
+        stream_idle_timeout=NO_TIMEOUT,  # 5 min by default, and a queued request may be silent for longer
         request_timeout=NO_TIMEOUT,
         request_headers_timeout=timedelta(seconds=10),  # against clients that never finish their headers
-        use_remote_address=True,  # at the border: what a client says of its own origin is not believed
+        use_remote_address=True,  # the proxy is at the network's border, so a client's x-forwarded-for is not trusted
         normalize_path=True,
         merge_slashes=True,
         generate_request_id=True,
@@ -92,8 +92,8 @@ def _connection_manager(routes: str, access_log: str) -> hcm.HttpConnectionManag
 
 
 def _router() -> hcm.HttpFilter:
-    quiet = router.Router(suppress_envoy_headers=True)  # callers learn nothing of what stands between
-    return hcm.HttpFilter(name="envoy.filters.http.router", typed_config=pack_any(quiet))
+    config = router.Router(suppress_envoy_headers=True)  # clients see no internals of the proxy
+    return hcm.HttpFilter(name="envoy.filters.http.router", typed_config=pack_any(config))
 
 
 def _http2() -> core.Http2ProtocolOptions:
@@ -101,13 +101,13 @@ def _http2() -> core.Http2ProtocolOptions:
         max_concurrent_streams=MAX_STREAMS_PER_CONNECTION,
         initial_stream_window_size=STREAM_WINDOW_BYTES,
         initial_connection_window_size=CONNECTION_WINDOW_BYTES,
-        # Finds clients that vanished without a word, so that their requests stop costing steps.
+        # Detects clients that are gone without closing the connection, so that their requests are cancelled.
         connection_keepalive=core.KeepaliveSettings(interval=timedelta(seconds=30), timeout=timedelta(seconds=10)),
     )
 
 
 def _local_replies() -> hcm.LocalReplyConfig:
-    """What the proxy itself answers over HTTP has the shape of an API error; gRPC clients get their status as ever."""
+    """Local replies of the proxy: over HTTP in the format of an API error, over gRPC unchanged."""
     not_grpc = route.HeaderMatcher(
         name="content-type",
         string_match=matcher.StringMatcher(prefix="application/grpc"),
@@ -122,7 +122,7 @@ def _local_replies() -> hcm.LocalReplyConfig:
 
 def _access_log(path: str) -> accesslog.AccessLog:
     line = core.SubstitutionFormatString(json_format=Struct.from_dict(ACCESS_LOG_FIELDS))
-    if path == STDOUT:  # opened by name it may be refused, where a container runtime gave it to another user
+    if path == STDOUT:  # opening it by name may fail, if a container runtime gave it to another user
         return accesslog.AccessLog(
             name="envoy.access_loggers.stdout", typed_config=pack_any(streams.StdoutAccessLog(log_format=line))
         )

@@ -1,4 +1,4 @@
-"""The route resource: gRPC to one cluster, everything else to the other, and no clock on a stream."""
+"""The route resource: gRPC to one cluster, HTTP to the other, without timeouts on streams."""
 
 from datetime import timedelta
 
@@ -9,7 +9,7 @@ from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities import
 from penstock.routing.resources.clusters import pack_any
 from penstock.routing.resources.types import Resource, ResourceType
 
-# Only while no edge has taken the call: a stream that began is resumed by the client's protocol, never by the proxy.
+# Retry only while no edge has accepted the call. The client's protocol, not the proxy, resumes a stream that began.
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 MAX_RETRIES = 3
 NO_TIMEOUT = timedelta(0)  # 0 switches a timeout off
@@ -40,7 +40,7 @@ def routes(name: str, *, grpc_cluster: str, http_cluster: str) -> Resource:
 
 
 def _route_to(cluster: str) -> route.RouteAction:
-    """Deadlines are the edge's: grpc-timeout passes through; a timer here would race it and end calls as INTERNAL."""
+    """Route without timeouts: the edge enforces grpc-timeout; a timer here would end calls as INTERNAL."""
     return route.RouteAction(cluster=cluster, timeout=NO_TIMEOUT, idle_timeout=NO_TIMEOUT)
 
 

@@ -1,4 +1,4 @@
-"""One xDS resource, already serialised: the core moves it about and never looks inside."""
+"""One serialized xDS resource, which the core passes on without parsing it."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from functools import cached_property
 
 
 class ResourceType(StrEnum):
-    """Type URLs, in the order they are pushed: what is referred to goes before what refers to it."""
+    """Type URLs in push order: a resource goes before the resources that refer to it."""
 
     CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
     ENDPOINT = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -19,10 +19,10 @@ class ResourceType(StrEnum):
 class Resource:
     type: ResourceType
     name: str
-    body: bytes  # the message inside the Any; serialised once, sent to every proxy
-    references: frozenset[tuple[ResourceType, str]] = frozenset()  # what a proxy asks for because of this resource
+    body: bytes  # the message inside the Any; serialized once, sent to every proxy
+    references: frozenset[tuple[ResourceType, str]] = frozenset()  # resources that this resource names
 
     @cached_property
     def version(self) -> str:
-        """A digest of the body: replicas agree on it, and after a restart no proxy is told what it knows already."""
+        """Digest of the body, equal on all replicas, so that no proxy is sent a resource again after a restart."""
         return hashlib.sha256(self.body).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The incremental dialect of xDS, for one resource type on one stream."""
+"""The incremental variant of xDS, for one resource type on one stream."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from penstock.routing.resources.types import Resource, ResourceType
 from penstock.routing.snapshot import Snapshot
 from penstock.routing.xds.subscription import WILDCARD, InFlightResponse, RequestKind, XdsResponse
 
-ABSENT_VERSION = ""  # version of a resource the proxy was told does not exist
+ABSENT_VERSION = ""  # version of a resource that was reported to the proxy as removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class DeltaRequest:
     type: ResourceType
     subscribe: tuple[str, ...] = ()
     unsubscribe: tuple[str, ...] = ()
-    initial_versions: Mapping[str, str] = field(default_factory=dict)  # held from an earlier stream; first ask only
+    initial_versions: Mapping[str, str] = field(default_factory=dict)  # first request only: held from earlier streams
     nonce: str = ""
     error: str | None = None
 
@@ -26,20 +26,19 @@ class DeltaSubscription:
     names: set[str] = field(default_factory=set)
     is_wildcard: bool = False
     sent_versions: dict[str, str] = field(default_factory=dict)  # name -> version the proxy holds, or was sent
-    has_started: bool = False  # had its first ask
-    is_first_response_due: bool = (
-        False  # a wildcard is answered once even if empty, or the proxy would wait for its start
-    )
+    has_started: bool = False  # received its first request
+    # A wildcard gets one response even if that is empty, because the proxy's start waits for it.
+    is_first_response_due: bool = False
     in_flight: InFlightResponse = field(default_factory=InFlightResponse)
 
     def receive(self, request: DeltaRequest) -> RequestKind:
-        verdict = self._acknowledge(request)
+        kind = self._acknowledge(request)
         if not self.has_started:
             self._start(request)
         else:
             self._subscribe(request.subscribe)
         self._unsubscribe(request.unsubscribe)
-        return verdict
+        return kind
 
     def due(self, snapshot: Snapshot) -> XdsResponse | None:
         if self.in_flight.is_pending or not self.has_started:
@@ -60,7 +59,7 @@ class DeltaSubscription:
         if not request.nonce:
             return RequestKind.SUBSCRIBE
         if request.nonce != self.in_flight.nonce:
-            return RequestKind.STALE  # unlike in SotW its names still count: they are said only once
+            return RequestKind.STALE  # unlike in SotW its names still count, as each is sent only once
         return self.in_flight.acknowledged(is_nack=request.error is not None)
 
     def _start(self, request: DeltaRequest) -> None:
@@ -76,7 +75,7 @@ class DeltaSubscription:
                 self.is_wildcard = True
             else:
                 self.names.add(name)
-                self.sent_versions.pop(name, None)  # asking again means: send it again
+                self.sent_versions.pop(name, None)  # a repeated subscription asks for another copy
 
     def _unsubscribe(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -87,9 +86,8 @@ class DeltaSubscription:
                 }
             else:
                 self.names.discard(name)
-                self.sent_versions.pop(
-                    name, None
-                )  # under a wildcard it is still wanted, and the protocol wants it said again
+                # Under a wildcard the resource is still subscribed, and the protocol requires that it is sent again.
+                self.sent_versions.pop(name, None)
 
     def _wants(self, name: str) -> bool:
         return self.is_wildcard or name in self.names
@@ -102,9 +100,9 @@ class DeltaSubscription:
         )
 
     def _removed(self, snapshot: Snapshot) -> tuple[str, ...]:
-        there = snapshot.by_type[self.type].keys()
-        gone = (self.sent_versions.keys() | self.names) - there
-        return tuple(sorted(name for name in gone if self.sent_versions.get(name) != ABSENT_VERSION))
+        present = snapshot.by_type[self.type].keys()
+        absent = (self.sent_versions.keys() | self.names) - present
+        return tuple(sorted(name for name in absent if self.sent_versions.get(name) != ABSENT_VERSION))
 
     def _record_sent(self, changed: tuple[Resource, ...], removed: tuple[str, ...]) -> None:
         self.is_first_response_due = False

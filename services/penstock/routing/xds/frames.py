@@ -1,4 +1,4 @@
-"""The two xDS dialects on the wire: what a request asks, and how an answer is written."""
+"""Conversions between the messages of both xDS variants and the core's requests and responses."""
 
 from envoy_data_plane.envoy.service.discovery import v3 as discovery
 from envoy_data_plane.google.protobuf import Any

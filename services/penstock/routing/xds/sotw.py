@@ -1,4 +1,4 @@
-"""The state-of-the-world dialect of xDS, for one resource type on one stream."""
+"""The state-of-the-world variant of xDS, for one resource type on one stream."""
 
 from dataclasses import dataclass, field
 
@@ -10,9 +10,9 @@ from penstock.routing.xds.subscription import WILDCARD, InFlightResponse, Reques
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SotwRequest:
     type: ResourceType
-    names: tuple[str, ...] = ()  # all that is wanted; empty means everything, unless names were given before
-    nonce: str = ""  # of the answer this is about; empty until there was one
-    error: str | None = None  # why that answer was refused
+    names: tuple[str, ...] = ()  # all subscribed names; empty: all resources, unless names were sent before
+    nonce: str = ""  # of the response that this request acknowledges; empty before the first response
+    error: str | None = None  # the reason of a NACK
 
 
 @dataclass(slots=True)
@@ -20,19 +20,18 @@ class SotwSubscription:
     type: ResourceType
     names: frozenset[str] = frozenset()
     is_wildcard: bool = False
-    has_named_resources: bool = False  # names were given once: from then on, no names means nothing
-    sent_version: str | None = None  # accepted or refused: either way not worth sending again
+    has_named_resources: bool = False  # names were sent once; from then on, an empty list subscribes to none
+    sent_version: str | None = None  # not sent again, whether the proxy accepted or rejected it
     in_flight: InFlightResponse = field(default_factory=InFlightResponse)
 
     def receive(self, request: SotwRequest) -> RequestKind:
         if request.nonce and request.nonce != self.in_flight.nonce:
-            return RequestKind.STALE  # the ask about the newer answer repeats all the names
-        verdict = (
-            self.in_flight.acknowledged(is_nack=request.error is not None) if request.nonce else RequestKind.SUBSCRIBE
-        )
+            return RequestKind.STALE  # the request about the newer response repeats all names
+        is_nack = request.error is not None
+        kind = self.in_flight.acknowledged(is_nack=is_nack) if request.nonce else RequestKind.SUBSCRIBE
         if self._update_names(frozenset(request.names)) or not request.nonce:
             self.sent_version = None
-        return verdict
+        return kind
 
     def due(self, snapshot: Snapshot) -> XdsResponse | None:
         version = snapshot.versions[self.type]
@@ -44,7 +43,7 @@ class SotwSubscription:
         )
 
     def _update_names(self, names: frozenset[str]) -> bool:
-        """Take over the names wanted now; true if one of them was not wanted before."""
+        """Replace the subscribed names. Return True if one of them is new."""
         self.has_named_resources |= bool(names)
         had_all, had = self.is_wildcard, self.names
         self.is_wildcard = WILDCARD in names or not self.has_named_resources

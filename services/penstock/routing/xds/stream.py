@@ -1,4 +1,4 @@
-"""One aggregated stream of one proxy: a subscription per type, answered in push order."""
+"""One aggregated stream of one proxy: a subscription per resource type, with responses in push order."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Subscription(Protocol[XdsRequestT_contra]):
 
 @dataclass(slots=True)
 class XdsStream(Generic[XdsRequestT]):
-    """Knows no message class and no network: SotW or delta is the kind of subscription it opens."""
+    """The subscriptions of one stream, of either xDS variant. Knows no message class and no network."""
 
     open_subscription: Callable[[ResourceType], Subscription[XdsRequestT]]
     subscriptions: dict[ResourceType, Subscription[XdsRequestT]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class XdsStream(Generic[XdsRequestT]):
         return self.subscriptions[request.type].receive(request)
 
     def due(self, snapshot: Snapshot) -> Iterator[XdsResponse]:
-        """Answers owed now; clusters and endpoints before the listeners and routes that name them."""
+        """Yield the responses that are due: clusters and endpoints before the listeners and routes that name them."""
         for kind in ResourceType:
-            if (subscription := self.subscriptions.get(kind)) and (answer := subscription.due(snapshot)):
-                yield answer
+            if (subscription := self.subscriptions.get(kind)) and (response := subscription.due(snapshot)):
+                yield response

@@ -1,10 +1,11 @@
-"""What one proxy wants of one resource type on one stream: the words both xDS dialects share.
+"""Types that the subscriptions of both xDS variants share. A subscription is one resource type on one proxy's stream.
 
-The dialects are `sotw.py` (state of the world: each answer is everything) and `delta.py` (each answer is what changed).
-Neither knows a message class, a socket or a clock: an ask comes in, a verdict and at most one answer go out.
+The variants are `sotw.py` (state of the world: each response has all resources) and `delta.py` (each response has the
+changes). Neither knows a message class, a socket or a clock: a request enters, and its kind and at most one response
+leave.
 
-At most one answer per type is in flight. A proxy that is slow to acknowledge holds back its own pushes only, and what
-changes meanwhile is one answer later: nothing queues.
+At most one response per type is in flight. A proxy that is slow to acknowledge delays only its own pushes. Changes that
+occur meanwhile are merged into the next response, so nothing queues.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +17,12 @@ WILDCARD = "*"
 
 
 class RequestKind(Enum):
-    """What a frame from a proxy meant."""
+    """The meaning of a request from a proxy."""
 
-    SUBSCRIBE = auto()  # a change of interest, or the first frame
+    SUBSCRIBE = auto()  # a change of the subscribed names, or the first request
     ACK = auto()
-    NACK = auto()  # the proxy refused the last answer and goes on with what it had
-    STALE = auto()  # about an answer that a later one has overtaken
+    NACK = auto()  # the proxy rejected the last response and keeps its previous configuration
+    STALE = auto()  # refers to a response that is not the last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +31,12 @@ class XdsResponse:
     version: str
     nonce: str
     resources: tuple[Resource, ...]
-    removed: tuple[str, ...] = ()  # delta only; in SotW what is absent is removed
+    removed: tuple[str, ...] = ()  # delta only; in SotW an absent resource is removed
 
 
 @dataclass(slots=True)
 class InFlightResponse:
-    """The answer that was sent last, and whether the proxy has spoken about it."""
+    """The last response sent, and whether the proxy has yet to acknowledge it."""
 
     last_nonce: int = field(default=0)
     is_pending: bool = field(default=False)
@@ -50,7 +51,7 @@ class InFlightResponse:
         return self.nonce
 
     def acknowledged(self, *, is_nack: bool) -> RequestKind:
-        """Close the flight; a second word about the same answer is only a change of interest."""
+        """Record an ACK or NACK. A second request about the same response is only a change of the subscribed names."""
         if not self.is_pending:
             return RequestKind.SUBSCRIBE
         self.is_pending = False

@@ -49,7 +49,11 @@ def plot_capacity_plan(plan: CapacityPlan, path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     counts = sorted(plan.trials)
-    for label, name in (("answered within the SLO", "good"), ("refused", "refused"), ("slots in use", "fill")):
+    for label, name in (
+        ("answered within the SLO", "good_share"),
+        ("rejected", "rejected_share"),
+        ("slots in use", "slot_utilization"),
+    ):
         shares = [100 * getattr(plan.trials[count], name) for count in counts]
         axes.plot(counts, shares, marker="o", label=label)
     axes.axhline(100 * plan.target_share, color="grey", linestyle="--", label="wanted")

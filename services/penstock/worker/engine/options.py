@@ -20,7 +20,7 @@ class EngineOptions:
     block_size: int = 16  # tokens; blocks of 16 to 128 measured alike
     slots: int = 32  # sequences that run at once
     token_budget: int = 512  # tokens per step
-    batching: Literal["continuous", "naive"] = "continuous"
+    batching: Literal["continuous", "static"] = "continuous"
     threads: int = 0  # on a CPU; 0: one for each core that the process may use
     vllm_args: str = ""  # JSON object: more arguments for vllm.EngineArgs
     step_time: StepTimeModel = field(default_factory=StepTimeModel)  # of a simulated engine

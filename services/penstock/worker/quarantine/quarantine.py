@@ -176,8 +176,16 @@ class CrashQuarantine:
         else:
             self._set_wait_limit(orphan, now + self.max_wait_s)
 
-    def has_waiting(self, lease_id: str) -> bool:
-        return any(run.lease_id == lease_id for run in self.isolation.waiting)
+    def find_waiting(self, lease_id: str) -> Run | None:
+        return next((run for run in self.isolation.waiting if run.lease_id == lease_id), None)
+
+    def advance(self) -> tuple[Run | None, list[Run]]:
+        """Return the cleared run to cancel in the engine, or else the runs to restart there."""
+        if cleared := self.isolation.clear_isolated():
+            return cleared, []
+        if suspect := self.isolation.start_next():
+            return None, [suspect]
+        return None, self.isolation.finish()
 
     def poison_reports(self, now: float) -> list[PoisonReport]:
         """Return what is known of whoever crashed an engine here, or may have."""
@@ -192,6 +200,6 @@ class CrashQuarantine:
     def _set_wait_limit(self, run: Run, until: float) -> None:
         until = min(until, run.deadline)
         if until < math.inf:
-            self.timers.set(("held", run.lease_id), until)
+            self.timers.set(("quarantined", run.lease_id), until)
         else:
-            self.timers.cancel(("held", run.lease_id))
+            self.timers.cancel(("quarantined", run.lease_id))

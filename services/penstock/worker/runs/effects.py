@@ -1,4 +1,4 @@
-"""What the run book wants done: the front performs these in order, and does nothing else of its own accord."""
+"""Effects of the run table, which `EffectDispatcher` performs in order."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -44,16 +44,13 @@ RunOutcome: TypeAlias = SequenceFinished | SequenceCancelled | PenstockError
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """A run is over: of its own accord, let go by the engine, or in an error.
-
-    `answers` says whether its edge is to hear of it: not when the stream or the handle is gone.
-    """
+    """A run has ended: it finished, the engine released it, or it failed."""
 
     run: Run
     outcome: RunOutcome
     at: float  # Unix s
-    step: int  # last engine step that could have worked on it
-    is_reported: bool
+    step: int  # the last engine step that may have worked on it
+    is_reported: bool  # whether its edge is told; False if its stream or its handle is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +61,29 @@ class LeaseStarted:
 @dataclass(frozen=True, slots=True)
 class LeasesReleased:
     lease_ids: tuple[str, ...]
-    progress: tuple[LeaseProgress, ...] = ()  # in all, those among them that were served anything
+    progress: tuple[LeaseProgress, ...] = ()  # final totals of those leases that computed any token
 
 
 Effect: TypeAlias = AddSequence | CancelSequence | StepTokens | RunEnded | LeaseStarted | LeasesReleased
 
 
 def outcome_of(run: Run, outcome: SequenceFinished | SequenceCancelled) -> RunOutcome:
-    """What a run's edge hears when the engine is done with it.
+    """Return the outcome that a run's edge receives when the engine has ended the run.
 
-    The last tokens of a run that was to end were held back, so it has not finished, whatever the engine says.
+    A run that was stopped never counts as finished, because its last tokens were withheld.
     """
     if run.stop_reason is StopReason.DEADLINE:
         return errors.deadline_passed()
     if run.stop_reason is StopReason.REVOKED:
         return errors.lease_revoked(run.lease_id)
-    if run.stop_reason and isinstance(
-        outcome, SequenceFinished
-    ):  # it freed its blocks by itself, before the cancel got there
+    if run.stop_reason and isinstance(outcome, SequenceFinished):
+        # The run had freed its blocks by itself before the cancel arrived.
         return SequenceCancelled(run.seq_id, outcome.output_tokens, 0)
     return outcome
 
 
 def merge_releases(effects: list[Effect]) -> list[Effect]:
-    """One frame tells the scheduler all leases that ended together."""
+    """Merge all released leases into one effect, the last, so that the scheduler receives one frame."""
     released = [effect for effect in effects if isinstance(effect, LeasesReleased)]
     if not released:
         return effects

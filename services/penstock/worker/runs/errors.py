@@ -1,10 +1,10 @@
-"""Why a run cannot start or go on, in the words of the contract. What is wrong with the START itself is in `errors`."""
+"""Errors that end a run or prevent its start. Errors in the START itself are in `engine.batching.errors`."""
 
 from penstock.chassis.errors import Aborted, DeadlineExceeded, Internal, Unavailable
 
 
 class LeaseLost(Aborted):
-    """The right to run is gone, or was never given. The edge enqueues again."""
+    """The lease is gone or was never granted. The edge enqueues the ticket again."""
 
     default_reason = "LEASE_LOST"
 
@@ -18,21 +18,21 @@ def lease_revoked(lease_id: str) -> LeaseLost:
 
 
 def deadline_passed() -> DeadlineExceeded:
-    return DeadlineExceeded("the deadline has passed; what was made of the answer has been sent")
+    return DeadlineExceeded("the deadline has passed; all tokens made before it have been sent")
 
 
 def draining() -> Unavailable:
-    return Unavailable("this worker drains; enqueue the ticket again", reason="DRAINING")
+    return Unavailable("this worker is draining; enqueue the ticket again", reason="DRAINING")
 
 
 def loading() -> Unavailable:
-    return Unavailable("the model loads; ask again in a moment", reason="LOADING", retry_after=1.0)
+    return Unavailable("the model is loading; retry in 1 s", reason="LOADING", retry_after=1.0)
 
 
 def engine_died() -> Unavailable:
-    return Unavailable("the worker's engine died and starts anew; enqueue the ticket again", reason="ENGINE_DIED")
+    return Unavailable("the worker's engine died and is restarting; enqueue the ticket again", reason="ENGINE_DIED")
 
 
 def engine_crashed() -> Internal:
-    text = "this request crashed the model's engine twice and is not run again; tell who runs the model"
+    text = "this request crashed the model's engine twice and is not run again; report it to the operator of the model"
     return Internal(text, reason="ENGINE_CRASHED")

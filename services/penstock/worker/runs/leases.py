@@ -1,4 +1,4 @@
-"""Which leases this worker was told to expect, which run, and which are over. Knows no clock and no stream."""
+"""The leases of this worker: expected, running and past. Knows no clock and no stream."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -6,21 +6,21 @@ from typing import NamedTuple
 
 from penstock.worker.runs.errors import LeaseLost
 
-MAX_PAST_LEASES = 8_192  # leases; older ones are forgotten, and a START for one is then merely refused later
+MAX_PAST_LEASES = 8_192  # leases; a START for an older one waits for an announcement and fails after the timeout
 
 
 class LeaseGrant(NamedTuple):
-    """What a lease was granted for, and where its ticket came from."""
+    """The ticket that a lease was granted for, and the queue shard of that ticket."""
 
     ticket_id: str
     attempt: int = 0
-    queue_id: str = ""  # the shard; schedulers to come are told, so that it hears what the run was served
+    queue_id: str = ""  # the shard; reported to later schedulers, so that they report the run's progress to it
     is_express: bool = False
 
 
 @dataclass(slots=True)
 class LeaseTable:
-    """A lease is unknown, expected, running or past, and only ever moves on in that order."""
+    """Each lease is unknown, expected, running or past, and moves only forwards in that order."""
 
     worker_id: str
     expected: dict[str, LeaseGrant] = field(default_factory=dict)
@@ -28,10 +28,10 @@ class LeaseTable:
     _past: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def __repr__(self) -> str:
-        return f"<LeaseBook {len(self.expected)} expected, {len(self.running)} running>"
+        return f"<LeaseTable {len(self.expected)} expected, {len(self.running)} running>"
 
     def expect(self, lease_id: str, grant: LeaseGrant, worker_id: str) -> bool:
-        """Note an announced lease. False when it is another's, runs already or is over."""
+        """Record an announced lease. Return False if it is another worker's, is running or is past."""
         if worker_id != self.worker_id or lease_id in self.running or lease_id in self._past:
             return False
         self.expected[lease_id] = grant
@@ -41,9 +41,9 @@ class LeaseTable:
         return lease_id in self._past
 
     def claim(self, lease_id: str, ticket_id: str) -> LeaseGrant | None:
-        """Turn an expected lease into a running one; None when it may yet be announced. Raises LeaseLost."""
+        """Turn an expected lease into a running one. Return None if it may still be announced. Raises LeaseLost."""
         if lease_id in self.running:
-            raise LeaseLost(f"lease {lease_id} runs already, and a lease runs once")
+            raise LeaseLost(f"lease {lease_id} is already running, and a lease runs once")
         if lease_id in self._past:
             raise LeaseLost(f"lease {lease_id} has ended, lapsed or been revoked; enqueue the ticket again")
         expected = self.expected.get(lease_id)
@@ -56,7 +56,7 @@ class LeaseTable:
         return expected
 
     def end(self, lease_id: str) -> None:
-        """Move a lease, in whatever state, to the past."""
+        """Mark a lease as past, from any state."""
         self.expected.pop(lease_id, None)
         self.running.discard(lease_id)
         self._past[lease_id] = None

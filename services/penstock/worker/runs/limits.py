@@ -1,8 +1,8 @@
-"""What a START may ask of this worker, checked before its engine hears of it."""
+"""Limits of a START, checked before the engine receives it."""
 
 from dataclasses import dataclass
 
-from penstock.worker.engine.errors import StartInvalid, check_spec
+from penstock.worker.engine.batching.errors import StartInvalid, check_spec
 from penstock.worker.engine.interface import SamplingParams, SequenceSpec
 
 CACHE_SALT_BYTES = 16
@@ -11,27 +11,27 @@ MAX_TOP_K = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Told by the engine once its model is loaded."""
+    """Limits that the engine reports once its model is loaded."""
 
     context_length: int  # tokens
     vocab_size: int  # token ids
-    blocks: int
+    blocks: int  # KV blocks of the pool
     block_size: int  # tokens
 
     def check(self, spec: SequenceSpec) -> None:
-        """Raise StartInvalid or PromptTooLong for what this worker can never run, with the numbers."""
+        """Raise StartInvalid or PromptTooLong for a run that can never fit or whose fields are out of range."""
         check_spec(spec, context_length=self.context_length, blocks=self.blocks, block_size=self.block_size)
-        if max(spec.token_ids) >= self.vocab_size:  # an engine would index beyond its embedding
+        if max(spec.token_ids) >= self.vocab_size:  # the engine would index beyond its embedding
             raise StartInvalid(f"token id {max(spec.token_ids)} is outside the vocabulary of {self.vocab_size}")
         if len(spec.cache_salt) not in (0, CACHE_SALT_BYTES):
             raise StartInvalid(f"cache_salt has {len(spec.cache_salt)} bytes; it must have {CACHE_SALT_BYTES} or none")
         if spec.constraint and max(spec.constraint.token_ids, default=0) >= self.vocab_size:
-            raise StartInvalid(f"an id of the form is outside the vocabulary of {self.vocab_size}")
+            raise StartInvalid(f"a token id of the constraint is outside the vocabulary of {self.vocab_size}")
         _check_sampling(spec.sampling)
 
 
 def _check_sampling(params: SamplingParams) -> None:
-    """Hold what the contract says of each field; the comparisons refuse NaN too."""
+    """Check the range of each sampling field; the comparisons reject NaN, too."""
     allowed = (
         ("temperature", params.temperature, 0 <= params.temperature <= 2),
         ("top_p", params.top_p, 0 < params.top_p <= 1),
@@ -43,6 +43,4 @@ def _check_sampling(params: SamplingParams) -> None:
     )
     for name, value, is_allowed in allowed:
         if not is_allowed:
-            raise StartInvalid(
-                f"sampling.{name} is {value}, outside what the contract allows", field=f"sampling.{name}"
-            )
+            raise StartInvalid(f"sampling.{name} is {value}, which is out of range", field=f"sampling.{name}")

@@ -1,4 +1,4 @@
-"""One run on this worker: a START and all that came of it."""
+"""One run on this worker: a START, its tokens and its times."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -8,17 +8,17 @@ from typing import NamedTuple
 from penstock.worker.engine.interface import SequenceSpec
 from penstock.worker.runs.leases import LeaseGrant
 
-NO_STREAM = -1  # a stream that there never is
+NO_STREAM = -1  # a number that no edge stream has
 
 
 class StopReason(Enum):
-    """Why a run is being taken out of the engine before its own end."""
+    """The reason why a run is stopped before it has finished."""
 
-    CANCEL = auto()  # the edge said so and gets a receipt
+    CANCEL = auto()  # the edge cancelled it and receives a RunCancelled
     DEADLINE = auto()
-    REVOKED = auto()  # its scheduler took the lease back
+    REVOKED = auto()  # the scheduler revoked the lease
     STREAM_LOST = auto()
-    SUPERSEDED = auto()  # its handle was used again, so no frame can name it any more
+    SUPERSEDED = auto()  # the edge reused its handle, so frames can no longer name it
 
     @property
     def is_unreported(self) -> bool:
@@ -26,7 +26,7 @@ class StopReason(Enum):
 
 
 class RunTimes(NamedTuple):
-    """Where a run's time on the worker went, in s; what it never came to is 0."""
+    """Seconds that a run spent in each phase; 0 for a phase that it never reached."""
 
     wait_s: float
     prefill_s: float
@@ -34,10 +34,10 @@ class RunTimes(NamedTuple):
 
 
 class LeaseProgress(NamedTuple):
-    """What a lease was served so far."""
+    """Tokens computed under a lease so far."""
 
     lease_id: str
-    prompt_tokens: int  # computed, for the first time
+    prompt_tokens: int  # computed, each counted once
     output_tokens: int
     first_token_after_s: float | None = None  # s from its arrival; None before it
 
@@ -48,39 +48,37 @@ class LeaseProgress(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Run:
-    """Changed by `RunBook` alone. All moments are Unix seconds."""
+    """A run, changed by `RunTable` alone. All times are Unix seconds."""
 
-    stream: int  # of which edge
-    handle: int  # its name on that stream
+    stream: int  # number of the edge's stream
+    handle: int  # the run's number on that stream
     lease_id: str
     ticket_id: str
     spec: SequenceSpec
     arrived_at: float
     deadline: float = math.inf
     traceparent: str = ""
-    fingerprint: int = 0  # the same for all requests that would crash an engine alike; 0: unknown
-    is_orphan: bool = False  # runs for nobody, so that it is known whether it crashes engines
+    fingerprint: int = 0  # equal for all requests that would crash an engine in the same way; 0: unknown
+    is_orphan: bool = False  # has no edge; continues only to find out whether it crashes the engine
     output: list[int] = field(default_factory=list)  # tokens made, sent or not
-    original_spec: SequenceSpec | None = None  # as it came, where `spec` is what is left of it after a crash
-    cached_tokens: int = 0  # of the prompt
+    original_spec: SequenceSpec | None = None  # as received, if `spec` is the remainder after an engine crash
+    cached_tokens: int = 0  # tokens of the prompt found in the prefix cache
     prefilled_tokens: int = 0  # tokens of the prompt that were computed, each counted once
-    last_reported: LeaseProgress | None = None  # what its scheduler has heard
-    attempt: int = 0  # as its lease was announced, like the next
+    last_reported: LeaseProgress | None = None  # the progress last sent to the scheduler
+    attempt: int = 0  # from the lease's announcement, like `queue_id`
     queue_id: str = ""
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
     stop_reason: StopReason | None = None
-    stop_requested_at: float | None = (
-        None  # when it was first to be taken out; once the engine has been told, when it was
-    )
-    released_at: float | None = None  # when the engine freed what it had, as it began a step without it
-    steps_after_stop: int = 0  # that ended after `asked_at`, before the one without it
-    has_reached_engine: bool = False  # to an engine
-    wasted_tokens: int = 0  # tokens made in steps that ended after that
+    stop_requested_at: float | None = None  # when the stop was requested, then when the cancel was sent to the engine
+    released_at: float | None = None  # when the engine freed its blocks, as it began a step without it
+    steps_after_stop: int = 0  # steps that ended after `stop_requested_at` and before the first one without it
+    has_reached_engine: bool = False
+    wasted_tokens: int = 0  # tokens made in steps that ended after `stop_requested_at`
 
     def __repr__(self) -> str:
-        state = f"ending by {self.stop_reason.name}" if self.stop_reason else f"{self.tokens} tokens"
+        state = f"stopping by {self.stop_reason.name}" if self.stop_reason else f"{self.tokens} tokens"
         return f"<Run {self.seq_id} of stream {self.stream}, handle {self.handle}: {state}>"
 
     @property
@@ -89,28 +87,28 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Tokens made, sent or not."""
+        """Number of tokens made, sent or not."""
         return len(self.output)
 
     @property
     def max_total_tokens(self) -> int:
-        """Most tokens it can come to hold."""
+        """Maximum number of prompt and output tokens together."""
         return len(self.spec.token_ids) + self.spec.max_output_tokens
 
     def apply_grant(self, grant: LeaseGrant) -> None:
-        """Run as its lease was announced: an edge has no say in what is urgent."""
+        """Adopt the terms of the lease. The scheduler, not the edge, decides which runs are express."""
         self.attempt, self.queue_id = grant.attempt, grant.queue_id
         self.spec = replace(self.spec, is_express=grant.is_express)
 
     def on_admitted(self, cached_tokens: int, admitted_at: float) -> None:
-        if self.admitted_at is None:  # a preempted run is admitted again; its wait was over with the first time
-            # The step began before it was known that the run had arrived in time for it.
+        if self.admitted_at is None:  # a preempted run is admitted again; its wait ended with the first admission
+            # A run may arrive after the start of the step that admits it.
             self.admitted_at, self.cached_tokens = max(admitted_at, self.arrived_at), cached_tokens
 
     def record_prefill(self, tokens: int) -> None:
-        """Note computed tokens; what is computed again after a preemption or a crash is not served again."""
-        asked = self.original_spec or self.spec
-        self.prefilled_tokens = min(self.prefilled_tokens + tokens, len(asked.token_ids) - self.cached_tokens)
+        """Count computed prompt tokens. Tokens recomputed after a preemption or a crash do not count again."""
+        original = self.original_spec or self.spec
+        self.prefilled_tokens = min(self.prefilled_tokens + tokens, len(original.token_ids) - self.cached_tokens)
 
     @property
     def progress(self) -> LeaseProgress:
@@ -118,7 +116,7 @@ class Run:
         return LeaseProgress(self.lease_id, self.prefilled_tokens, self.tokens, first)
 
     def restart_as(self, seq_id: int) -> None:
-        """Have what is left done by another engine, under a new number."""
+        """Turn the spec into the remainder of the run, under a new number, for another engine."""
         self.original_spec = self.original_spec or self.spec
         self.spec = replace(
             self.original_spec,
@@ -129,17 +127,15 @@ class Run:
         )
 
     def make_orphan(self) -> "Run":
-        """What goes on being tried when nobody waits for its answer any more."""
-        ghost = replace(
-            self, stream=NO_STREAM, handle=0, lease_id=f"{self.lease_id} on trial", output=list(self.output)
-        )
-        ghost.is_orphan, ghost.deadline, ghost.stop_reason, ghost.stop_requested_at = True, math.inf, None, None
-        return ghost
+        """Return a copy without edge, lease and deadline, which continues in quarantine."""
+        lease_id = f"{self.lease_id} in quarantine"
+        orphan = replace(self, stream=NO_STREAM, handle=0, lease_id=lease_id, output=list(self.output))
+        orphan.is_orphan, orphan.deadline, orphan.stop_reason, orphan.stop_requested_at = True, math.inf, None, None
+        return orphan
 
     def add_token(self, token: int, step_ended_at: float) -> None:
-        """`at`: when the step ended that made it."""
         if not self.tokens:
-            self.record_prefill(len(self.spec.token_ids))  # whatever the engine counts as a decode
+            self.record_prefill(len(self.spec.token_ids))  # the engine counts the last prompt token as a decode
         self.output.append(token)
         self.last_token_at = step_ended_at
         if self.first_token_at is None:
@@ -147,7 +143,7 @@ class Run:
         self.wasted_tokens += self.stop_requested_at is not None and step_ended_at > self.stop_requested_at
 
     def times(self, now: float) -> RunTimes:
-        """The three add up to the time from arrival to the last token, or to `now` for a run that had none."""
+        """The sum of the three is the time from arrival to the last token, or to `now` if there is no token."""
         admitted = now if self.admitted_at is None else self.admitted_at
         first = now if self.first_token_at is None else self.first_token_at
         last = first if self.last_token_at is None else self.last_token_at

@@ -1,4 +1,4 @@
-"""What falls due when. Knows no clock: `now` comes in."""
+"""Timers by key. Knows no clock: the caller passes `now`."""
 
 import heapq
 from collections.abc import Hashable
@@ -10,10 +10,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True)
 class Timers(Generic[Key]):
-    """One moment per key; the earliest is found without looking at the rest."""
+    """One due time per key, in a heap with lazy deletion."""
 
     _due_at: dict[Key, float] = field(default_factory=dict)
-    _heap: list[tuple[float, int, Key]] = field(default_factory=list)  # the number keeps keys from being compared
+    _heap: list[tuple[float, int, Key]] = field(default_factory=list)  # the number breaks ties, as keys may not compare
     _count: int = 0
 
     def __len__(self) -> int:
@@ -21,6 +21,7 @@ class Timers(Generic[Key]):
 
     @property
     def next(self) -> float | None:
+        """Earliest due time; None if no timer is set."""
         self._drop_stale()
         return self._heap[0][0] if self._heap else None
 
@@ -28,7 +29,7 @@ class Timers(Generic[Key]):
         self._count += 1
         self._due_at[key] = due_at
         heapq.heappush(self._heap, (due_at, self._count, key))
-        # Keys that were dropped long before they fell due stay in the heap: rebuilt before they outnumber the live.
+        # Entries of cancelled timers stay in the heap, which is rebuilt before they outnumber the live ones.
         if len(self._heap) > 64 + 2 * len(self._due_at):
             self._heap = [entry for entry in self._heap if self._due_at.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
@@ -37,7 +38,7 @@ class Timers(Generic[Key]):
         self._due_at.pop(key, None)
 
     def pop_due(self, now: float) -> list[Key]:
-        """Return the keys whose moment has come, earliest first, and forget them."""
+        """Remove the timers that are due and return their keys, earliest first."""
         keys = []
         while (at := self.next) is not None and at <= now:
             key = heapq.heappop(self._heap)[2]

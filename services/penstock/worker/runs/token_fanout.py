@@ -1,4 +1,4 @@
-"""One step's tokens, sorted by the edge streams that wait for them. Pure."""
+"""Distribution of a step's results: tokens to edge streams, progress to runs, totals to counters. Pure."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from penstock.worker.engine.interface import StepResult
 from penstock.worker.runs.effects import StepTokens
 from penstock.worker.runs.run import Run
 
-MAX_STEP_ENDS = 64  # a run that is let go later than that many steps after the word is let go too late in any case
+MAX_STEP_ENDS = 64  # step ends kept to count the steps between a cancel and its effect; a larger count is a defect
 
 
 @dataclass(slots=True)
 class RunCounters:
-    """Since the start of the process."""
+    """Totals since the start of the process."""
 
     engine_steps: int = 0
     tokens_generated: int = 0
@@ -27,12 +27,12 @@ class RunCounters:
         self._step_ends.append(ended_at)
 
     def steps_since(self, at: float) -> int:
-        """How many ended after `at`, of those remembered."""
+        """Number of steps that ended after `at`, `MAX_STEP_ENDS` at most."""
         return sum(1 for _ in takewhile(lambda end: end > at, reversed(self._step_ends)))
 
 
 def record_prefills(result: StepResult, running: Mapping[int, Run], began_at: float) -> None:
-    """Note what the step did for runs of which it made no token yet."""
+    """Record admissions and computed prompt tokens of a step."""
     for seq_id, cached_tokens in result.admitted:
         if seq_id in running:
             running[seq_id].on_admitted(cached_tokens, began_at)
@@ -42,7 +42,7 @@ def record_prefills(result: StepResult, running: Mapping[int, Run], began_at: fl
 
 
 def fan_out_tokens(result: StepResult, running: Mapping[int, Run], counts: RunCounters, now: float) -> list[StepTokens]:
-    """Return one `Tokens` per stream; a token that nobody waits for any more is dropped."""
+    """Return one `StepTokens` per edge stream. Tokens of runs that are stopping or orphaned are dropped."""
     groups: dict[int, StepTokens] = {}
     columns = zip(result.seq_ids, result.tokens, result.indexes, result.logprobs, strict=True)
     for seq_id, token, index, logprob in columns:

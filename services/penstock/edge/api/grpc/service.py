@@ -26,13 +26,13 @@ class InferenceService(InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         credential, traceparent = _credential(context), request.traceparent or current_traceparent.get()
         with self._gateway.naming(credential):
-            arrival = self._gateway.admit(
+            admission = self._gateway.admit(
                 estimate_from_message(request), credential, traceparent=traceparent, time_left=context.time_remaining()
             )
             generating = self._gateway.generate(
                 spec_of(request),
                 credential,
-                arrival,
+                admission,
                 traceparent=traceparent,
                 # Before anything is waited for, or a proxy counts early cancels as an attack.
                 on_admitted=partial(context.send_initial_metadata, ()),

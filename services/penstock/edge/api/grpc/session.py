@@ -53,8 +53,8 @@ class SessionHandler:
                     await self._wait_idle()
             finally:
                 self._is_closed = True
-                for passage in list(self._contexts.values()):
-                    self._gateway.cancel(passage)
+                for context in list(self._contexts.values()):
+                    self._gateway.cancel(context)
                 for each in (*loops, *self._probing.values()):
                     each.cancel()
 
@@ -65,13 +65,13 @@ class SessionHandler:
         if not self._is_closed:
             self._peer.send(frame)
 
-    def on_output(self, outlet: SessionSink) -> None:
-        self._pending_sinks[outlet.handle] = outlet
+    def on_output(self, sink: SessionSink) -> None:
+        self._pending_sinks[sink.handle] = sink
         self._has_output.set()
 
-    def on_request_over(self, outlet: SessionSink) -> None:
-        self._pending_sinks.pop(outlet.handle, None)
-        self._contexts.pop(outlet.handle, None)
+    def on_request_over(self, sink: SessionSink) -> None:
+        self._pending_sinks.pop(sink.handle, None)
+        self._contexts.pop(sink.handle, None)
         self._check_idle()
 
     def _check_idle(self) -> None:
@@ -105,42 +105,42 @@ class SessionHandler:
         traceparent = frame.request.traceparent or self._traceparent
         try:
             self._check_accepting()
-            arrival = self._gateway.admit(
+            admission = self._gateway.admit(
                 estimate_from_message(frame.request),
                 self._credential,
                 traceparent=traceparent,
                 caller_classes=self._caller_classes,
             )
-            if arrival.probe:
+            if admission.probe:
                 self._is_idle.clear()
                 self._probing[frame.handle] = self._group.create_task(
-                    self._probe(frame, arrival.probe, arrival, traceparent)
+                    self._probe(frame, admission.probe, admission, traceparent)
                 )
                 return
-            self._start(frame, arrival, traceparent)
+            self._start(frame, admission, traceparent)
         except PenstockError as error:
             self.send(failed_frame(frame.handle, error))
 
     async def _probe(
-        self, frame: pb.SessionGenerate, knock: AdmissionProbe, arrival: AdmissionResult, traceparent: str
+        self, frame: pb.SessionGenerate, probe: AdmissionProbe, admission: AdmissionResult, traceparent: str
     ) -> None:
         """Nothing is made of a request while the queue is asked, so a cancel has nothing to end but this."""
         try:
-            await self._gateway.probe(knock, frame.ByteSize())
+            await self._gateway.probe(probe, frame.ByteSize())
             del self._probing[frame.handle]
             self._check_accepting()
-            self._start(frame, arrival, traceparent)
+            self._start(frame, admission, traceparent)
         except PenstockError as error:
             self._probing.pop(frame.handle, None)
             self.send(failed_frame(frame.handle, error))
         self._check_idle()
 
-    def _start(self, frame: pb.SessionGenerate, arrival: AdmissionResult, traceparent: str) -> None:
-        spec, outlet = spec_of(frame.request), SessionSink(self, frame.handle)
-        passage = self._gateway.create(spec, self._credential, arrival, outlet, traceparent=traceparent)
-        self._contexts[frame.handle] = passage
+    def _start(self, frame: pb.SessionGenerate, admission: AdmissionResult, traceparent: str) -> None:
+        spec, sink = spec_of(frame.request), SessionSink(self, frame.handle)
+        context = self._gateway.create(spec, self._credential, admission, sink, traceparent=traceparent)
+        self._contexts[frame.handle] = context
         self._is_idle.clear()
-        self._starting[frame.handle] = preparing = self._group.create_task(self._gateway.start(passage))
+        self._starting[frame.handle] = preparing = self._group.create_task(self._gateway.start(context))
         preparing.add_done_callback(lambda done: self._on_started(frame.handle, done))
 
     def _on_started(self, handle: int, task: asyncio.Task[None]) -> None:
@@ -158,10 +158,10 @@ class SessionHandler:
         while True:
             await self._has_output.wait()
             self._has_output.clear()
-            outlets = list(self._pending_sinks.values())
+            sinks = list(self._pending_sinks.values())
             self._pending_sinks.clear()
-            if outlets:
-                self.send(step_frame(outlets))
+            if sinks:
+                self.send(step_frame(sinks))
                 await self._wait_flushed()
 
     async def _wait_flushed(self) -> None:

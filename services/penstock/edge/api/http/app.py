@@ -111,10 +111,10 @@ class OpenAIApp:
         body = await exchange.body(self._body_budget)
         request = await self._gateway.parse(len(body), lambda: parse(parse_body(body), exchange.request_id))
         credential, traceparent = exchange.credential, exchange.header("traceparent")
-        arrival = self._gateway.admit(estimate_from_spec(request.spec), credential, traceparent=traceparent)
+        admission = self._gateway.admit(estimate_from_spec(request.spec), credential, traceparent=traceparent)
         shape = serializer_type(request, created=int(time.time()))
         answer = write_stream if request.stream else write_whole
-        generating = self._gateway.generate(request.spec, credential, arrival, traceparent=traceparent)
+        generating = self._gateway.generate(request.spec, credential, admission, traceparent=traceparent)
         async with background(exchange.watch_disconnect()), generating as events:
             exchange.on_disconnect = events.cancel
             await answer(exchange, shape, events)

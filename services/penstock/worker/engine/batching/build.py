@@ -9,7 +9,7 @@ from penstock.worker.engine.options import EngineOptions
 
 def build_batch(options: EngineOptions, card: ModelCard, blocks: int) -> Batch:
     policy: BatchingPolicy = (
-        StaticBatching() if options.batching == "naive" else ContinuousBatching(token_budget=options.token_budget)
+        StaticBatching() if options.batching == "static" else ContinuousBatching(token_budget=options.token_budget)
     )
     return Batch(
         pool=BlockPool(blocks, options.block_size),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.worker.engine.errors import StartInvalid
+from penstock.worker.engine.batching.errors import StartInvalid
 from penstock.worker.engine.interface import AllowedChoices, AllowedTokens, OutputConstraint
 
 

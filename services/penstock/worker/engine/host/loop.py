@@ -5,9 +5,9 @@ import os
 import time
 
 from penstock.chassis.errors import PenstockError
+from penstock.worker.engine.host.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
 from penstock.worker.engine.host.pipe import HostGone, HostPipe
 from penstock.worker.engine.interface import Engine
-from penstock.worker.engine.messages import Add, AddRejected, Cancel, EngineFatal, EngineReady, StepCompleted
 from penstock.worker.engine.options import EngineOptions
 
 FATAL_FLUSH_TIMEOUT_S = 1.0  # s

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.worker.engine.errors import StartInvalid, check_spec
+from penstock.worker.engine.batching.errors import StartInvalid, check_spec
 from penstock.worker.engine.interface import (
     Capacity,
     FinishReason,

@@ -33,7 +33,7 @@ async def answer(client) -> str:
 async def known(mesh, client):
     """One answer that is over and settled, so that the edge knows who asks."""
     await answer(client)
-    await mesh.figure("reservations_open", 0)
+    await mesh.wait_for_figure("reservations_open", 0)
 
 
 async def refused(doing) -> PenstockError:
@@ -43,23 +43,23 @@ async def refused(doing) -> PenstockError:
 
 
 async def until_paused(mesh, client):
-    """An answer under way that has HAD tokens; finish it with `mesh.workers[0].go_on(handle)`."""
-    mesh.workers[0].pause_at = HAD
+    """An answer under way that has HAD tokens; finish it with `mesh.workers[0].send_tokens(handle)`."""
+    mesh.workers[0].pause_at_index = HAD
     reading = asyncio.create_task(answer(client))
     handle = await mesh.workers[0].paused.get()
-    mesh.workers[0].pause_at = None
+    mesh.workers[0].pause_at_index = None
     return reading, handle
 
 
 async def without_auth(mesh):
-    await mesh.books.die()
-    await mesh.figure("auth_unreachable", 1)
+    await mesh.auth.stop()
+    await mesh.wait_for_figure("auth_unreachable", 1)
 
 
 async def all_booked(mesh) -> list[tuple]:
-    await mesh.figure("deferred_reservations", 0)
-    await mesh.figure("reservations_open", 0)
-    return await mesh.settled()
+    await mesh.wait_for_figure("deferred_reservations", 0)
+    await mesh.wait_for_figure("reservations_open", 0)
+    return await mesh.wait_settled()
 
 
 async def test_a_known_caller_is_answered_without_auth_and_charged_once_it_is_back(tmp_path):
@@ -108,7 +108,7 @@ async def test_a_reservation_that_auth_made_and_never_named_is_the_one_that_is_s
         assert await answer(client) == text_of(TOKENS)
         await mesh.auth.stop()
         await mesh.auth.start()
-        assert mesh.auth.desk.accounts.reservations == 1
+        assert mesh.auth.desk.reservations.reservation_count == 1
         assert await all_booked(mesh) == [WHOLE, WHOLE]
 
 
@@ -120,7 +120,7 @@ async def test_a_reservation_for_whom_the_edge_refused_meanwhile_is_given_back(t
             assert (await refused(answer(client))).reason == "AUTH_LOST"
         await mesh.auth.stop()
         await mesh.auth.start()
-        assert mesh.auth.desk.accounts.reservations == 1
+        assert mesh.auth.desk.reservations.reservation_count == 1
         await mesh.wait_for_figure("active_requests", 0)
         assert await all_booked(mesh) == [(0, 0, "failed")]
 
@@ -130,12 +130,15 @@ async def test_a_reservation_that_nobody_waits_for_any_more_is_given_back(tmp_pa
     """Auth was silent for longer than anybody's patience, and would hold it until it lapses."""
     monkeypatch.setattr(auth_link, "RESEND_INTERVAL_S", 3_600.0 if is_restarted else 0.01)
     monkeypatch.setattr(runner, "DRAIN_TIMEOUT_S", 0.2)  # auth is gone before it has confirmed
-    async with edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0, patience=0.05) as mesh, client_of(mesh) as client:
+    async with (
+        edge_auth_mesh(tmp_path, auth_fallback_after=3_600.0, upstream_timeout=0.05) as mesh,
+        client_of(mesh) as client,
+    ):
         with monkeypatch.context() as unheard:
             unheard.setattr(mesh.auth.service, "_on_reservation_persisted", lambda *_, **__: None)
             assert (await refused(answer(client))).reason == "AUTH_LOST"
             await mesh.wait_for_figure("active_requests", 0)
-            assert mesh.auth.desk.accounts.reservations == 1
+            assert mesh.auth.desk.reservations.reservation_count == 1
         if is_restarted:
             await mesh.auth.stop()
             await mesh.auth.start()
@@ -180,7 +183,7 @@ async def test_a_disk_that_is_full_when_auth_is_back_books_it_later(tmp_path, mo
         mesh.auth.service.is_paused = True
         await answer(client)
         turned_away = asyncio.Event()
-        monkeypatch.setattr(mesh.auth.desk.accounts, "is_live", lambda _: turned_away.set())
+        monkeypatch.setattr(mesh.auth.desk.reservations, "is_live", lambda _: turned_away.set())
         mesh.auth.service.resume()
         await turned_away.wait()
         assert (await mesh.figures())["deferred_reservations"] == 1

@@ -22,42 +22,42 @@ LEFT = 20.0  # s
 
 
 def reserving():
-    flight = new_active_request()
-    flight.on_tokenized(generation_plan(), 1.0)
-    return flight
+    request = new_active_request()
+    request.on_tokenized(generation_plan(), 1.0)
+    return request
 
 
 def leased():
-    flight = queued_request()
-    flight.on_queued()
-    assert flight.on_leased(lease(), 10.0) == [StartRun(lease())]
-    return flight
+    request = queued_request()
+    request.on_queued()
+    assert request.on_leased(lease(), 10.0) == [StartRun(lease())]
+    return request
 
 
 def decoding(text="ab"):
-    flight = running_request()
-    send_tokens(flight, text)
-    return flight
+    request = running_request()
+    send_tokens(request, text)
+    return request
 
 
 def migrating():
     """Half an answer is back in the queue, as its worker died."""
-    flight = decoding()
-    assert flight.on_worker_lost(13.0, died=True) == [Enqueue()]
-    return flight
+    request = decoding()
+    assert request.on_worker_lost(13.0, died=True) == [Enqueue()]
+    return request
 
 
 def between_workers():
     """The next worker has its lease and has not started."""
-    flight = migrating()
-    flight.on_leased(lease(2, "w2"), 14.0)
-    return flight
+    request = migrating()
+    request.on_leased(lease(2, "w2"), 14.0)
+    return request
 
 
 def waiting_for_any_worker():
-    flight = migrating()
-    flight.on_queue_rejected(Unavailable("", reason="NO_WORKER", retry_after=5.0), 18.0)
-    return flight
+    request = migrating()
+    request.on_queue_rejected(Unavailable("", reason="NO_WORKER", retry_after=5.0), 18.0)
+    return request
 
 
 # Stage, what the mesh is told to let go of, tokens that are charged.
@@ -72,25 +72,25 @@ STAGES = [
 ]
 
 
-def leave(flight, times=2):
+def leave(request, times=2):
     """Say it `times` over, then let the worker answer and time pass; returns all that came of it."""
-    effects = [effect for _ in range(times) for effect in flight.client_left(LEFT)]
-    effects += flight.stopped(len(flight.answer.ids), 3, RUN_TIMES, LEFT + 0.01)
-    effects += flight.stopped(len(flight.answer.ids), 3, RUN_TIMES, LEFT + 0.02)
-    effects += flight.tick(LEFT + LIMITS.cancel_ack_timeout + 1.0)
+    effects = [effect for _ in range(times) for effect in request.on_client_cancelled(LEFT)]
+    effects += request.on_run_stopped(len(request.output.token_ids), 3, RUN_TIMES, LEFT + 0.01)
+    effects += request.on_run_stopped(len(request.output.token_ids), 3, RUN_TIMES, LEFT + 0.02)
+    effects += request.tick(LEFT + LIMITS.cancel_ack_timeout + 1.0)
     return effects
 
 
 @pytest.mark.parametrize(("stage", "let_go", "charged"), STAGES, ids=[each[0].__name__ for each in STAGES])
 def test_a_client_that_leaves_twice_ends_once_and_is_charged_what_was_made(stage, let_go, charged):
-    flight = stage()
-    effects = leave(flight)
+    request = stage()
+    effects = leave(request)
     (ending,) = [each for each in effects if isinstance(each, END_EFFECTS)]
     (settled,) = [each for each in effects if isinstance(each, Settle)]
-    assert type(ending).__name__ == "Cancelled"
+    assert type(ending).__name__ == "AcknowledgeCancel"
     assert (settled.output_tokens, settled.outcome) == (charged, "cancelled")
     assert [type(each) for each in effects].count(let_go) == 1
-    assert flight.state is RequestState.DONE
+    assert request.state is RequestState.DONE
 
 
 @pytest.mark.parametrize("stage", [each[0] for each in STAGES])
@@ -100,20 +100,20 @@ def test_to_say_it_twice_is_to_say_it_once(stage):
 
 @pytest.mark.parametrize("stage", [each[0] for each in STAGES])
 def test_nothing_starts_and_nothing_is_shown_for_a_client_that_left(stage):
-    flight = stage()
-    flight.client_left(LEFT)
+    request = stage()
+    request.on_client_cancelled(LEFT)
     late = [
-        *flight.leased(lease(flight.attempt, "w9"), LEFT),
-        *flight.token(len(flight.answer.ids), ord("x"), None, LEFT),
-        *flight.worker_lost(LEFT, died=True),
-        *flight.tick(LEFT + 1_000.0),
+        *request.on_leased(lease(request.attempt, "w9"), LEFT),
+        *request.on_token(len(request.output.token_ids), ord("x"), None, LEFT),
+        *request.on_worker_lost(LEFT, died=True),
+        *request.tick(LEFT + 1_000.0),
     ]
     assert not [each for each in late if isinstance(each, StartRun | Emit | Enqueue)]
 
 
 def test_what_auth_grants_to_a_client_that_left_twice_meanwhile_is_given_back_once():
-    flight = reserving()
-    told = [effect for _ in range(2) for effect in flight.on_client_cancelled(LEFT)]
-    assert [type(each).__name__ for each in told] == ["Cancelled"]
-    granted = [effect for _ in range(2) for effect in flight.on_admitted(Identity(), "r1", LEFT + 1.0)]
+    request = reserving()
+    told = [effect for _ in range(2) for effect in request.on_client_cancelled(LEFT)]
+    assert [type(each).__name__ for each in told] == ["AcknowledgeCancel"]
+    granted = [effect for _ in range(2) for effect in request.on_admitted(Identity(), "r1", LEFT + 1.0)]
     assert granted == [Settle(0, 0, "cancelled")]

@@ -186,7 +186,7 @@ def test_what_nobody_waits_for_is_asked_again_until_it_is_answered():
 
 
 def callers(**changes) -> IdentityCache:
-    return IdentityCache(**{"most": 3, "memory": 600.0, "pepper": b"p" * 32} | changes)
+    return IdentityCache(**{"max_entries": 3, "ttl": 600.0, "pepper": b"p" * 32} | changes)
 
 
 def identity(tenant="acme", priority=PRIORITY_STANDARD) -> Identity:

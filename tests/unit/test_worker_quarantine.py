@@ -128,7 +128,7 @@ def test_the_guilty_crash_two_engines_of_one_worker_and_nobody_else_is_blamed(po
     play(bench, events)
     assert {handle for handle, end in bench.told.items() if end == "ENGINE_CRASHED"} <= set(poison)
     assert all(count <= 2 for count in bench.crashes.values())
-    assert all(bench.told[handle] in ("ENGINE_CRASHED", "Cancelled") for handle in bench.crashes), (
+    assert all(bench.told[handle] in ("ENGINE_CRASHED", "SequenceCancelled") for handle in bench.crashes), (
         "one left for another"
     )
 
@@ -145,4 +145,4 @@ def test_where_nothing_else_goes_wrong_one_is_found_and_the_others_lose_time_and
     assert bench.told.pop(culprit) == "ENGINE_CRASHED"
     assert bench.crashes == {culprit: 2}
     assert bench.engines == 3
-    assert set(bench.told.values()) <= {"Finished", "ENGINE_DIED"}  # the latter go on elsewhere
+    assert set(bench.told.values()) <= {"SequenceFinished", "ENGINE_DIED"}  # the latter go on elsewhere

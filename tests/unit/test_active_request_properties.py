@@ -59,7 +59,7 @@ class AnyOrder(RuleBasedStateMachine):
     def refused(self):
         self.take(self.flight.on_auth_rejected(QuotaExceeded(""), self.now))
 
-    @rule(call=st.sampled_from(["auth_up", "queued", "queue_lost", "started"]))
+    @rule(call=st.sampled_from(["on_auth_connected", "on_queued", "on_queue_lost", "on_run_started"]))
     def news(self, call):
         self.take(getattr(self.flight, call)())
 

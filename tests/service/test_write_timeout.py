@@ -34,7 +34,7 @@ class Edge:
 @pytest.fixture
 def hasty(monkeypatch):
     monkeypatch.setattr(write_timeout, "CLIENT_READ_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("penstock.chassis.server.interceptors.FAREWELL", 0.05)
+    monkeypatch.setattr("penstock.chassis.server.interceptors.ABORT_TIMEOUT_S", 0.05)
 
 
 @pytest.mark.usefixtures("hasty")

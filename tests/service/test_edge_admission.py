@@ -93,12 +93,12 @@ async def test_smaller_requests_and_answers_that_go_on_reach_the_queue(mesh):
 async def test_a_like_request_that_passes_the_door_asks_the_queue_first_and_is_refused_without_a_reservation(mesh):
     asked = len(mesh.auth.reserves), len(mesh.queue.tickets)
     mesh.queue.sheds = [FULL]
-    mesh.queue.closed = [
+    mesh.queue.shed_windows = [
         RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=19, min_output_tokens=10)
     ]
     with structlog.testing.capture_logs() as lines:
         assert await outcome(ask(mesh, token_ids=TokenIds(ids=[5] * 19))) == ("OVERLOADED", "queue")
-    [knock] = mesh.queue.knocks
+    [knock] = mesh.queue.probes
     assert (knock.prompt_tokens, knock.max_output_tokens, knock.tenant_id, knock.attempt) == (19, 10, "acme", 1)
     assert (len(mesh.auth.reserves), len(mesh.queue.tickets)) == asked
     assert not [line for line in lines if line["event"] == "ticket_done"]
@@ -111,18 +111,18 @@ async def test_a_like_request_that_passes_the_door_asks_the_queue_first_and_is_r
 
 async def test_who_is_welcome_goes_on_as_if_it_had_not_asked(mesh):
     assert await outcome(ask(mesh, max_output_tokens=9)) == ("", "")
-    assert len(mesh.queue.knocks) == 1
-    assert mesh.auth.open == set()
+    assert len(mesh.queue.probes) == 1
+    assert mesh.auth.open_reservations == set()
 
 
 async def test_a_queue_that_does_not_answer_who_asks_first_holds_nobody_up(mesh):
-    mesh.queue.is_deaf = True
+    mesh.queue.holds_probes = True
     assert await outcome(ask(mesh, max_output_tokens=9)) == ("", "")
 
 
 async def test_a_queue_that_is_lost_before_it_answers_refuses_nobody(mesh, monkeypatch):
     monkeypatch.setattr("penstock.edge.admission.probes.PROBE_TIMEOUT_S", TIMEOUT_S)
-    mesh.queue.is_deaf = True
+    mesh.queue.holds_probes = True
     call = ask(mesh, max_output_tokens=9)
     answer = asyncio.ensure_future(outcome(call))
     while not await waits(mesh):
@@ -141,7 +141,7 @@ async def waits(mesh):
 async def test_what_resumes_and_other_classes_do_not_ask_first(mesh):
     assert await outcome(ask(mesh, resume=Resume(token_ids=[5]))) == ("", "")
     assert await outcome(ask(mesh, priority=PRIORITY_BATCH)) == ("", "")
-    assert mesh.queue.knocks == []
+    assert mesh.queue.probes == []
 
 
 async def test_a_key_that_auth_has_not_let_in_of_late_is_for_auth_to_judge(mesh):
@@ -162,7 +162,7 @@ async def test_text_of_few_words_is_refused_by_its_tokens_before_it_is_reserved(
 
 async def test_who_comes_behind_the_last_that_there_was_room_for_is_refused_unasked(mesh):
     closed = RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=2, min_output_tokens=1)
-    mesh.queue.closed_behind = [closed]
+    mesh.queue.queued_windows = [closed]
     assert await outcome(ask(mesh, max_output_tokens=1)) == ("", "")
     assert await outcome(ask(mesh, max_output_tokens=1)) == ("OVERLOADED", "edge")
     assert await outcome(ask(mesh, text="a")) == ("", ""), "one that is smaller"

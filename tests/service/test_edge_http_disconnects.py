@@ -23,14 +23,14 @@ async def test_a_client_that_leaves_cancels_its_request(is_stream, is_accepted):
         call = await edge.gateway.call()
         if is_accepted:
             call.accept()
-            call.say("Wa")
-            await wait_until(lambda: not call.stream.unread)
-        assert not call.left.is_set()
+            call.send("Wa")
+            await wait_until(lambda: not call.stream.unread_bytes)
+        assert not call.was_left.is_set()
         asked.cancel()
         await call.wait_left()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert call.told == [False]  # before all that had to unwind
+        assert call.disconnects == [False]  # before all that had to unwind
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten():
@@ -47,9 +47,9 @@ async def stall(call):
     """Say so much that nothing more is taken from the call; returns how many bytes were taken."""
     piece, taken = Emit("x" * CHUNK_BYTES, [1], 0, ()), 0
     while True:
-        call.stream.emit(piece)
+        call.stream.send_delta(piece)
         for _ in range(1_000):
-            if not call.stream.unread:
+            if not call.stream.unread_bytes:
                 break
             await asyncio.sleep(0)
         else:
@@ -74,7 +74,7 @@ async def test_a_client_that_does_not_read_holds_back_its_own_stream_alone():
         edge.accepted_stream() as (response, other),
     ):
         taken = await stall(call)
-        other.say("Wa")
+        other.send("Wa")
         assert '"text":"Wa"' in await next_line(response.aiter_lines())
         call.finish()
         assert await count_until_done(reader) == taken + CHUNK_BYTES
@@ -83,7 +83,7 @@ async def test_a_client_that_does_not_read_holds_back_its_own_stream_alone():
 async def test_a_client_that_leaves_while_it_is_behind_is_noticed():
     async with http_edge() as edge, edge.unread_stream() as (_, writer, call):
         await stall(call)
-        assert not call.left.is_set()
+        assert not call.was_left.is_set()
         writer.close()
         await call.wait_left()
 
@@ -96,18 +96,18 @@ async def test_a_client_that_never_reads_loses_its_connection(monkeypatch):
 
 
 async def test_a_silent_stream_says_that_it_lives():
-    async with http_edge(silence=0.05) as edge, edge.accepted_stream() as (response, call):
+    async with http_edge(keepalive_interval=0.05) as edge, edge.accepted_stream() as (response, call):
         lines = response.aiter_lines()
         for _ in range(3):
             assert await next_line(lines) == ": waiting"
-        call.say("Wa")
+        call.send("Wa")
         call.finish()
         rest = [line async for line in lines if line.startswith("data:")]
     assert rest[-1] == "data: [DONE]"
 
 
 async def test_nothing_is_said_before_the_turn_has_come():
-    async with http_edge(silence=0.01) as edge:
+    async with http_edge(keepalive_interval=0.01) as edge:
         asked = asyncio.create_task(edge.post(stream=True))
         call = await edge.gateway.call()
         await asyncio.sleep(0.05)  # many silences long
@@ -118,11 +118,11 @@ async def test_nothing_is_said_before_the_turn_has_come():
 async def test_a_drain_lets_streams_end_and_takes_nothing_new():
     async with http_edge(drain_grace=TIMEOUT_S) as edge:
         async with edge.accepted_stream() as (response, call):
-            call.say("Wa")
+            call.send("Wa")
             request_stop("test")
             await edge.wait_connections_refused()
-            assert not call.left.is_set()
-            call.say("ter")
+            assert not call.was_left.is_set()
+            call.send("ter")
             call.finish()
             text = await response.aread()
         assert text.endswith(b"data: [DONE]\n\n")
@@ -133,7 +133,7 @@ async def test_after_the_grace_streams_end_in_an_error_and_the_rest_in_a_status(
         whole = asyncio.create_task(edge.post())
         unanswered = await edge.gateway.call()
         async with edge.accepted_stream() as (response, call):
-            call.say("Wa")
+            call.send("Wa")
             request_stop("test", grace=0.0)
             text = await response.aread()
         await call.wait_left()
@@ -147,6 +147,6 @@ async def test_a_second_request_to_stop_ends_the_waiting():
     async with http_edge(drain_grace=1_000 * TIMEOUT_S) as edge, edge.accepted_stream() as (response, call):
         request_stop("test")
         await edge.wait_connections_refused()
-        assert not call.left.is_set()
+        assert not call.was_left.is_set()
         request_stop("test")
         assert b"draining" in await response.aread()

@@ -27,7 +27,7 @@ SHORT = 0.5 * PROBE_INTERVAL_S  # s; no probe is due
 
 def later(ask=ASK, by=SHORT / 2, **fields):
     """The same from somebody who comes later."""
-    return ask._replace(arrived=ask.arrived_at + by, **fields)
+    return ask._replace(arrived_at=ask.arrived_at + by, **fields)
 
 
 def refusal(ask=ASK, *, lasts=SHORT, by_deadline=False):
@@ -74,18 +74,18 @@ def test_what_is_taken_with_no_room_behind_it_shuts_the_door_again():
     found.on_admitted(ANNA, later())
     closing = RejectionWindow(duration=SHORT, min_prompt_tokens=50, min_output_tokens=1)
     found.add_windows(ANNA, later(), [closing], sent_at=later().arrived_at, overload=None, now=later().arrived_at)
-    error = found.find(ANNA, later(later(), prompt=50, output=1)).to_error(later().arrived_at)
+    error = found.find(ANNA, later(later(), prompt_tokens=50, max_output_tokens=1)).to_error(later().arrived_at)
     assert (error.reason, round(error.retry_after, 6)) == ("OVERLOADED", 0.05)
-    assert not found.find(ANNA, later(later(), prompt=49))
+    assert not found.find(ANNA, later(later(), prompt_tokens=49))
 
 
 def test_what_is_smaller_in_anything_or_due_earlier_is_for_the_queue_to_judge():
     found = refused()
-    assert not found.find(ANNA, later(prompt=99))
-    assert not found.find(ANNA, later(output=49))
-    assert not found.find(ANNA, later(time=59.0))
-    assert found.find(ANNA, later(time=59.9)), "the same timeout comes rounded"
-    assert found.find(ANNA, later(prompt=101, output=51))
+    assert not found.find(ANNA, later(prompt_tokens=99))
+    assert not found.find(ANNA, later(max_output_tokens=49))
+    assert not found.find(ANNA, later(time_limit=59.0))
+    assert found.find(ANNA, later(time_limit=59.9)), "the same timeout comes rounded"
+    assert found.find(ANNA, later(prompt_tokens=101, max_output_tokens=51))
 
 
 def test_who_has_more_time_passes_where_it_was_time_that_lacked():
@@ -105,14 +105,16 @@ def test_nobody_is_refused_for_another_tenant_model_or_class():
 def test_what_is_longer_than_what_passes_others_is_for_the_queue_to_judge():
     closing = RejectionWindow(SHORT, ASK.prompt_tokens, 1, max_prompt_tokens=150)
     found = refused(
-        cached_rejection(ASK._replace(output=1), closing, sent_at=ASK.arrived_at, overload=TOLD, now=ASK.arrived_at)
+        cached_rejection(
+            ASK._replace(max_output_tokens=1), closing, sent_at=ASK.arrived_at, overload=TOLD, now=ASK.arrived_at
+        )
     )
-    assert found.find(ANNA, later(prompt=150))
-    assert not found.find(ANNA, later(prompt=151))
+    assert found.find(ANNA, later(prompt_tokens=150))
+    assert not found.find(ANNA, later(prompt_tokens=151))
     longer = RejectionWindow(SHORT, ASK.prompt_tokens, 1)
     found.add_windows(ANNA, ASK, [longer], sent_at=ASK.arrived_at, overload=TOLD, now=ASK.arrived_at)
     found.add_windows(ANNA, ASK, [closing], sent_at=ASK.arrived_at, overload=TOLD, now=ASK.arrived_at)
-    assert found.find(ANNA, later(prompt=151)), "it was said of all lengths"
+    assert found.find(ANNA, later(prompt_tokens=151)), "it was said of all lengths"
 
 
 def test_now_and_then_one_goes_to_the_queue_all_the_same():
@@ -124,21 +126,21 @@ def test_now_and_then_one_goes_to_the_queue_all_the_same():
 
 def test_the_one_that_is_let_through_is_let_through_when_asked_of_again():
     found, probe = refused(refusal(lasts=MAX_REJECTION_TTL_S)), later(by=1.5 * PROBE_INTERVAL_S)
-    assert [found.find(ANNA, probe), found.find(ANNA, probe._replace(prompt=120))] == [None, None]
+    assert [found.find(ANNA, probe), found.find(ANNA, probe._replace(prompt_tokens=120))] == [None, None]
     assert found.find(ANNA, later(probe))
 
 
 def test_what_the_queue_says_to_a_probe_counts():
     found = refused(refusal(lasts=MAX_REJECTION_TTL_S))
-    found.on_admitted(ANNA, later(prompt=120))
-    assert not found.find(ANNA, later(prompt=120))
+    found.on_admitted(ANNA, later(prompt_tokens=120))
+    assert not found.find(ANNA, later(prompt_tokens=120))
     assert len(found) == 0
 
 
 def test_a_large_one_that_is_taken_says_nothing_of_a_refusal_of_a_larger_one():
-    found = refused(refusal(ASK._replace(prompt=1_000)))
-    found.on_admitted(ANNA, later(prompt=500))
-    assert found.find(ANNA, later(prompt=1_000))
+    found = refused(refusal(ASK._replace(prompt_tokens=1_000)))
+    found.on_admitted(ANNA, later(prompt_tokens=500))
+    assert found.find(ANNA, later(prompt_tokens=1_000))
 
 
 def test_no_refusal_holds_for_long_whatever_the_queue_said():
@@ -152,7 +154,10 @@ def test_the_refused_are_told_when_to_come_back_by_what_the_queue_predicted():
 
 
 def test_sizes_and_kinds_are_bounded_in_number():
-    found = refused(*(refusal(ASK._replace(prompt=100 - 2 * each, output=50 + each)) for each in range(30)), kinds=3)
+    found = refused(
+        *(refusal(ASK._replace(prompt_tokens=100 - 2 * each, max_output_tokens=50 + each)) for each in range(30)),
+        max_classes=3,
+    )
     for number in range(30):
         found.add(ANNA._replace(tenant_id=str(number)), refusal(), ASK.arrived_at)
     assert len(found) == 3
@@ -161,8 +166,8 @@ def test_sizes_and_kinds_are_bounded_in_number():
 
 
 def test_refusals_of_falling_sizes_leave_the_smallest_that_lasts_as_long():
-    found = refused(refusal(), refusal(ASK._replace(prompt=80)))
-    assert found.find(ANNA, later(prompt=80)).demand.prompt_tokens == 80
+    found = refused(refusal(), refusal(ASK._replace(prompt_tokens=80)))
+    assert found.find(ANNA, later(prompt_tokens=80)).demand.prompt_tokens == 80
     assert found.find(ANNA, later()).demand.prompt_tokens == 80
 
 
@@ -177,22 +182,22 @@ events = st.tuples(kinds, asks, st.sampled_from(["refused", "asks", "taken"]), s
 @given(st.lists(events, max_size=30))
 def test_only_what_a_refusal_of_its_own_kind_covers_is_refused_and_only_while_it_lasts(said):
     found, noted, let_through = RejectionCache(), [], {}
-    for kind, ask, what, lasts, by_deadline in sorted(said, key=lambda event: event[1].arrived):
+    for kind, ask, what, lasts, by_deadline in sorted(said, key=lambda event: event[1].arrived_at):
         if what == "refused":
             each = refusal(ask, lasts=lasts, by_deadline=by_deadline)
-            found.add(kind, each, ask.arrived)
+            found.add(kind, each, ask.arrived_at)
             noted.append((kind, each))
         elif what == "taken":
             found.on_admitted(kind, ask)
         elif why := found.find(kind, ask):
             assert any(kind == its and each is why for its, each in noted)
-            assert ask.prompt >= why.demand.prompt_tokens
-            assert ask.output >= why.demand.max_output_tokens
-            assert ask.deadline >= why.demand.deadline - TIMEOUT_ROUNDING_SHARE * ask.time
-            assert why.demand.arrived_at <= ask.arrived
-            assert ask.arrived < why.expires_at or ask.arrived < let_through[kind] + RECOVERY_PROBE_INTERVAL_S
+            assert ask.prompt_tokens >= why.demand.prompt_tokens
+            assert ask.max_output_tokens >= why.demand.max_output_tokens
+            assert ask.deadline >= why.demand.deadline - TIMEOUT_ROUNDING_SHARE * ask.time_limit
+            assert why.demand.arrived_at <= ask.arrived_at
+            assert ask.arrived_at < why.expires_at or ask.arrived_at < let_through[kind] + RECOVERY_PROBE_INTERVAL_S
         else:
-            let_through[kind] = ask.arrived
+            let_through[kind] = ask.arrived_at
 
 
 @given(st.lists(st.tuples(kinds, asks, st.floats(0, 5)), max_size=30), kinds)

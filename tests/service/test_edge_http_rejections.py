@@ -53,7 +53,7 @@ async def test_who_is_refused_before_a_turn_sees_it_in_the_status(error, status,
 
 async def test_a_full_edge_refuses_before_anything_else():
     async with http_edge() as edge:
-        edge.gateway.refusal = Overloaded("this edge is full", reason="EDGE_FULL", retry_after=0.5)
+        edge.gateway.rejection = Overloaded("this edge is full", reason="EDGE_FULL", retry_after=0.5)
         refused = await edge.post(stream=True)
     assert (refused.status_code, refused.headers["retry-after-ms"]) == (503, "500")
     assert refused.json()["error"]["code"] == "edge_full"
@@ -61,7 +61,7 @@ async def test_a_full_edge_refuses_before_anything_else():
 
 async def test_what_went_wrong_inside_is_not_told_outside():
     async with http_edge() as edge:
-        edge.gateway.refusal = RuntimeError("the secret is 42")
+        edge.gateway.rejection = RuntimeError("the secret is 42")
         refused = await edge.post()
     assert refused.status_code == 500
     assert refused.json()["error"]["message"] == "internal error"

@@ -41,12 +41,12 @@ async def client(mesh):
 
 async def answered(mesh, client):
     """Welcome whoever asks, as often as it does, and read the answer of `HANDLE`."""
-    over = asyncio.ensure_future(client.next("finished"))
+    over = asyncio.ensure_future(client.next_frame("finished"))
     while not over.done():
-        asks = asyncio.ensure_future(mesh.queue.unheard.get())
+        asks = asyncio.ensure_future(mesh.queue.held_probes.get())
         await asyncio.wait((over, asks), return_when=asyncio.FIRST_COMPLETED)
         if asks.done():
-            mesh.queue.answer(*asks.result())
+            mesh.queue.answer_probe(*asks.result())
         asks.cancel()
     assert over.result().handle == HANDLE
 
@@ -55,26 +55,26 @@ async def test_the_welcome_run_and_the_others_are_refused_without_a_reservation(
     reserved = len(mesh.auth.reserves)
     client.generate(HANDLE, max_output_tokens=8)
     client.generate(3, max_output_tokens=9)
-    first, second = [await mesh.queue.unheard.get() for _ in range(2)]
-    mesh.queue.answer(*second, FULL)
-    failed = await client.next("failed")
+    first, second = [await mesh.queue.held_probes.get() for _ in range(2)]
+    mesh.queue.answer_probe(*second, FULL)
+    failed = await client.next_frame("failed")
     assert (failed.handle, failed.failure.reason) == (3, "OVERLOADED")
     assert len(mesh.auth.reserves) == reserved
-    mesh.queue.answer(*first)
-    assert (await client.next("finished")).handle == HANDLE
+    mesh.queue.answer_probe(*first)
+    assert (await client.next_frame("finished")).handle == HANDLE
 
 
 async def test_who_is_welcome_is_not_refused_for_what_others_are_told_meanwhile(mesh, client):
     client.generate(HANDLE, None, token_ids=TokenIds(ids=[5]), max_output_tokens=9)
-    first = await mesh.queue.unheard.get()
-    mesh.queue.closed = [
+    first = await mesh.queue.held_probes.get()
+    mesh.queue.shed_windows = [
         RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=1, min_output_tokens=1)
     ]
     client.generate(3, max_output_tokens=8)
-    mesh.queue.answer(*await mesh.queue.unheard.get(), FULL)
-    await client.next("failed")
-    mesh.queue.answer(*first)
-    while (news := await client.news.get())[0] == "accepted":
+    mesh.queue.answer_probe(*await mesh.queue.held_probes.get(), FULL)
+    await client.next_frame("failed")
+    mesh.queue.answer_probe(*first)
+    while (news := await client.frames.get())[0] == "accepted":
         pass
     assert news[0] == "finished"
 
@@ -82,15 +82,15 @@ async def test_who_is_welcome_is_not_refused_for_what_others_are_told_meanwhile(
 async def test_of_many_that_come_together_few_ask_and_the_others_are_told_the_same(mesh, client):
     for handle in range(10, 10 + 3 * MAX_CONCURRENT_PROBES):
         client.generate(handle, max_output_tokens=9)
-    asked = [await mesh.queue.unheard.get() for _ in range(MAX_CONCURRENT_PROBES)]
+    asked = [await mesh.queue.held_probes.get() for _ in range(MAX_CONCURRENT_PROBES)]
     await mesh.figures()
-    assert mesh.queue.unheard.empty()
-    mesh.queue.closed = [
+    assert mesh.queue.held_probes.empty()
+    mesh.queue.shed_windows = [
         RejectionWindow(duration=timedelta(seconds=TIMEOUT_S), min_prompt_tokens=1, min_output_tokens=9)
     ]
     for each in asked:
-        mesh.queue.answer(*each, FULL)
-    told = [(await client.next("failed")).failure for _ in range(3 * MAX_CONCURRENT_PROBES)]
+        mesh.queue.answer_probe(*each, FULL)
+    told = [(await client.next_frame("failed")).failure for _ in range(3 * MAX_CONCURRENT_PROBES)]
     assert (
         sorted(each.metadata.get("rejected_by", "queue") for each in told)
         == ["edge"] * 2 * MAX_CONCURRENT_PROBES + ["queue"] * MAX_CONCURRENT_PROBES
@@ -100,20 +100,20 @@ async def test_of_many_that_come_together_few_ask_and_the_others_are_told_the_sa
 
 async def test_a_cancel_is_confirmed_at_once_and_its_handle_is_free(mesh, client):
     client.generate(HANDLE, max_output_tokens=9)
-    first = await mesh.queue.unheard.get()
+    first = await mesh.queue.held_probes.get()
     client.cancel(HANDLE)
-    assert (await client.next("cancelled")).handle == HANDLE
+    assert (await client.next_frame("cancelled")).handle == HANDLE
     client.generate(HANDLE, max_output_tokens=8)
-    mesh.queue.answer(*first)
-    mesh.queue.answer(*await mesh.queue.unheard.get())
-    assert (await client.next("finished")).finished.usage.output_tokens == 8
+    mesh.queue.answer_probe(*first)
+    mesh.queue.answer_probe(*await mesh.queue.held_probes.get())
+    assert (await client.next_frame("finished")).finished.usage.output_tokens == 8
     assert len(mesh.queue.tickets) == 2, "what was refused before, and the second"
 
 
 async def test_a_cancel_that_comes_with_its_request_ends_it(mesh, client):
     client.generate(HANDLE, max_output_tokens=9)
     client.cancel(HANDLE)
-    assert (await client.next("cancelled")).handle == HANDLE
+    assert (await client.next_frame("cancelled")).handle == HANDLE
     client.generate(HANDLE, max_output_tokens=9)
     await answered(mesh, client)
 
@@ -121,7 +121,7 @@ async def test_a_cancel_that_comes_with_its_request_ends_it(mesh, client):
 async def test_a_handle_that_waits_for_the_queue_is_in_use(mesh, client):
     client.generate(HANDLE, max_output_tokens=9)
     client.generate(HANDLE, max_output_tokens=9)
-    kind, reason = await client.news.get()
+    kind, reason = await client.frames.get()
     assert kind == "down"
     assert "names a running request" in reason
 
@@ -137,9 +137,9 @@ async def test_a_session_that_is_cut_while_the_queue_is_asked_opens_nothing(mesh
         client.generate(1, max_output_tokens=10)
         await client.next_frame("failed")
         client.generate(HANDLE, max_output_tokens=9)
-        asked = await mesh.queue.unheard.get()
+        asked = await mesh.queue.held_probes.get()
     while (await mesh.figures())["pending_probes"]:
         pass
-    mesh.queue.answer(*asked)
+    mesh.queue.answer_probe(*asked)
     figures = await mesh.figures()
     assert (figures["active_requests"], figures["requests_started"]) == (0, 1)

@@ -20,18 +20,18 @@ def _held_for_good(monkeypatch):
 
 async def leave(mesh, client):
     """Have a crowd come and leave; the first few settlements are heard."""
-    mesh.queue.is_holding = True
+    mesh.queue.holds_tickets = True
     for handle in range(CROWD):
         client.generate(handle)
     for _ in range(CROWD):
-        await mesh.queue.held.get()
+        await mesh.queue.held_tickets.get()
     for handle in range(CROWD):
         client.cancel(handle)
     for _ in range(CROWD):
-        await client.next("cancelled")
-    mesh.queue.is_holding = False
+        await client.next_frame("cancelled")
+    mesh.queue.holds_tickets = False
     assert {(await mesh.auth.settles.get()).outcome for _ in range(coalescer.MAX_IMMEDIATE_FRAMES)} == {"cancelled"}
-    assert len(mesh.auth.open) == HELD
+    assert len(mesh.auth.open_reservations) == HELD
 
 
 async def test_a_crowd_costs_auth_a_few_words_and_whoever_asks_next_finds_its_room_free():
