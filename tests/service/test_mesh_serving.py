@@ -6,7 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.chassis.channels import channel
-from penstock.local_mesh.mesh import _is_serving, _wait_serving
+from penstock.local_mesh.readiness import _is_serving, wait_serving
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -50,7 +50,7 @@ async def test_a_stream_that_is_cut_is_asked_for_again_and_the_last_is_not_left_
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with asyncio.timeout(20):
-        await _wait_serving(f"127.0.0.1:{port}")
+        await wait_serving(f"127.0.0.1:{port}")
         await health.left.wait()
         await server.stop(None)
     assert health.watches == 2

@@ -31,7 +31,7 @@ def test_the_same_seed_offers_the_same_load_and_another_seed_another():
 
 def test_lengths_stay_inside_their_range_and_reach_both_ends():
     drawn = {
-        item.output_tokens
+        item.options["max_output_tokens"]
         for item in BenchLoad(requests=500, output_lengths=LengthRange(low=3, high=6)).planned_requests()
     }
     assert drawn == {3, 4, 5, 6}

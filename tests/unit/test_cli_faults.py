@@ -73,8 +73,8 @@ def test_a_failing_world_is_told_with_the_options_that_made_it(worlds, monkeypat
     overrides = PlanOverrides(has_poison=True, max_freeze_s=12.5)
     told = replace(outcome(FAILING), plan=plan_world(FAILING, overrides)), []
     monkeypatch.setattr(command, "replay", lambda seed, overrides: told)
-    ran = run("--seed", str(FAILING), "--story", "--poison", "--longest-freeze", "12.5")
-    assert f"penstock faults --seed {FAILING} --poison --longest-freeze 12.5 --story" in ran.stdout
+    ran = run("--seed", str(FAILING), "--frame-log", "--poison", "--longest-freeze", "12.5")
+    assert f"penstock faults --seed {FAILING} --poison --longest-freeze 12.5 --frame-log" in ran.stdout
 
 
 def test_programs_get_sums_over_all_worlds_and_nothing_else(worlds):
@@ -110,7 +110,7 @@ def test_people_read_the_sums_what_was_broken_and_how_to_see_it_again(worlds):
     assert ran.exit_code == 1
     assert f"seed {FAILING}" in ran.stdout
     assert "changed: ids [1], owed [2]" in ran.stdout
-    assert f"penstock faults --seed {FAILING} --story" in ran.stdout
+    assert f"penstock faults --seed {FAILING} --frame-log" in ran.stdout
     assert "5, 2 with faults; 1 with broken promises" in ran.stdout
     assert f"2 of {len(FAILPOINTS)} were passed; never: {FAILPOINTS[2]}" in ran.stdout
 
@@ -119,7 +119,7 @@ def test_worlds_without_a_broken_promise_end_with_0(worlds):
     ran = run("--seeds", "5")
     assert ran.exit_code == 0
     assert "0 with broken promises" in ran.stdout
-    assert "--story" not in ran.stdout
+    assert "--frame-log" not in ran.stdout
 
 
 def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, monkeypatch):
@@ -136,7 +136,7 @@ def test_progress_counts_worlds_and_those_that_failed_beside_the_answer(worlds, 
 def test_a_story_of_a_broken_world_ends_with_1(monkeypatch):
     told = outcome(FAILING, violations=(Violation("leak", "edge0 has flights 1.0"),)), ["0.1 first", "0.2 second"]
     monkeypatch.setattr(command, "replay", lambda seed, overrides: told)
-    ran = run("--seed", str(FAILING), "--story")
+    ran = run("--seed", str(FAILING), "--frame-log")
     assert ran.exit_code == 1
     assert ran.stdout.startswith("0.1 first\n0.2 second\n")
     assert "leak: edge0 has flights 1.0" in ran.stdout

@@ -121,7 +121,7 @@ def test_a_planted_bug_is_found_and_found_again(name):
 
 
 def test_a_story_ends_with_what_happened_and_how_to_hear_it_again():
-    ran = CliRunner().invoke(cli, ["faults", "--seed", "3", "--story"])
+    ran = CliRunner().invoke(cli, ["faults", "--seed", "3", "--frame-log"])
     assert ran.exit_code == 0, ran.output
     assert "AdmissionService/Admit -> reserve auth0" in ran.stdout
-    assert "penstock faults --seed 3 --story" in ran.stdout
+    assert "penstock faults --seed 3 --frame-log" in ran.stdout

@@ -65,5 +65,5 @@ def test_the_workers_share_the_machine_s_cores():
 def test_of_several_envoys_each_has_a_name_a_port_and_a_routing_of_its_own():
     plan = planned(envoys=2)
     assert [each.name for each in plan.processes_of("envoy")] == ["envoy-1", "envoy-2"]
-    assert plan.fronts == ["127.0.0.1:8080", "127.0.0.1:8090"]
-    assert [each.environment["PENSTOCK_ROUTING_ENVOY_LISTEN"] for each in plan.processes_of("routing")] == plan.fronts
+    assert plan.proxies == ["127.0.0.1:8080", "127.0.0.1:8090"]
+    assert [each.environment["PENSTOCK_ROUTING_ENVOY_LISTEN"] for each in plan.processes_of("routing")] == plan.proxies

@@ -115,8 +115,8 @@ def test_a_scenario_that_is_wrong_ends_with_its_field(scenario):
         (["--plot", "picture.xyz"], "picture.xyz must end in .png or .svg"),
         (["--plot", "nowhere/picture.png"], "there is no folder nowhere"),
         (["--plan", "nan"], "nan is not a finite number"),
-        (["--plan", "0.9", "--beside", "fifo"], "--plan and --beside are two different things to do"),
-        (["--calibrate"], "a SCENARIO and --calibrate are two different things to do"),
+        (["--plan", "0.9", "--compare", "fifo"], "--plan and --compare exclude each other"),
+        (["--calibrate"], "a SCENARIO and --calibrate exclude each other"),
         (["--calibrate", "--model", "no-such-model"], "no-such-model is no folder"),
     ],
 )
@@ -170,14 +170,14 @@ def test_a_plan_that_no_number_of_workers_meets_is_told_to_scripts_too(scenario,
 
 def test_two_policies_are_drawn_beside_each_other(scenario, tmp_path):
     picture = tmp_path / "beside.svg"
-    assert invoke(scenario, "--beside", "fifo", "--plot", picture).exit_code == 0
+    assert invoke(scenario, "--compare", "fifo", "--plot", picture).exit_code == 0
     text = picture.read_text(encoding="utf-8")
     assert "<svg" in text
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [("--beside", "fifo"), ("--beside", "penstock", "--plot", "x.svg"), ("--beside", "lottery", "--plot", "x.svg")],
+    [("--compare", "fifo"), ("--compare", "penstock", "--plot", "x.svg"), ("--compare", "lottery", "--plot", "x.svg")],
 )
 def test_what_cannot_be_drawn_beside_is_said(scenario, wrong):
     result = invoke(scenario, *wrong)

@@ -20,7 +20,7 @@ def new_figure(
     yield axes
     for each in axes:
         each.grid(alpha=0.3)
-        if each.get_legend_handles_labels()[1]:
+        if each.get_legend() is None and each.get_legend_handles_labels()[1]:
             each.legend()
     if title:
         figure.suptitle(title)

@@ -1,4 +1,4 @@
-"""`penstock faults`: worlds that break in every way a seed can think of, and one of them told frame by frame."""
+"""`penstock faults`: runs worlds that fail by seed, or replays one of them frame by frame."""
 
 import sys
 import time
@@ -17,43 +17,43 @@ MAX_SHOWN_WORLDS = 20  # failing worlds
 
 
 def run_faults(seeds: range, processes: int, *, overrides: PlanOverrides, as_json: bool) -> None:
-    """Exits with 1 where a promise was broken."""
-    begun, tally = time.monotonic(), SweepSummary()
+    """Run every seed; exit with 1 if a promise was broken."""
+    started_at, summary = time.monotonic(), SweepSummary()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr_console, transient=True) as progress:
-        line = progress.add_task("worlds", total=len(seeds))
-        for outcome in run_seeds(seeds, overrides, processes=processes):
-            tally.add(outcome)
-            found = f", {len(tally.failed_worlds)} with broken promises" if tally.failed_worlds else ""
-            progress.update(line, advance=1, description=f"worlds{found}")
-    took = time.monotonic() - begun
+        task = progress.add_task("worlds", total=len(seeds))
+        for result in run_seeds(seeds, overrides, processes=processes):
+            summary.add(result)
+            failed = f", {len(summary.failed_worlds)} with broken promises" if summary.failed_worlds else ""
+            progress.update(task, advance=1, description=f"worlds{failed}")
+    elapsed_s = time.monotonic() - started_at
     if as_json:
-        stdout_console.print_json(data=_summary_json(tally, took))
+        stdout_console.print_json(data=_summary_json(summary, elapsed_s))
     else:
-        _show_summary(tally, took)
-    if tally.failed_worlds:
+        _show_summary(summary, elapsed_s)
+    if summary.failed_worlds:
         sys.exit(1)
 
 
 def show_replay(seed: int, overrides: PlanOverrides) -> None:
-    """Replay one seed and print all that was said in it; exits with 1 where a promise was broken."""
-    outcome, story = replay(seed, overrides)
-    for line in story:
+    """Replay one seed and print its frames and faults; exit with 1 if a promise was broken."""
+    result, frame_log = replay(seed, overrides)
+    for line in frame_log:
         print(line)
-    _show_result(outcome)
-    if outcome.violations:
+    _show_result(result)
+    if result.violations:
         sys.exit(1)
 
 
-def _summary_json(summary: SweepSummary, took: float) -> dict[str, Any]:
+def _summary_json(summary: SweepSummary, elapsed_s: float) -> dict[str, Any]:
     return {
         "worlds": summary.worlds,
         "worlds_with_faults": summary.worlds_with_faults,
         "requests": summary.requests,
         "faults": dict(summary.faults_by_kind),
         "virtual_seconds": round(summary.virtual_s, 1),
-        "seconds": round(took, 2),
-        "worlds_per_s": round(summary.worlds / took, 1),
+        "seconds": round(elapsed_s, 2),
+        "worlds_per_s": round(summary.worlds / elapsed_s, 1),
         "failpoints": len(FAILPOINTS),
         "failpoints_hit": summary.failpoints_hit,
         "failpoints_missed": [str(failpoint) for failpoint in summary.failpoints_missed],
@@ -61,24 +61,19 @@ def _summary_json(summary: SweepSummary, took: float) -> dict[str, Any]:
     }
 
 
-def _show_summary(summary: SweepSummary, took: float) -> None:
-    for outcome in sorted(summary.failed_worlds, key=lambda each: each.plan.seed)[:MAX_SHOWN_WORLDS]:
-        _show_result(outcome)
+def _show_summary(summary: SweepSummary, elapsed_s: float) -> None:
+    for result in sorted(summary.failed_worlds, key=lambda each: each.plan.seed)[:MAX_SHOWN_WORLDS]:
+        _show_result(result)
     table = Table(box=None, pad_edge=False, show_header=False)
-    faults = ", ".join(f"{count:,} {act}" for act, count in summary.faults_by_kind.most_common())
-    missed = f"; never: {', '.join(map(str, summary.failpoints_missed))}" if summary.failpoints_missed else ""
+    faults = ", ".join(f"{count:,} {kind}" for kind, count in summary.faults_by_kind.most_common())
+    missed = f"; never passed: {', '.join(map(str, summary.failpoints_missed))}" if summary.failpoints_missed else ""
+    broken = f"{len(summary.failed_worlds)} with broken promises"
     for name, text in (
-        (
-            "worlds",
-            (
-                f"{summary.worlds:,}, {summary.worlds_with_faults:,} with faults; "
-                f"{len(summary.failed_worlds)} with broken promises"
-            ),
-        ),
+        ("worlds", f"{summary.worlds:,}, {summary.worlds_with_faults:,} with faults; {broken}"),
         ("requests", f"{summary.requests:,}"),
         ("faults", faults or "none"),
-        ("failpoints", f"{summary.failpoints_hit} of {len(FAILPOINTS)} were passed{missed}"),
-        ("time", f"{summary.virtual_s:,.0f} s passed in {took:.1f} s; {summary.worlds / took:.1f} worlds/s"),
+        ("failpoints", f"{summary.failpoints_hit} of {len(FAILPOINTS)} passed{missed}"),
+        ("time", f"{summary.virtual_s:,.0f} s passed in {elapsed_s:.1f} s; {summary.worlds / elapsed_s:.1f} worlds/s"),
     ):
         table.add_row(name, text)
     stdout_console.print(table)
@@ -88,7 +83,7 @@ def _show_result(result: WorldResult) -> None:
     plan = result.plan
     stdout_console.print(f"[bold]seed {plan.seed}[/bold]: {plan.shape}")
     for line in result.injected:
-        stdout_console.print(f"  happened: {line}")
-    for found in result.violations:
-        stdout_console.print(f"  [red]{found.kind}[/red]: {found.text}", markup=True)
-    stdout_console.print(f"  replay: penstock faults --seed {plan.seed}{plan.overrides} --story")
+        stdout_console.print(f"  injected: {line}")
+    for violation in result.violations:
+        stdout_console.print(f"  [red]{violation.kind}[/red]: {violation.text}", markup=True)
+    stdout_console.print(f"  replay: penstock faults --seed {plan.seed}{plan.overrides} --frame-log")

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from torch import Tensor
 
+from penstock.bench.cpu_wait import cpu_use_of
 from penstock.worker.engine.batching.plan import StepPlan
 from penstock.worker.engine.interface import StepResult
 from penstock.worker.engine.simulated.step_time import StepWork, work_of
@@ -16,7 +16,6 @@ from penstock.worker.engine.torch.runner import Runner
 
 MAX_CPU_WAIT_SHARE = 0.03  # of a step's time: what its threads may have waited for a core
 MIN_UNDISTURBED_STEPS = 3  # calm steps for their wall time to count
-THREADS_FOLDER = Path("/proc/self/task")
 
 
 class StepTiming(NamedTuple):
@@ -39,10 +38,10 @@ class TimedEngine:
 
     def step(self) -> tuple[StepResult, StepTiming]:
         self._runner.forward_s = 0.0
-        waited, cpu, wall = total_cpu_wait_s(), time.process_time(), time.perf_counter()
+        waited, cpu, wall = cpu_use_of(["self"]).waited_s, time.process_time(), time.perf_counter()
         result = self.engine.step()
         spent = time.perf_counter() - wall, time.process_time() - cpu
-        turn = *spent, self._runner.forward_s, total_cpu_wait_s() - waited
+        turn = *spent, self._runner.forward_s, cpu_use_of(["self"]).waited_s - waited
         plan = self._runner.plan
         return result, StepTiming(*turn, work_of(plan.decodes, plan.prefills) if plan else StepWork(0, 0, 0, 0))
 
@@ -66,11 +65,6 @@ class _TimedRunner:
         self.forward_s = time.perf_counter() - start
         self.plan = plan
         return logits
-
-
-def total_cpu_wait_s() -> float:
-    """s that this process's threads were ready to run and had no core; 0 for ever where the system does not tell."""
-    return sum(int(file.read_text().split()[1]) for file in THREADS_FOLDER.glob("*/schedstat")) * 1e-9
 
 
 def undisturbed_steps(timings: Iterable[StepTiming]) -> list[StepTiming]:

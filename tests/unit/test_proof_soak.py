@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.proofs.checks.slope import fit_slope
+from penstock.bench.statistics import fit_slope
 from penstock.proofs.live.soak import MAX_GROWTH_PERCENT, ResourceSamples, growth_lines
 
 MIB = 2**20

@@ -2,17 +2,18 @@
 
 import pytest
 
+from penstock.bench.transcript import TokenTranscript
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.interrupted_calls import (
+    ANY_ENVOY,
     find_interrupted_calls,
     interruption_charge_lines,
     interruption_lines,
 )
 from penstock.proofs.checks.ledger import LedgerCharge
-from penstock.proofs.checks.transcript import ANY_ENVOY, TokenTranscript
 
 REFERENCE = TokenTranscript(
-    request_index=0, request_id="calm", started_at=0.0, indexes=[0, 1], token_ids=[5, 6], finish_reason="STOP"
+    number=0, request_id="calm", started_at=0.0, indexes=[0, 1], token_ids=[5, 6], finish_reason="STOP"
 )
 
 
@@ -31,7 +32,7 @@ def fault(name):
 def plain(via="envoy-1", *, started=9.0, ended=10.5, lost=True, **fields):
     failure = {"failure_text": "UNAVAILABLE / CONNECTION_LOST: gone", "lost_connection": lost}
     known = {
-        "request_index": 0,
+        "number": 0,
         "request_id": "plain",
         "started_at": started,
         "ended_at": ended,
@@ -43,7 +44,7 @@ def plain(via="envoy-1", *, started=9.0, ended=10.5, lost=True, **fields):
 
 def sdk(via=ANY_ENVOY, **fields):
     return TokenTranscript(
-        **{"request_index": 0, "request_id": "sdk", "started_at": 9.0, "ended_at": 20.0, "via": via, **fields}
+        **{"number": 0, "request_id": "sdk", "started_at": 9.0, "ended_at": 20.0, "via": via, **fields}
     )
 
 
